@@ -1,0 +1,37 @@
+# Every target works in a fresh clone: the environment is made on first use and again when what it depends on changes.
+# To use other versions than the recorded ones:  make test CONSTRAINTS=
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT ?= results/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lint clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e ".[tests]"
+	@touch $@
+
+run: $(STAMP)  ## the demonstration: a zoo of small transformers, measured, with a report in results/demo
+	$(BIN)/quotient-manifolds demo --out $(OUT)
+
+test: $(STAMP)  ## all tests and doctests
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)  ## costs, as ratios within one run
+	$(BIN)/python -m pytest -n 0 tests/benchmarks --benchmark-only
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove the environment, caches and build products (results stay)
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

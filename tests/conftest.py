@@ -1,0 +1,26 @@
+"""Settings every test runs under: one torch thread a worker, no network, reproducible examples."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when a Hugging Face library is imported
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+
+# No deadline: two workers share two cores, and the first call in a process pays for imports.
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test that draws from torch's global generator draws the same whatever ran before it."""
+    torch.manual_seed(0)
