@@ -1,0 +1,52 @@
+"""Models by name: a Hugging Face directory, or a function of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quotient_manifolds.load.huggingface import load_directory
+
+
+def load_model(source: str | Path) -> nn.Module:
+    """The model at `source`, in eval mode and in the dtype it was stored in.
+
+    `source` is a Hugging Face directory (config.json and safetensors weights, in one file or in shards; the class is
+    the one that `architectures` names) or `package.module:function`, where the function takes no argument and returns
+    an nn.Module. Nothing is unpickled, downloaded, or run from the directory.
+
+    Raises ValueError, in one sentence, when there is no such model, when the weights are not safetensors, or when they
+    do not cover every parameter (the rest would be random numbers).
+    """
+    if ":" in str(source) and not Path(source).exists():
+        model = load_object(str(source), "a function that returns an nn.Module")()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{source} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
+        return model.eval()
+    return load_directory(Path(source))
+
+
+def load_object(reference: str, wanted: str) -> Callable[..., Any]:
+    """The callable that `package.module:function` names; modules of the current directory are found too."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise ValueError(f"Expected package.module:function naming {wanted}, found {reference!r}.")
+    if os.getcwd() not in sys.path:  # a console script does not have it, `python -m` has
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module_name), attribute, None)
+    except ImportError as error:
+        raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
+    if not callable(found):
+        raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
+    return found
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"

@@ -1,0 +1,66 @@
+"""Small random Hugging Face models on disk, with a tokenizer, for the tests that load from directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "film", "a", "not"]
+
+
+def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None) -> Path:
+    """A BERT for sequence classification (2 layers, 4 heads of 8) and its tokenizer."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=24,
+        num_labels=num_labels,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    model.save_pretrained(directory, **({} if shard is None else {"max_shard_size": shard}))
+    transformers.BertTokenizerFast(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(directory)
+    return directory
+
+
+def vit_classifier(directory: Path) -> Path:
+    """A ViT for image classification of 16 x 16 pictures with one channel."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        image_size=16,
+        patch_size=8,
+        num_channels=1,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        num_labels=3,
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(directory)
+    return directory
+
+
+def clip(directory: Path) -> Path:
+    """A CLIP with a text and a vision tower of one layer."""
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.CLIPConfig(
+        text_config={**tower, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39, "bos_token_id": 38},
+        vision_config={**tower, "image_size": 16, "patch_size": 8},
+        projection_dim=16,
+    )
+    transformers.CLIPModel(config).save_pretrained(directory)
+    return directory
+
+
+def gpt2(directory: Path) -> Path:
+    """A GPT-2 with its language-model head, which is tied to the embedding and so not stored."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=40, n_positions=24, n_embd=32, n_layer=1, n_head=4)
+    transformers.GPT2LMHeadModel(config).save_pretrained(directory)
+    return directory
