@@ -1,0 +1,21 @@
+"""Quotient manifolds of neural-network symmetries, as `geoopt.Manifold` subclasses."""
+
+from quotient_manifolds.manifolds.diagonal import DiagonalQuotient
+from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
+from quotient_manifolds.manifolds.quotient import (
+    GEODESICS,
+    METRICS,
+    GeodesicError,
+    HorizontalSpace,
+    QuotientManifold,
+)
+
+__all__ = [
+    "GEODESICS",
+    "METRICS",
+    "DiagonalQuotient",
+    "FixedRankQuotient",
+    "GeodesicError",
+    "HorizontalSpace",
+    "QuotientManifold",
+]

@@ -1,0 +1,151 @@
+"""The diagonal pair (u, v) under the rescaling group GL(1)^d."""
+
+from __future__ import annotations
+
+from typing import final
+
+import geoopt
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds.quotient import METRICS, HorizontalSpace, QuotientManifold, require_vector
+
+
+@final
+class DiagonalQuotient(QuotientManifold):
+    r"""Pairs (u, v) of vectors without zeros, up to (u / a, v a) for a in GL(1)^d: only beta = u v matters.
+
+    Points have shape (..., 2, d), u on top of v. Metrics [paper, Eq. 5, 6]:
+
+    - `inv`: sum_i eta_u zeta_u / u^2 + eta_v zeta_v / v^2,
+    - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2.
+
+    Horizontal for both: eta_u / u = eta_v / v. The geodesics, the distance and the logarithm are closed forms.
+
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> DiagonalQuotient("inv").same_orbit(x, torch.tensor([[2.0, 1.0], [1.5, 8.0]]))
+    tensor(True)
+    """
+
+    name = "DiagonalQuotient"
+
+    def __init__(self, metric: str = "inv") -> None:
+        super().__init__(metric)
+
+    @property
+    def vertical_equation(self) -> str:
+        return "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
+
+    def at(self, x: Tensor) -> _DiagonalSpace:
+        """The horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry."""
+        ok, reason = self.check_point_on_manifold(x, explain=True)
+        if not ok:
+            raise ValueError(reason)
+        return _DiagonalSpace(x, self.metric)
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """(u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d)."""
+        return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
+
+    def balance(self, x: Tensor) -> Tensor:
+        """(sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|."""
+        beta = x[..., 0, :] * x[..., 1, :]
+        root = beta.abs().sqrt()
+        return torch.stack([root, beta.sign() * root], dim=-2)
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether u v is the same in both, coordinate by coordinate. `rtol` defaults to 64 machine epsilons."""
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        beta, other = x.prod(dim=-2), y.prod(dim=-2)
+        return ((beta - other).abs() <= rtol * beta.abs()).all(dim=-1)
+
+    def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
+        """The metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d)."""
+        space = self.at(x)
+        z = space.coordinates(u)
+        return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """|log(beta_y / beta_x)| / sqrt 2 (`inv`), |beta_y - beta_x| / sqrt 2 (`mix`), in l2. Shape (...,).
+
+        Points whose beta differ in sign lie in different components: ValueError.
+        """
+        result = self.at(x).norm(self.logmap(x, y))
+        return result[..., None, None] if keepdim else result
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that orbit.
+
+        b = log(beta_y / beta_x) / 2 (`inv`), (beta_y / beta_x - 1) / 2 (`mix`). ValueError if signs differ.
+        """
+        ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
+        if not bool((ratio > 0).all()):
+            raise ValueError(
+                "the products u v of both points should have the same signs, since no geodesic crosses 0; "
+                f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
+            )
+        b = ratio.log() / 2 if self.metric == "inv" else (ratio - 1) / 2
+        return b * x
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them."""
+        magnitude = torch.where(x == 0, torch.inf, x.abs()).amin(dim=(-2, -1), keepdim=True)
+        return torch.where(x == 0, torch.where(magnitude.isfinite(), magnitude, 1.0), x)
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., 2, d)."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0:
+            return True, None
+        return False, f"'{name}' on DiagonalQuotient should have shape (..., 2, d); found {tuple(shape)}"
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if not bool(torch.isfinite(x).all()):
+            return False, "the entries of a point should be finite; found NaN or infinity"
+        if bool((x == 0).any()):
+            return False, f"u_i != 0 and v_i != 0 fails: {int((x == 0).sum())} entries are 0"
+        return True, None
+
+
+@final
+class _DiagonalSpace(HorizontalSpace):
+    """Relative velocities b = eta / x; coordinates z = |u v|^t b with t = 0 for `inv`, 1 for `mix`."""
+
+    def __init__(self, x: Tensor, metric: str) -> None:
+        super().__init__(x)
+        self._metric = metric
+        self._scale = x.prod(dim=-2, keepdim=True).abs() ** METRICS[metric]  # (..., 1, d)
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        return eta / self.point * self._scale
+
+    def vector(self, z: Tensor) -> Tensor:
+        return z / self._scale * self.point
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        return egrad * self.point / self._scale
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        return z.mean(dim=-2, keepdim=True).expand_as(z)
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        b = z / self._scale
+        reached = torch.ones(b.shape[:-2], dtype=b.dtype, device=b.device)
+        if order == "first":
+            return self.point * (1 + b), reached
+        if order == "second":
+            return self.point * (1 + b + (b**2 if self._metric == "inv" else -(b**2)) / 2), reached
+        if self._metric == "inv":
+            return self.point * b.exp(), reached
+        # (u, v) sqrt(1 + 2 b t) ends where 1 + 2 b t = 0; every coordinate is a geodesic of its own and stops there.
+        floor = torch.finfo(b.dtype).eps ** 0.5
+        square = 1 + 2 * b
+        ends = ((floor - 1) / (2 * b)).where(square < floor, 1.0).amin(dim=(-2, -1))
+        return self.point * square.clamp_min(floor).sqrt(), ends

@@ -1,0 +1,235 @@
+"""The pair (G, H) of full column rank under the general linear group GL(h)."""
+
+from __future__ import annotations
+
+from typing import final
+
+import geoopt
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
+from quotient_manifolds.manifolds.geodesics import christoffel, integrate, inv_exponential
+from quotient_manifolds.manifolds.quotient import METRICS, HorizontalSpace, QuotientManifold, require_vector
+
+ENERGY_TOLERANCE = 1e-6
+
+
+@final
+class FixedRankQuotient(QuotientManifold):
+    r"""Pairs (G, H) of full column rank, up to (G A^{-1}, H A^T) for A in GL(h): only X = G H^T matters.
+
+    Points have shape (..., n + m, h): G (n rows) stacked on H (m rows). Metrics [paper, Eq. 9, 10]:
+
+    - `inv`: tr((G^T G)^{-1} eta_G^T zeta_G) + tr((H^T H)^{-1} eta_H^T zeta_H),
+    - `mix`: tr(H^T H eta_G^T zeta_G) + tr(G^T G eta_H^T zeta_H).
+
+    `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
+    rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
+
+    The dimension of the quotient is (n + m - h) h.
+
+    >>> manifold = FixedRankQuotient(3, 2, metric="mix")
+    >>> x = torch.tensor([[1.0], [2.0], [0.0], [1.0], [3.0]])
+    >>> manifold.same_orbit(x, manifold.action(torch.tensor([[4.0]]), x))
+    tensor(True)
+    """
+
+    name = "FixedRankQuotient"
+
+    def __init__(self, n: int, m: int, metric: str = "inv", eps: float = 0.0) -> None:
+        super().__init__(metric)
+        if n < 1 or m < 1:
+            raise ValueError(f"n and m, the numbers of rows of G and H, should be at least 1; found n = {n}, m = {m}")
+        if not 0 <= eps < float("inf"):
+            raise ValueError(f"eps should be a finite number >= 0; found {eps}")
+        self.n, self.m, self.eps = n, m, float(eps)
+
+    @property
+    def vertical_equation(self) -> str:
+        if self.metric == "inv":
+            return "G^T xi_G (G^T G)^-1 = (H^T H)^-1 xi_H^T H (horizontal space, [paper, Sec. 5.2])"
+        return "G^T xi_G H^T H = G^T G xi_H^T H (horizontal space, [paper, Sec. 5.2])"
+
+    def at(self, x: Tensor) -> HorizontalSpace:
+        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h."""
+        self._assert_check_shape(tuple(x.shape), "x")
+        space = _FixedRankSpace(x, self.n, self.metric, self.eps)
+        if not space.finite:
+            raise ValueError(self._check_point_on_manifold(x)[1] or "the frame at the point is not finite")
+        return space
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """(G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent vector."""
+        G, H = self.split(x)
+        return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """G (..., n, h) and H (..., m, h) of a point or a tangent vector."""
+        return x[..., : self.n, :], x[..., self.n :, :]
+
+    def balance(self, x: Tensor) -> Tensor:
+        """(L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: the representative with equal Gram matrices S.
+
+        Signs are fixed by making the entry of largest magnitude in every column of L positive.
+        """
+        left, right, s, *_ = singular_frame(*self.split(x))
+        peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
+        return torch.cat([left, right], dim=-2) * (s.sqrt()[..., None, :] * peak.sign())
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether G H^T is the same for both: |difference| <= rtol |G| |H|, the accuracy the factors allow.
+
+        `rtol` defaults to 64 machine epsilons.
+        """
+        (G, H), (P, Q) = self.split(x), self.split(y)
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        size = torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
+        return product_gap(G, H, P, Q) <= rtol * size
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself where both factors have full column rank; else singular values are floored at rounding level."""
+        return torch.cat([_full_rank(part) for part in self.split(x)], dim=-2)
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., n + m, h)."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= 2 and shape[-2] == self.n + self.m and 1 <= shape[-1] <= min(self.n, self.m):
+            return True, None
+        return False, (
+            f"'{name}' on FixedRankQuotient({self.n}, {self.m}) should have shape (..., {self.n + self.m}, h) "
+            f"with 1 <= h <= {min(self.n, self.m)}; found {tuple(shape)}"
+        )
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        """Finite, and rank(G H^T) = h by its singular values relative to the largest (an invariant of the orbit)."""
+        if not bool(torch.isfinite(x).all()):
+            return False, "the entries of a point should be finite; found NaN or infinity"
+        if self.eps:
+            return True, None
+        G, H = self.split(x)
+        R_G, R_H = (torch.linalg.qr(part, mode="r").R for part in (G, H))
+        s = torch.linalg.svdvals(R_G @ R_H.mT)
+        ratio = float((s[..., -1] / s[..., 0].clamp_min(torch.finfo(s.dtype).tiny)).min())
+        if ratio > (self.n + self.m) * torch.finfo(s.dtype).eps:
+            return True, None
+        return False, (
+            f"rank(G H^T) = h = {x.shape[-1]} fails: its smallest singular value is {ratio:.3g} times its largest; "
+            "use a smaller h, or the relaxation eps > 0"
+        )
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
+
+
+@final
+class _FixedRankSpace(HorizontalSpace):
+    """Relative velocities a = xi_G to_left, b = xi_H to_right in the singular frame; z = (a, b) s^t, columnwise.
+
+    t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
+    y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
+    right^T z_H form planes of their own, and the projection takes away one direction in each.
+    With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
+    """
+
+    def __init__(self, x: Tensor, n: int, metric: str, eps: float) -> None:
+        super().__init__(x)
+        self._n, self._metric, self._relaxed = n, metric, eps > 0
+        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps)
+        self._frame: SingularFrame = frame
+        self.singular_values = frame.s
+        t = METRICS[metric]
+        weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
+        slope = frame.s[..., None, :] ** (1 - t)
+        left, right = frame.left * slope, frame.right * slope
+        if self._relaxed:
+            left, alpha, turn_H = torch.linalg.svd(left, full_matrices=False)
+            right, beta, turn_G = torch.linalg.svd(right, full_matrices=False)
+            self._relative = turn_G @ unweight, turn_H @ unweight
+            self._absolute = weight @ turn_G.mT, weight @ turn_H.mT
+        else:
+            left, right = frame.left, frame.right
+            alpha = beta = slope[..., 0, :]
+            self._relative = unweight, unweight
+            self._absolute = weight, weight
+        self._basis = left, right
+        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :])
+        hypotenuse = hypotenuse.clamp_min(torch.finfo(x.dtype).tiny)
+        self._cos, self._sin = alpha[..., :, None] / hypotenuse, beta[..., None, :] / hypotenuse
+
+    @property
+    def finite(self) -> bool:
+        """Whether the frame is finite: it is not where the point is not, or where a factor is singular."""
+        return bool(torch.isfinite(self._frame.left).all() and torch.isfinite(self._frame.right).all())
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        to_G, to_H = self._frame.to_left @ self._absolute[0], self._frame.to_right @ self._absolute[1]
+        return self._both(eta, to_G, to_H)
+
+    def vector(self, z: Tensor) -> Tensor:
+        return self._both(z, self._relative[0] @ self._frame.from_left, self._relative[1] @ self._frame.from_right)
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        from_G, from_H = self._relative[0] @ self._frame.from_left, self._relative[1] @ self._frame.from_right
+        return self._both(egrad, from_G.mT, from_H.mT)
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        left, right = self._basis
+        z_G, z_H = z[..., : self._n, :], z[..., self._n :, :]
+        y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
+        return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        frame = self._frame
+        reached = torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
+        if order == "first":
+            return self.point + self.vector(z), reached
+        if order == "second":
+            return self.point + self._second_order_step(z), reached
+        a, b = z[..., : self._n, :] @ self._relative[0], z[..., self._n :, :] @ self._relative[1]
+        if self._metric == "inv" and not self._relaxed:
+            left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
+        else:
+            flow = integrate(self._metric, frame.s, frame.left, frame.right, a, b, self._relaxed)
+            if bool((flow.drift > ENERGY_TOLERANCE).any()):
+                raise ArithmeticError(f"energy on a geodesic should be constant; it drifts by {flow.drift.max():.3g}")
+            at, along, at_H, along_H = (c.to(z.dtype) for c in flow[:4])
+            left, right = frame.left @ at + a @ along, frame.right @ at_H + b @ along_H
+            reached = flow.reached.to(z.dtype)
+        return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
+
+    def _second_order_step(self, z: Tensor) -> Tensor:
+        """xi - Gamma(xi, xi) / 2; only h x h products beside two tall ones for each factor."""
+        frame, n, (Z_G, Z_H) = self._frame, self._n, self._relative
+        z_G, z_H = z[..., :n, :], z[..., n:, :]
+        M = frame.left.mT @ z_G @ Z_G, frame.right.mT @ z_H @ Z_H
+        N = Z_G.mT @ (z_G.mT @ z_G) @ Z_G, Z_H.mT @ (z_H.mT @ z_H) @ Z_H
+        eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+        gamma = christoffel(self._metric, frame.s, (M[0] + M[0].mT, M[1] + M[1].mT), N, (eye, eye))
+        along_G, across_G = Z_G @ (eye - gamma[0].along / 2) @ frame.from_left, gamma[0].across @ frame.from_left / 2
+        along_H, across_H = Z_H @ (eye - gamma[1].along / 2) @ frame.from_right, gamma[1].across @ frame.from_right / 2
+        return torch.cat([z_G @ along_G - frame.left @ across_G, z_H @ along_H - frame.right @ across_H], dim=-2)
+
+    def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
+        return torch.cat([x[..., : self._n, :] @ on_G, x[..., self._n :, :] @ on_H], dim=-2)
+
+
+def _size(G: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(G)
+
+
+def _full_rank(G: Tensor) -> Tensor:
+    """G with its singular values floored at machine precision; exactly G, bit for bit, where none is below."""
+    floor = max(G.shape[-2:]) * torch.finfo(G.dtype).eps
+    L, sigma, Rh = torch.linalg.svd(G, full_matrices=False)
+    largest = torch.where(sigma[..., :1] > 0, sigma[..., :1], 1.0)
+    lifted = L * torch.maximum(sigma, 2 * floor * largest)[..., None, :] @ Rh
+    deficient = (sigma[..., -1:] <= floor * largest)[..., None]
+    return torch.where(deficient, lifted, G)
