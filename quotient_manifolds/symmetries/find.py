@@ -1,0 +1,157 @@
+"""Which symmetric pairs a model has: every module against a table of layouts, first match wins, no silent skips."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.attention import TORCH_LAYOUTS, Layout, Unrecognised, pairs_of
+from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
+from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.table import text_table
+
+LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """The symmetric pairs of a model, the parameters in no pair, and the attention modules that were not recognised."""
+
+    pairs: tuple[SymmetricPair, ...]
+    rest: tuple[str, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that any pair touches, each once."""
+        return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
+
+    def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For every parameter a boolean mask of its shape: True where a pair owns the element."""
+        masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
+        for pair in self.pairs:
+            pair.write(masks, torch.ones(pair.heads, pair.n + pair.m, pair.h, dtype=torch.bool))
+        return masks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        pairs = [
+            {**asdict(pair), "group": pair.group, "heads": pair.heads, "n": pair.n, "m": pair.m, "h": pair.h}
+            for pair in self.pairs
+        ]
+        return {"pairs": pairs, "rest": list(self.rest), "unrecognised": list(self.unrecognised)}
+
+    def __str__(self) -> str:
+        rows = [
+            (pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}", str(len(pair.names)))
+            for pair in self.pairs
+        ]
+        header = ("symmetric pair", "group", "G", "H", "tensors")
+        blocks = [text_table(header, rows) if rows else "no symmetric pairs"]
+        if self.rest:
+            blocks.append("\n  ".join((f"in no pair, {len(self.rest)} tensors:", *_folded(self.rest))))
+        if self.unrecognised:
+            blocks.append("\n  ".join(("attention not recognised:", *self.unrecognised)))
+        return "\n\n".join(blocks)
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Names that differ in layer numbers only, folded into one line with their count."""
+    counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
+    return [name if count == 1 else f"{name}  ({count})" for name, count in counts.items()]
+
+
+def find_symmetries(model: nn.Module, layouts: tuple[Layout, ...] = LAYOUTS) -> Symmetries:
+    """The symmetric pairs of `model`, the parameters in none, and the attention not recognised, with reasons.
+
+    A module used twice is found once, under its first name. A model without attention has no pairs, which is no error.
+    ValueError if a parameter of recognised attention has no values, is quantised, NaN or infinite.
+    """
+    names = {id(value): name for name, value in model.named_parameters()}
+    pairs: list[SymmetricPair] = []
+    reasons: dict[str, str] = {}  # module name -> why it was refused
+    settled: list[str] = []
+    for name, module in model.named_modules():
+        if any(_inside(name, other) for other in settled):
+            continue
+        try:
+            found = _match(layouts, module, name, names)
+        except Unrecognised as refusal:
+            reasons[name] = f"{_label(name, module)}: {refusal}"
+            settled.append(name)
+            continue
+        if found:
+            pairs += found
+            settled.append(name)
+    reasons |= _unmatched(model, settled)
+    pairs, tied = _without_ties(model, pairs)
+    touched = {name for pair in pairs for name in pair.names}
+    rest = tuple(name for name in names.values() if name not in touched)
+    return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied))
+
+
+def _match(
+    layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Mapping[int, str]
+) -> tuple[SymmetricPair, ...]:
+    """The pairs by the first layout that fits; () if none bears the module's class name."""
+    named = [layout for layout in layouts if layout.names_class(module)]
+    for layout in named:
+        if layout.fits(module):
+            return pairs_of(layout, module, name, names)
+    if named:
+        raise Unrecognised("its projections are not where this class is known to keep them")
+    return ()
+
+
+def _unmatched(model: nn.Module, settled: list[str]) -> dict[str, str]:
+    """Modules that look like attention and own parameters, apart from settled ones; the innermost of each chain."""
+    looks = {
+        name: module
+        for name, module in model.named_modules()
+        if re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+        and next(module.parameters(), None) is not None
+        and not any(_inside(name, other) or _inside(other, name) for other in settled)
+    }
+    return {
+        name: f"{_label(name, module)}: no known layout is for this class"
+        for name, module in looks.items()
+        if not any(other != name and _inside(other, name) for other in looks)
+    }
+
+
+def _without_ties(model: nn.Module, pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
+    """Drops pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
+    first = {id(value): name for name, value in model.named_parameters()}
+    users: dict[str, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, value in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
+            users.setdefault(first[id(value)], []).append(name)
+    kept: list[SymmetricPair] = []
+    refused: list[str] = []
+    owners: dict[tuple[str, object], str] = {}
+    for pair in pairs:
+        places = [(part.name, part.span) for part in pair.parts]
+        tied = [(name, other) for name in pair.names for other in users[name] if other != name]
+        shared = [place for index, place in enumerate(places) if place in owners or place in places[:index]]
+        if tied:
+            refused.append(f"{pair.name}: parameter {tied[0][0]!r} is tied to {tied[0][1]!r}")
+        elif shared:
+            refused.append(f"{pair.name}: parameter {shared[0][0]!r} plays two parts")
+        else:
+            kept.append(pair)
+            owners |= dict.fromkeys(places, pair.name)
+    return kept, refused
+
+
+def _inside(name: str, other: str) -> bool:
+    return other == "" or name == other or name.startswith(f"{other}.")
+
+
+def _label(name: str, module: nn.Module) -> str:
+    return f"{name or '(the model)'} ({type(module).__name__})"

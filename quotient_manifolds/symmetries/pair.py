@@ -1,0 +1,188 @@
+"""Where the two factors of a symmetric pair live among a model's named parameters: layouts as data, never code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from einops import EinopsError, rearrange
+from torch import Tensor, nn
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Entries start <= i < stop of one axis of a stored tensor, an axis that `axes` first opens.
+
+    `axes` is the left side of an einops pattern: "(block out) rows" opens torch's packed in_proj_weight into blocks,
+    "(heads block h) rows" opens weights that interleave query, key and value head by head. `size` is the axis' length.
+    """
+
+    axes: str
+    axis: str
+    size: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A linear bijection between (a span of) one parameter and a tensor of shape (heads, rows, h).
+
+    `pattern` is an einops pattern from the stored tensor, its span opened and narrowed, to "heads rows h"; `sizes` are
+    the axis lengths that the stored shape alone does not tell. It only rearranges, so reading is its own adjoint:
+    gradients and tangent vectors are read and written by the same two calls.
+    """
+
+    name: str
+    pattern: str
+    sizes: tuple[tuple[str, int], ...]
+    shape: tuple[int, int, int]  # (heads, rows, h)
+    span: Span | None = None
+
+    @staticmethod
+    def of(name: str, stored: Tensor, pattern: str, sizes: Mapping[str, int], span: Span | None = None) -> Part:
+        """The part that `pattern` makes of a tensor shaped like `stored`; ValueError if the shape does not fit."""
+        known = tuple(sizes.items()) + (((span.axis, span.stop - span.start),) if span else ())
+        probe = Part(name, pattern, known, (0, 0, 0), span)
+        shape = probe.read({name: torch.empty(stored.shape, device="meta")}).shape
+        return Part(name, pattern, known, (shape[0], shape[1], shape[2]), span)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[1]
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The part as (heads, rows, h), in the parameter's dtype; a view where strides allow one."""
+        view = self._opened(params)
+        try:
+            return rearrange(view, self.pattern, **_lengths(self.pattern, self.sizes))
+        except EinopsError:
+            raise ValueError(self._misfit(params[self.name])) from None
+
+    def write(self, params: Params, value: Tensor) -> None:
+        """Puts `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
+        left, right = self.pattern.split("->")
+        backward = f"{right} -> {left}"
+        target = self._opened(params)
+        if isinstance(params[self.name], nn.Parameter):
+            raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")
+        target.copy_(rearrange(value, backward, **_lengths(backward, self.sizes)))
+
+    def _opened(self, params: Mapping[str, Tensor]) -> Tensor:
+        """A view of the stored tensor's span: splitting an axis and narrowing it never copies."""
+        if self.name not in params:
+            raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
+        stored = params[self.name]
+        if self.span is None:
+            return stored
+        axes = self.span.axes
+        flat = axes.replace("(", "").replace(")", "")
+        sizes = tuple(dict(self.sizes, **{self.span.axis: self.span.size}).items())
+        try:
+            opened = rearrange(stored, f"{axes} -> {flat}", **_lengths(axes, sizes))
+        except EinopsError:
+            raise ValueError(self._misfit(stored)) from None
+        return opened.narrow(flat.split().index(self.span.axis), self.span.start, self.span.stop - self.span.start)
+
+    def _misfit(self, stored: Tensor) -> str:
+        layout = f"{self.span.axes} ({self.span.axis}={self.span.size}), then " if self.span else ""
+        known = ", ".join(f"{axis}={size}" for axis, size in self.sizes)
+        shape = tuple(stored.shape)
+        return f"{self.name!r} has shape {shape}, which does not split as {layout}{self.pattern} with {known}."
+
+
+@cache
+def _lengths(pattern: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    """The known sizes of just the axes that occur in `pattern` (einops refuses others)."""
+    named = set(re.findall(r"\w+", pattern))
+    return {axis: size for axis, size in sizes if axis in named}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor (heads, rows, h) of a pair: the rows of its parts on top of each other (a weight, then its bias)."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([part.read(params) for part in self.parts], dim=-2)
+
+    def write(self, params: Params, value: Tensor) -> None:
+        for part, rows in zip(self.parts, value.split([part.rows for part in self.parts], dim=-2), strict=True):
+            part.write(params, rows)
+
+
+@dataclass(frozen=True)
+class SymmetricPair:
+    """Factors G, H that a model uses only through G H^T, head by head: GL(h) acts by (G A^-1, H A^T).
+
+    A point is (heads, n + m, h), G stacked on H. `name` is the module's name and the kind, unique in a model.
+    """
+
+    name: str
+    kind: str  # "query/key" | "value/output"
+    G: Factor
+    H: Factor
+
+    @property
+    def heads(self) -> int:
+        return self.G.parts[0].shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.G.rows
+
+    @property
+    def m(self) -> int:
+        return self.H.rows
+
+    @property
+    def h(self) -> int:
+        return self.G.parts[0].shape[2]
+
+    @property
+    def group(self) -> str:
+        return f"GL({self.h})^{self.heads}"
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.G.parts + self.H.parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters the pair touches, each once."""
+        return tuple(dict.fromkeys(part.name for part in self.parts))
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""
+        return Factor(self.parts).read(params)
+
+    def write(self, params: Params, x: Tensor) -> None:
+        """The inverse of `read`: writes x (heads, n + m, h) into the dict's tensors in place (clone them first)."""
+        expected = (self.heads, self.n + self.m, self.h)
+        if tuple(x.shape) != expected:
+            raise ValueError(f"a point of the pair {self.name!r} has shape {expected}. Found {tuple(x.shape)}.")
+        Factor(self.parts).write(params, x)
+
+
+def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """ValueError naming the first of `names` that has no values, is not floating point, or is not finite."""
+    for name in names:
+        value = params[name]
+        if value.is_meta:
+            raise ValueError(f"parameter {name!r} is on the meta device and has no values: load the weights first.")
+        if not value.is_floating_point():
+            raise ValueError(
+                f"parameter {name!r} is {value.dtype}, expected floating point: dequantise the model first."
+            )
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"parameter {name!r} contains NaN or infinite values: the model's weights are broken.")
