@@ -1,0 +1,31 @@
+"""The command line. This module needs nothing installed, so that it can say what is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+INTERNAL_ERROR = 70  # EX_SOFTWARE: a script can tell a defect of this package from a finding
+
+# Read by the Hugging Face libraries when they are imported: no downloads, and no bars or warnings between our lines.
+QUIET_AND_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+
+
+def main() -> None:
+    """The console script `quotient-manifolds`; leaves by SystemExit with one of the documented exit codes."""
+    os.environ.update(QUIET_AND_OFFLINE)
+    try:
+        from quotient_manifolds.cli.app import cli
+
+        cli(prog_name="quotient-manifolds")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"click", "rich"}:
+            raise
+        print('The command line needs click and rich: pip install "quotient-manifolds[cli]".', file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(INTERNAL_ERROR)

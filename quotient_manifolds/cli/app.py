@@ -1,0 +1,18 @@
+"""The command group."""
+
+from __future__ import annotations
+
+import click
+
+from quotient_manifolds.cli.inspect import inspect
+from quotient_manifolds.cli.options import EXIT_CODES
+from quotient_manifolds.version import VERSION
+
+
+@click.group(epilog=EXIT_CODES)
+@click.version_option(VERSION, prog_name="quotient-manifolds")
+def cli() -> None:
+    """Symmetries of neural networks, and sharpness that does not change along them."""
+
+
+cli.add_command(inspect)

@@ -1,0 +1,107 @@
+"""quotient-manifolds inspect: which symmetries a model has, each proved numerically."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+from quotient_manifolds.cli.options import (
+    EXIT_CODES,
+    NEGATIVE_FINDING,
+    BadInput,
+    check_writable,
+    common_options,
+    console,
+    one_sentence_errors,
+    table,
+    write_json,
+)
+from quotient_manifolds.load import example_inputs, load_model, load_object
+from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
+from quotient_manifolds.version import VERSION
+
+
+@click.command(epilog=EXIT_CODES)
+@click.argument("model")
+@click.option("--inputs", metavar="PACKAGE.MODULE:FUNCTION", help="A function that returns inputs for the proof.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the record to this JSON file.")
+@common_options
+@one_sentence_errors
+def inspect(
+    model: str,
+    inputs: str | None,
+    as_json: bool,
+    out: Path | None,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quiet: bool,
+) -> None:
+    """Print the continuous symmetries of MODEL and prove each.
+
+    MODEL is a Hugging Face directory (config.json and safetensors) or package.module:function, a function that
+    returns a torch module. Each symmetric pair is moved by random group elements in float64, which must not change the
+    output, and then on one side only, which must. Inputs are made from the model's configuration; a model without one
+    needs --inputs.
+
+    The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
+    """
+    check_writable(out)
+    network = load_model(model).to(device=device, dtype=dtype)
+    symmetries = find_symmetries(network)
+    if not symmetries.pairs:
+        raise BadInput(_nothing_found(model, network, symmetries))
+    given = load_object(inputs, "a function that returns inputs")() if inputs else example_inputs(network, seed=seed)
+    proof = prove_symmetries(network, given, symmetries, seed=seed)
+    record = {"version": VERSION, "model": model, "symmetries": symmetries.to_dict(), "proof": proof.to_dict()}
+    if out is not None:
+        write_json(out, record)
+    if as_json and not quiet:
+        click.echo(json.dumps(record, indent=1))
+    elif not quiet:
+        _print(network, symmetries, proof)
+    if not proof.all_proved:
+        raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:
+    kind = type(network).__name__
+    if not symmetries.unrecognised:
+        return f"{model} ({kind}) has no attention, so there is no symmetric pair to show."
+    first, more = symmetries.unrecognised[0], len(symmetries.unrecognised) - 1
+    return f"{model} ({kind}) has no attention that is recognised: {first}{f' (and {more} more)' if more else ''}."
+
+
+def _print(network: nn.Module, symmetries: Symmetries, proof: Proof) -> None:
+    terminal = console(quiet=False)
+    sizes: dict[str, int] = {name: value.numel() for name, value in network.named_parameters()}
+    terminal.print(table_of_pairs(f"{type(network).__name__}, {sum(sizes.values()):,} parameters", symmetries, proof))
+    terminal.print(f"Changes are relative to the output, whose own rounding noise is {proof.noise:.1e}; float64.")
+    rest = sum(sizes[name] for name in symmetries.rest)
+    terminal.print(f"In no pair: {len(symmetries.rest)} tensors, {rest:,} parameters (--json names them).")
+    for line in symmetries.unrecognised:
+        terminal.print(f"Attention not recognised: {line}")
+
+
+def table_of_pairs(title: str, symmetries: Symmetries, proof: Proof) -> Any:
+    """A row for every symmetric pair: where it is, its group, its factors, and what the proof saw."""
+    header = ["symmetric pair", "group", "G", "H", "output change", "one side only", "verdict"]
+    rows = [
+        [
+            pair.name,
+            pair.group,
+            f"{pair.n} x {pair.h}",
+            f"{pair.m} x {pair.h}",
+            f"{proved.change:.1e}",
+            f"{proved.control:.1e}",
+            f"{proved.verdict}: {proved.reason}" if proved.reason else proved.verdict,
+        ]
+        for pair, proved in zip(symmetries.pairs, proof.pairs, strict=True)
+    ]
+    return table(title, header, rows)
