@@ -19,7 +19,7 @@ def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None =
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=48,
-        max_position_embeddings=24,
+        max_position_embeddings=64,
         num_labels=num_labels,
     )
     model = transformers.BertForSequenceClassification(config)

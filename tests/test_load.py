@@ -215,7 +215,7 @@ def test_batches_hold_every_example_once_in_order(tmp_path: Path) -> None:
     hugging_face.bert_classifier(tmp_path)
     texts = ["good", "very bad film", "a film", "not very good", "bad"]
     examples = [LabelledText(text, None, i % 2) for i, text in enumerate(texts)]
-    batches = tokenised_batches(tmp_path, examples, batch_size=2, max_length=8)
+    batches = tokenised_batches(tmp_path, examples, batch_size=2)
     assert [len(batch["labels"]) for batch in batches] == [2, 2, 1]
     assert torch.cat([batch["labels"] for batch in batches]).tolist() == [0, 1, 0, 1, 0]
     vocabulary = hugging_face.VOCABULARY
@@ -229,7 +229,7 @@ def test_batches_cut_long_texts_and_mark_pairs(tmp_path: Path) -> None:
     hugging_face.bert_classifier(tmp_path)
     (batch,) = tokenised_batches(tmp_path, [LabelledText("good " * 50, None, 0)], max_length=8)
     assert batch["input_ids"].shape == (1, 8)
-    (batch,) = tokenised_batches(tmp_path, [LabelledText("good", "bad", 0)], max_length=8)
+    (batch,) = tokenised_batches(tmp_path, [LabelledText("good", "bad", 0)])
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
 
 
@@ -253,8 +253,8 @@ def test_batches_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         tokenised_batches(tmp_path, [good], batch_size=1)
     hugging_face.bert_classifier(tmp_path)
     with pytest.raises(ValueError, match="all of them one, or none"):
-        tokenised_batches(tmp_path, [good, pair], max_length=8)
+        tokenised_batches(tmp_path, [good, pair])
     with pytest.raises(ValueError, match="at least 1"):
-        tokenised_batches(tmp_path, [good], batch_size=0, max_length=8)
-    with pytest.raises(ValueError, match=r"max_length in 1 \.\.\. 24, found 32 and 25"):
-        tokenised_batches(tmp_path, [good], max_length=25)
+        tokenised_batches(tmp_path, [good], batch_size=0)
+    with pytest.raises(ValueError, match=r"max_length must lie in 1 \.\.\. 64, .* found 65"):
+        tokenised_batches(tmp_path, [good], max_length=65)

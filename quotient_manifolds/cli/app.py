@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from quotient_manifolds.cli.inspect import inspect
+from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.version import VERSION
 
@@ -16,3 +17,4 @@ def cli() -> None:
 
 
 cli.add_command(inspect)
+cli.add_command(measure)

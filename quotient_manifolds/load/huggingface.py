@@ -103,14 +103,14 @@ def tokenised_batches(
     """
     path = Path(directory)
     config = _read_config(path)
-    positions = config.get("max_position_embeddings") or max_length
-    if batch_size < 1 or not 1 <= max_length <= positions:
-        raise ValueError(
-            f"batch_size must be at least 1 and max_length in 1 ... {positions}, found {batch_size} and {max_length}."
-        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, found {batch_size}.")
     if len({example.text_pair is None for example in examples}) > 1:
         raise ValueError("Some examples have a text_pair and some have none; give all of them one, or none.")
     tokenizer = _load_tokenizer(path)
+    longest = min(config.get("max_position_embeddings") or tokenizer.model_max_length, tokenizer.model_max_length)
+    if not 1 <= max_length <= longest:
+        raise ValueError(f"max_length must lie in 1 ... {longest}, the positions of {path}, found {max_length}.")
     if tokenizer.pad_token is None and batch_size > 1:
         raise ValueError(f"The tokenizer in {path} has no padding token; use batches of size 1.")
     chunks = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
