@@ -1,0 +1,317 @@
+"""One tangent space over all parameters of a model, in orthonormal coordinates, for three geometries.
+
+A tangent vector is held as coordinates z, a dict of blocks, such that its metric norm is the l2 norm of z over all
+blocks. So the ball of every geometry is a round ball, one projected ascent serves them all, and a standard Gaussian
+in z is an isotropic one in the metric.
+
+Every parameter that requires a gradient is measured; frozen parameters stay where they are. A symmetric pair must
+be measured whole or not at all: with one side frozen the ball would not be invariant, so that is an error.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, HorizontalSpace
+from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries, find_symmetries
+
+Gradients = Mapping[str, Tensor | None]
+
+
+class Geometry(ABC):
+    """A Riemannian metric on the parameters of any model."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How results and tables call it."""
+
+    @abstractmethod
+    def at(self, model: nn.Module) -> TangentSpace:
+        """The tangent space at the model's parameters; the model is read, never written."""
+
+
+@final
+@dataclass(frozen=True)
+class Euclidean(Geometry):
+    """<xi, eta> = sum xi eta, so z = xi."""
+
+    @property
+    def name(self) -> str:
+        return "euclidean"
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        return TangentSpace(point, dict.fromkeys(point), ())
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive(Geometry):
+    """<xi, eta> = sum xi eta / w^2, so z = xi / w (elementwise; |z| = |xi / |w||); weights that are 0 stay 0."""
+
+    @property
+    def name(self) -> str:
+        return "adaptive"
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        return TangentSpace(point, dict(point), ())
+
+
+@final
+@dataclass(frozen=True)
+class Quotient(Geometry):
+    """Attention pairs (G, H) modulo GL(h) in their quotient metric, all other elements adaptive [paper, App. C.1].
+
+    metric: "inv" or "mix". geodesic: "first", "second" [paper, Eq. 4] or "exact". eps: the paper's relaxation of the
+    metric (0 keeps invariance). symmetries: the pairs to use; None finds them in the model.
+    """
+
+    metric: str = "inv"
+    geodesic: str = "second"
+    eps: float = 0.0
+    symmetries: Symmetries | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}. Found {self.metric!r}")
+        if self.geodesic not in GEODESICS:
+            raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
+
+    @property
+    def name(self) -> str:
+        return f"{self.metric} ({self.geodesic} order)" if self.geodesic != "exact" else f"{self.metric} (exact)"
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
+        pairs = [pair for pair in symmetries.pairs if _is_measured(pair, point, model)]
+        if not pairs:
+            raise ValueError(
+                f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
+                f"{type(model).__name__} has none; use Adaptive(), or pass symmetries= with the pairs of the model"
+            )
+        for pair in pairs:
+            _check_rank(pair, point, self.metric)
+        blocks = tuple(StackedPairs.at(group, point, self) for group in _equal_shapes(pairs, point))
+        return TangentSpace(point, _scales_outside(pairs, point), blocks)
+
+
+@final
+@dataclass(frozen=True)
+class StackedPairs:
+    """Pairs of equal (n, m, h), over layers and heads, as one batched point of FixedRankQuotient in float64."""
+
+    key: str
+    pairs: tuple[SymmetricPair, ...]
+    space: HorizontalSpace
+    order: str
+
+    @classmethod
+    def at(cls, pairs: tuple[SymmetricPair, ...], point: Params, geometry: Quotient) -> StackedPairs:
+        n, m, h = pairs[0].n, pairs[0].m, pairs[0].h
+        manifold = FixedRankQuotient(n, m, geometry.metric, eps=geometry.eps)
+        x = _read(pairs, point)
+        return cls(f"pairs {n} {m} {h} {x.device}", pairs, manifold.at(x), geometry.geodesic)
+
+    def read_gradient(self, grads: Gradients, point: Params) -> Tensor:
+        """The Euclidean gradient, (heads of all pairs, n + m, h); parameters without gradient count as zero."""
+        names = {name for pair in self.pairs for name in pair.names}
+        return _read(self.pairs, {name: _or_zero(grads.get(name), point[name]) for name in names})
+
+    def write(self, x: Tensor, out: Params) -> None:
+        for pair, part in zip(self.pairs, x.split([pair.heads for pair in self.pairs]), strict=True):
+            pair.write(out, part)
+
+
+@final
+class TangentSpace:
+    """T_w of all measured parameters w of a model, in orthonormal coordinates z (immutable, holds w as it is).
+
+    z has one block per parameter (of its shape and dtype) for the elements in no pair, and one float64 block
+    (heads of all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
+    parameter that pairs own entirely has no block.
+    """
+
+    def __init__(self, point: Params, scale: Mapping[str, Tensor | None], pairs: tuple[StackedPairs, ...]) -> None:
+        self.point = point
+        self.scale = dict(scale)
+        self.pairs = pairs
+
+    def zero(self) -> Params:
+        """z = 0: the model as it is."""
+        return {key: torch.zeros_like(like, memory_format=torch.contiguous_format) for key, like in self._blocks()}
+
+    def sample(self, generator: torch.Generator) -> Params:
+        """z ~ N(0, I) on the horizontal space; weights that cannot move get 0."""
+        z: Params = {}
+        for name, scale in self.scale.items():
+            w = self.point[name]
+            noise = torch.randn(w.shape, generator=generator, device=generator.device, dtype=torch.float32)
+            z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
+        for block in self.pairs:
+            like = block.space.point
+            noise = torch.randn(like.shape, generator=generator, device=generator.device, dtype=torch.float64)
+            z[block.key] = block.space.horizontal(noise.to(like))
+        return z
+
+    def project(self, z: Params) -> Params:
+        """The nearest horizontal z, then cut to where its geodesic leaves the manifold, if that is before t = 1."""
+        out: Params = {}
+        for name, scale in self.scale.items():
+            out[name] = z[name].clone() if scale is None else z[name] * (scale != 0)
+        for block in self.pairs:
+            horizontal = block.space.horizontal(z[block.key])
+            with torch.no_grad():
+                out[block.key] = horizontal * block.space.follow(horizontal, block.order)[1][..., None, None]
+        return out
+
+    def move(self, z: Params, out: Params | None = None) -> Params:
+        """gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.
+
+        Written into `out`, a result of an earlier call, where given.
+        """
+        return self.linearise(z, out, differentiable=False)[0]
+
+    def pull_back(self, z: Params, grads: Gradients) -> Params:
+        """The gradient in z of loss(move(z)), from the loss's gradient at move(z); a missing one counts as zero."""
+        copies = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
+        return self.linearise(z)[1](copies)
+
+    def linearise(
+        self, z: Params, out: Params | None = None, *, differentiable: bool = True
+    ) -> tuple[Params, Callable[[Gradients], Params]]:
+        """move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is given.
+
+        The network is no part of any graph kept here: only the h x h algebra of the pairs is differentiated.
+        """
+        out = {name: torch.empty_like(w) for name, w in self.point.items()} if out is None else out
+        leaves, images = [], []
+        with torch.no_grad():
+            for name, scale in self.scale.items():
+                w = self.point[name]
+                if scale is None:
+                    torch.add(w, z[name], out=out[name])
+                else:
+                    torch.addcmul(w, scale, z[name], out=out[name])
+        for block in self.pairs:
+            with torch.set_grad_enabled(differentiable):
+                leaf = z[block.key].detach().requires_grad_(differentiable)
+                image = block.space.move(leaf, block.order)
+            block.write(image.detach(), out)
+            leaves.append(leaf)
+            images.append(image)
+
+        def pull_back(grads: Gradients) -> Params:
+            pulled = self._scaled(grads)
+            for block, leaf, image in zip(self.pairs, leaves, images, strict=True):
+                (grad,) = torch.autograd.grad(image, leaf, block.read_gradient(grads, self.point))
+                pulled[block.key] = block.space.horizontal(grad)
+            return pulled
+
+        return out, pull_back
+
+    def _scaled(self, grads: Gradients) -> Params:
+        """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
+        pulled: Params = {}
+        seen = {w.untyped_storage().data_ptr() for w in self.point.values()}
+        for name, scale in self.scale.items():
+            grad = grads.get(name)
+            if grad is None:
+                pulled[name] = torch.zeros_like(self.point[name], memory_format=torch.contiguous_format)
+                continue
+            memory = grad.untyped_storage()
+            alone = memory.nbytes() == grad.numel() * grad.element_size() and memory.data_ptr() not in seen
+            seen.add(memory.data_ptr())
+            if scale is None:
+                pulled[name] = grad if alone else grad.clone()
+            else:
+                pulled[name] = grad.mul_(scale) if alone else grad * scale
+        return pulled
+
+    def _blocks(self) -> Iterable[tuple[str, Tensor]]:
+        yield from ((name, self.point[name]) for name in self.scale)
+        yield from ((block.key, block.space.point) for block in self.pairs)
+
+
+def measured_parameters(model: nn.Module) -> Params:
+    """The parameters that require a gradient, detached, by the first of their names; each checked to be usable."""
+    for name, w in model.named_parameters():
+        if w.is_meta:
+            raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
+        if w.is_complex():
+            raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
+        if w.is_floating_point() and not bool(torch.isfinite(w).all()):
+            raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
+    measured = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+    if not measured:
+        raise ValueError(
+            f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
+            f"none); call model.requires_grad_(True) on those that shall count"
+        )
+    return measured
+
+
+def _is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
+    unknown = [name for name in pair.names if name not in dict(model.named_parameters())]
+    if unknown:
+        raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {type(model).__name__} does not have")
+    frozen = [name for name in pair.names if name not in point]
+    if frozen and len(frozen) < len(set(pair.names)):
+        raise ValueError(
+            f"Pair {pair.name} is frozen in part ({frozen[0]} has requires_grad=False), and half a pair has no "
+            f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
+        )
+    return not frozen
+
+
+def _check_rank(pair: SymmetricPair, point: Params, metric: str) -> None:
+    ok, reason = FixedRankQuotient(pair.n, pair.m, metric).check_point_on_manifold(
+        pair.read(point).to(torch.float64), explain=True
+    )
+    if not ok:
+        raise ValueError(
+            f"Pair {pair.name} cannot be measured in a quotient metric, which needs G and H of full rank: {reason}; "
+            f"use Adaptive(), or pass symmetries= without this pair"
+        )
+
+
+def _equal_shapes(pairs: Iterable[SymmetricPair], point: Params) -> list[tuple[SymmetricPair, ...]]:
+    groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
+    for pair in pairs:
+        groups.setdefault((pair.n, pair.m, pair.h, point[pair.names[0]].device), []).append(pair)
+    return [tuple(group) for group in groups.values()]
+
+
+def _scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:
+    """The adaptive scale w where no pair owns the element and 0 where one does; nothing where all are owned."""
+    owned: Params = {}
+    for pair in pairs:
+        for name in pair.names:
+            owned.setdefault(name, torch.zeros_like(point[name], dtype=torch.bool))
+        before = pair.read(owned)
+        if bool(before.any()):
+            raise ValueError(f"Pair {pair.name} shares elements with another pair ({', '.join(pair.names)})")
+        pair.write(owned, torch.ones_like(before))
+    scales: dict[str, Tensor | None] = {}
+    for name, w in point.items():
+        if name not in owned:
+            scales[name] = w
+        elif not bool(owned[name].all()):
+            scales[name] = w.masked_fill(owned[name], 0)
+    return scales
+
+
+def _read(pairs: Iterable[SymmetricPair], params: Params) -> Tensor:
+    return torch.cat([pair.read(params) for pair in pairs]).to(torch.float64)  # (heads of all pairs, n + m, h)
+
+
+def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_zeros(()).expand_as(like) if grad is None else grad

@@ -1,0 +1,73 @@
+"""Losses of a model on a batch: any callable loss(model, batch) -> scalar tensor; cross-entropy is the default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Loss = Callable[[nn.Module, Any], Tensor]
+_IGNORED = -100  # torch's and Hugging Face's label for "does not count"
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """Mean cross-entropy of a classifier.
+
+    batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
+    whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
+    or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count, used as
+    they are (nothing is shifted: give a causal language model a loss of your own).
+    """
+    inputs, labels = _split(batch)
+    if isinstance(inputs, Mapping):
+        output = model(**inputs)
+    elif isinstance(inputs, tuple):
+        output = model(*inputs)
+    else:
+        output = model(inputs)
+    logits = _logits(output)
+    _check_labels(labels, logits)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=_IGNORED)
+
+
+def _split(batch: Any) -> tuple[Any, Tensor]:
+    if isinstance(batch, Mapping):
+        if "labels" not in batch:
+            raise ValueError(f'A dict batch needs a "labels" entry. Found {sorted(map(str, batch))}')
+        return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f'cross_entropy takes batches (inputs, targets) or dicts with "labels". Found {type(batch).__name__}; '
+        f"for other batches pass your own loss(model, batch)"
+    )
+
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Mapping):
+        if "logits" not in output:
+            raise ValueError(f'The model\'s output needs "logits". Found {sorted(map(str, output))}; pass a loss')
+        output = output["logits"]
+    elif isinstance(output, (tuple, list)):
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise TypeError(f"The model must return logits, a tensor. Found {type(output).__name__}; pass your own loss")
+    return output
+
+
+def _check_labels(labels: Tensor, logits: Tensor) -> None:
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"Labels must have the shape of the logits without their last axis, {tuple(logits.shape[:-1])}. "
+            f"Found {tuple(labels.shape)}"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"Labels must be class indices (integers). Found {labels.dtype}")
+    counted = labels[labels != _IGNORED]
+    classes = logits.shape[-1]
+    if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
+        wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
+        raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
