@@ -2,6 +2,54 @@
 
 from __future__ import annotations
 
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
+from quotient_manifolds.manifolds import (
+    GEODESICS,
+    METRICS,
+    DiagonalQuotient,
+    FixedRankQuotient,
+    GeodesicError,
+    HorizontalSpace,
+    QuotientManifold,
+)
+from quotient_manifolds.sharpness import AutoPGD, SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.symmetries import (
+    Proof,
+    SymmetricPair,
+    Symmetries,
+    find_symmetries,
+    prove_symmetries,
+    random_move,
+)
 from quotient_manifolds.version import VERSION as __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "GEODESICS",
+    "METRICS",
+    "Adaptive",
+    "AutoPGD",
+    "DiagonalQuotient",
+    "Euclidean",
+    "FixedRankQuotient",
+    "GeodesicError",
+    "Geometry",
+    "HorizontalSpace",
+    "Proof",
+    "Quotient",
+    "QuotientManifold",
+    "SharpnessResult",
+    "SymmetricPair",
+    "Symmetries",
+    "TangentSpace",
+    "__version__",
+    "cross_entropy",
+    "example_inputs",
+    "find_symmetries",
+    "load_model",
+    "prove_symmetries",
+    "random_move",
+    "read_text_labels",
+    "tokenised_batches",
+    "worst_case_sharpness",
+]

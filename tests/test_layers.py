@@ -27,10 +27,10 @@ LEVELS = {
     "sharpness": 4,
     "load": 5,
     "plots": 5,
-    "experiments": 5,
-    "report": 5,
-    "cli": 6,
-    "__init__": 7,
+    "report": 6,
+    "experiments": 7,
+    "cli": 8,
+    "__init__": 9,
 }
 
 # The one module or room in which an optional package may be imported; None: nowhere yet.

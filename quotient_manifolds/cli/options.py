@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from quotient_manifolds.experiments.records import write_text
 
 NEGATIVE_FINDING = 1
 INTERRUPTED = 130
@@ -133,14 +134,5 @@ def check_writable(file: Path | None) -> None:
 
 
 def write_json(file: Path, record: Any) -> None:
-    """Writes all of it or nothing: a reader never sees half a record."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(record, stream, indent=1)
-            stream.write("\n")
-        os.chmod(name, 0o644)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+    """Writes all of it or nothing; a number that is not finite is an error."""
+    write_text(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
