@@ -1,7 +1,7 @@
 """From a layout (data) and an attention module to its two symmetric pairs; the layouts of torch.nn.MultiheadAttention.
 
-Per head, the scores (W_Q x + b_Q)' (W_K y + b_K) see query and key only through G H^T, G = [W_Q'; b_Q'], H = [W_K'; b_K'],
-and the output sum_j W_O[:, j] (W_V y + b_V)_j sees value and output only through G H^T, G = [W_V'; b_V'], H = W_O.
+Per head, the scores (W_Q x + b_Q)' (W_K y + b_K) see query and key through G H^T only, G = [W_Q'; b_Q'],
+H = [W_K'; b_K'], and the output sum_j W_O[:, j] (W_V y + b_V)_j sees value and output so, G = [W_V'; b_V'], H = W_O.
 A token that add_bias_kv appends to the keys or values stands beside their rows: one more row of the same factor.
 """
 

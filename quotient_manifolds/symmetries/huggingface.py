@@ -73,7 +73,7 @@ HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (
         beside=("out_lin.bias",),
     ),
     Layout(  # ViT of transformers 5
-        classes=_classes("ViT", "DeiT", "ViTMAE", "ViTMSN"),
+        classes=_classes("ViT", "DeiT", "ViTMSN"),
         heads="num_attention_heads",
         query=_linear("q_proj"),
         key=_linear("k_proj"),
@@ -82,7 +82,7 @@ HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (
         beside=("o_proj.bias",),
     ),
     Layout(  # ViT of transformers 4
-        classes=_classes("ViT", "DeiT", "ViTMAE", "ViTMSN"),
+        classes=_classes("ViT", "DeiT", "ViTMSN"),
         heads="attention.num_attention_heads",
         query=_linear("attention.query"),
         key=_linear("attention.key"),

@@ -180,7 +180,7 @@ def _rounding_noise(run: _Run, symmetries: Symmetries, generator: torch.Generato
     """The output's rounding noise, from third differences along a random direction of all pairs' parameters.
 
     A smooth function's third difference is O(step^3), far below rounding; what remains is noise, of variance
-    20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. Never below float64's own.
+    20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least float64's own.
     """
     names = symmetries.names
     direction = {name: _noise_like(run.params[name], generator) for name in names}

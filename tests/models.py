@@ -1,0 +1,346 @@
+"""ONE table of small models with attention: how each is built, what it eats, and the symmetric pairs it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+Expected = tuple[str, int, int, int, int]  # pair name, heads, n, m, h
+
+
+@dataclass(frozen=True)
+class ModelCase:
+    """A small model: `touched` are regular expressions that match exactly the parameters in its pairs."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], Any]
+    pairs: tuple[Expected, ...]
+    touched: tuple[str, ...]
+
+    def build(self) -> nn.Module:
+        """In eval mode, in float32, every weight and bias away from zero."""
+        torch.manual_seed(0)
+        model = self.make().eval()
+        with torch.no_grad():
+            for value in model.parameters():
+                value += 0.15 * torch.randn_like(value)
+        return model
+
+
+def both(prefix: str, heads: int, rows: int, h: int, *, bias: bool = True, others: int | None = None) -> list[Expected]:
+    """The pairs of one module: `rows` inputs to queries, `others` to keys and values (the same if not given)."""
+    others = rows if others is None else others
+    return [
+        (f"{prefix} query/key".strip(), heads, rows + bias, others + bias, h),
+        (f"{prefix} value/output".strip(), heads, others + bias, rows, h),
+    ]
+
+
+def layers(pattern: str, count: int, heads: int, rows: int, h: int, **more: Any) -> tuple[Expected, ...]:
+    return tuple(pair for layer in range(count) for pair in both(pattern.format(layer), heads, rows, h, **more))
+
+
+def tokens(length: int = 6) -> Tensor:
+    return torch.randint(3, 40, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def ids() -> dict[str, Tensor]:
+    return {"input_ids": tokens()}
+
+
+def encoder_ids() -> dict[str, Tensor]:
+    return {"input_ids": tokens(), "encoder_hidden_states": noise(2, 5, 12)}
+
+
+def image() -> dict[str, Tensor]:
+    return {"pixel_values": noise(2, 3, 8, 8)}
+
+
+def image_and_text() -> dict[str, Tensor]:
+    return {**image(), **ids()}
+
+
+class _Fed(nn.Module):
+    """Self-attention of torch on one input: its outputs without the attention weights."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x)[0]
+
+
+# transformers 4 kept the same mathematics under other attribute names: stand-ins of that layout.
+
+
+class ViTSelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_attention_heads = 3
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return attend(self.query(x), self.key(x), self.value(x), 3)
+
+
+class ViTSelfOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense(x)
+
+
+class ViTSdpaAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.output = ViTSelfAttention(), ViTSelfOutput()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.attention(x))
+
+
+class MultiHeadSelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads = 3
+        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_lin(attend(self.q_lin(x), self.k_lin(x), self.v_lin(x), 3))
+
+
+class ViTAttention(nn.Module):
+    """The attributes of a recognised class, with something of one's own between projection and product (`twist`)."""
+
+    def __init__(self, twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> None:
+        super().__init__()
+        self.num_attention_heads = 3
+        self.twist = twist
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x), 3, self.twist))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, twist: Callable[[Tensor], Tensor] = lambda heads: heads
+) -> Tensor:
+    """Softmax attention in plain einsums."""
+    q, k, v = (value.unflatten(-1, (heads, -1)) for value in (q, k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", twist(q), twist(k)).to(v.dtype)
+    return torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).flatten(-2)
+
+
+def hugging_face(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """A small model of transformers with random weights, or a skip where transformers is missing."""
+
+    def make() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        return getattr(transformers, model)(getattr(transformers, config)(**settings))
+
+    return make
+
+
+TEXT = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 16,
+    "vocab_size": 40,
+    "max_position_embeddings": 24,
+}
+IMAGE = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 16,
+    "image_size": 8,
+    "patch_size": 4,
+}
+GPT2 = {
+    "n_embd": 12,
+    "n_head": 3,
+    "n_layer": 2,
+    "vocab_size": 40,
+    "n_positions": 24,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+BERT_NAMES = (r"encoder\.layer\.\d\.attention\.(self\.(query|key|value)\.(weight|bias)|output\.dense\.weight)",)
+TORCH_NAMES = (r"(.*\.)?in_proj_(weight|bias)", r"(.*\.)?out_proj\.weight")
+CLIP_NAMES = (r".*self_attn\.([qkv]_proj\.(weight|bias)|out_proj\.weight)",)
+
+
+def _bert_like(family: str, name: str, **settings: Any) -> ModelCase:
+    return ModelCase(
+        name,
+        hugging_face(f"{family}Model", f"{family}Config", **{**TEXT, **settings}),
+        ids,
+        layers("encoder.layer.{}.attention", 2, 3, 12, 4),
+        BERT_NAMES,
+    )
+
+
+def _vit_like(family: str, name: str) -> ModelCase:
+    return ModelCase(
+        name,
+        hugging_face(f"{family}Model", f"{family}Config", **IMAGE),
+        image,
+        layers("layers.{}.attention", 2, 3, 12, 4),
+        (r"layers\.\d\.attention\.([qkv]_proj\.(weight|bias)|o_proj\.weight)",),
+    )
+
+
+MODELS: tuple[ModelCase, ...] = (
+    ModelCase("torch", _Fed, lambda: noise(2, 5, 12), tuple(both("attention", 3, 12, 4)), TORCH_NAMES),
+    ModelCase(
+        "torch without bias",
+        lambda: _Fed(bias=False),
+        lambda: noise(2, 5, 12),
+        tuple(both("attention", 3, 12, 4, bias=False)),
+        TORCH_NAMES,
+    ),
+    ModelCase(
+        "torch with appended tokens",
+        lambda: _Fed(add_bias_kv=True, add_zero_attn=True),
+        lambda: noise(2, 5, 12),
+        (("attention query/key", 3, 13, 14, 4), ("attention value/output", 3, 14, 12, 4)),
+        (*TORCH_NAMES, r"attention\.bias_[kv]"),
+    ),
+    ModelCase(
+        "torch with separate weights, the whole model",
+        lambda: nn.MultiheadAttention(12, 3, kdim=10, vdim=6),
+        lambda: (noise(5, 2, 12), noise(4, 2, 10), noise(4, 2, 6)),
+        (("query/key", 3, 13, 11, 4), ("value/output", 3, 7, 12, 4)),
+        (r"[qkv]_proj_weight", "in_proj_bias", r"out_proj\.weight"),
+    ),
+    ModelCase(
+        "torch encoder",
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, batch_first=True), 2),
+        lambda: noise(2, 5, 12),
+        layers("layers.{}.self_attn", 2, 2, 12, 6),
+        TORCH_NAMES,
+    ),
+    ModelCase(
+        "torch decoder",
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(12, 3, 16), 1),
+        lambda: (noise(5, 2, 12), noise(4, 2, 12)),
+        (*both("layers.0.self_attn", 3, 12, 4), *both("layers.0.multihead_attn", 3, 12, 4)),
+        TORCH_NAMES,
+    ),
+    _bert_like("Bert", "BERT"),
+    _bert_like("Roberta", "RoBERTa"),
+    _bert_like("XLMRoberta", "XLM-RoBERTa"),
+    _bert_like("Camembert", "CamemBERT"),
+    _bert_like("Ernie", "ERNIE"),
+    _bert_like("MegatronBert", "Megatron-BERT"),
+    _bert_like("Electra", "ELECTRA", embedding_size=10),
+    ModelCase(
+        "BERT with cross-attention",
+        hugging_face("BertModel", "BertConfig", **TEXT, is_decoder=True, add_cross_attention=True),
+        encoder_ids,
+        tuple(
+            pair
+            for layer in range(2)
+            for kind in ("attention", "crossattention")
+            for pair in both(f"encoder.layer.{layer}.{kind}", 3, 12, 4)
+        ),
+        (BERT_NAMES[0].replace("attention", "(cross)?attention"),),
+    ),
+    ModelCase(
+        "ALBERT, one attention for all layers",
+        hugging_face("AlbertModel", "AlbertConfig", **TEXT, embedding_size=10),
+        ids,
+        tuple(both("encoder.albert_layer_groups.0.albert_layers.0.attention", 3, 12, 4)),
+        (r".*attention\.((query|key|value)\.(weight|bias)|dense\.weight)",),
+    ),
+    ModelCase(
+        "DistilBERT",
+        hugging_face(
+            "DistilBertModel",
+            "DistilBertConfig",
+            dim=12,
+            n_heads=3,
+            n_layers=2,
+            hidden_dim=16,
+            vocab_size=40,
+            max_position_embeddings=24,
+        ),
+        ids,
+        layers("transformer.layer.{}.attention", 2, 3, 12, 4),
+        (r".*attention\.([qkv]_lin\.(weight|bias)|out_lin\.weight)",),
+    ),
+    _vit_like("ViT", "ViT"),
+    _vit_like("DeiT", "DeiT"),
+    _vit_like("ViTMSN", "ViT-MSN"),
+    ModelCase(
+        "SigLIP, a vision tower that pools by torch's attention",
+        hugging_face("SiglipVisionModel", "SiglipVisionConfig", **IMAGE),
+        image,
+        (*layers("encoder.layers.{}.self_attn", 2, 3, 12, 4), *both("head.attention", 3, 12, 4)),
+        (*CLIP_NAMES, *TORCH_NAMES),
+    ),
+    ModelCase(
+        "CLIP, both towers",
+        hugging_face(
+            "CLIPModel",
+            "CLIPConfig",
+            text_config={**TEXT, "bos_token_id": 1, "eos_token_id": 2},
+            vision_config={**IMAGE, "hidden_size": 8, "num_attention_heads": 2},
+            projection_dim=6,
+        ),
+        image_and_text,
+        (
+            *layers("text_model.encoder.layers.{}.self_attn", 2, 3, 12, 4),
+            *layers("vision_model.encoder.layers.{}.self_attn", 2, 2, 8, 4),
+        ),
+        CLIP_NAMES,
+    ),
+    ModelCase(
+        "GPT-2",
+        hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2),
+        ids,
+        layers("transformer.h.{}.attn", 2, 3, 12, 4),
+        (r".*attn\.c_attn\.(weight|bias)", r".*attn\.c_proj\.weight"),
+    ),
+    ModelCase(
+        "GPT-2 with cross-attention",
+        hugging_face("GPT2Model", "GPT2Config", **GPT2, add_cross_attention=True),
+        encoder_ids,
+        tuple(
+            pair
+            for layer in range(2)
+            for kind in ("attn", "crossattention")
+            for pair in both(f"h.{layer}.{kind}", 3, 12, 4)
+        ),
+        (r".*\.(c|q)_attn\.(weight|bias)", r".*\.(attn|crossattention)\.c_proj\.weight"),
+    ),
+    ModelCase(
+        "ViT as transformers 4 laid it out",
+        lambda: nn.Sequential(ViTSdpaAttention()),
+        lambda: noise(2, 5, 12),
+        tuple(both("0", 3, 12, 4)),
+        (r"0\.attention\..*", r"0\.output\.dense\.weight"),
+    ),
+    ModelCase(
+        "DistilBERT as transformers 4 laid it out",
+        lambda: nn.Sequential(MultiHeadSelfAttention()),
+        lambda: noise(2, 5, 12),
+        tuple(both("0", 3, 12, 4)),
+        (r"0\.[qkv]_lin\..*", r"0\.out_lin\.weight"),
+    ),
+)
