@@ -1,0 +1,52 @@
+"""How the demonstration's numbers are written for people."""
+
+from __future__ import annotations
+
+from quotient_manifolds.experiments.records import DemoResult, Sharpness
+from quotient_manifolds.experiments.statistics import Correlation
+
+GAPS = {"error_gap": "gap in error", "loss_gap": "gap in loss"}
+
+
+def figure(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def change(value: float) -> str:
+    """A relative change: its size matters, hardly its digits."""
+    return f"{value:.1e}" if value < 1e-3 or value >= 1e4 else f"{value:.3g}"
+
+
+def signed(value: float | None) -> str:
+    """A correlation, with a real minus sign."""
+    return "undefined" if value is None else f"{value:+.2f}".replace("-", "−")
+
+
+def interval(correlation: Correlation, *, tau: bool = True) -> str:
+    """tau [low, high], or the interval alone."""
+    low, high = correlation.low, correlation.high
+    bounds = "no interval" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
+    return f"{signed(correlation.tau)} {bounds}" if tau else bounds
+
+
+def excludes_zero(correlation: Correlation) -> bool:
+    low, high = correlation.low, correlation.high
+    return low is not None and high is not None and (low > 0 or high < 0)
+
+
+def with_error(value: Sharpness) -> str:
+    """Mean ± standard error."""
+    error = "" if value.standard_error is None else f" ± {value.standard_error:.2g}"
+    return f"{figure(value.mean)}{error}"
+
+
+def largest_change(result: DemoResult, key: str, dtype: str) -> float:
+    """max over scales of |ratio - 1|."""
+    return max(abs(row.ratio - 1) for row in result.orbit if (row.measure, row.dtype) == (key, dtype))
+
+
+def largest_factor(result: DemoResult, key: str, dtype: str = "float64") -> float:
+    """max over scales of ratio or 1 / ratio, whichever is larger."""
+    ratios = [row.ratio for row in result.orbit if (row.measure, row.dtype) == (key, dtype)]
+    return max(max(ratio, 1 / ratio) for ratio in ratios)

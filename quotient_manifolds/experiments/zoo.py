@@ -1,0 +1,213 @@
+"""A zoo of small vision transformers, trained once on the digits and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.experiments.digits import Digits, shifted
+from quotient_manifolds.load import load_model, load_object
+
+Progress = Callable[[str, int, int], None]  # (what is being done, units finished, units in all)
+
+# hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
+# 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.
+ARCHITECTURE: dict[str, Any] = {
+    "image_size": 8,
+    "patch_size": 2,
+    "num_channels": 1,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "initializer_range": 0.12,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "num_labels": 10,
+}
+CACHE_FORMAT = 1  # raise when the training procedure changes: older models are then trained anew
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides a trained model besides the data: AdamW's settings, batches, regularisation, seed."""
+
+    learning_rate: float
+    weight_decay: float
+    batch_size: int
+    label_smoothing: float
+    shift: int  # random shifts of up to so many pixels on every other step; 0: none
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean cross-entropy (nats) and share of wrong answers, on training and on test images."""
+
+    train_loss: float
+    train_error: float
+    test_loss: float
+    test_error: float
+
+    @property
+    def error_gap(self) -> float:
+        return self.test_error - self.train_error
+
+    @property
+    def loss_gap(self) -> float:
+        return self.test_loss - self.train_loss
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """One model of the zoo: how it was trained, how it does, and the directory it loads from."""
+
+    recipe: Recipe
+    scores: Scores
+    directory: Path
+    reused: bool  # found in the cache, not trained now
+
+    def load(self) -> nn.Module:
+        """The model, in eval mode, float32, on the CPU."""
+        return load_model(self.directory)
+
+
+def draw_recipe(index: int, *, seed: int = 0, steps: int | None = None) -> Recipe:
+    """Recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
+    draw = np.random.default_rng([seed, index])
+    return Recipe(
+        learning_rate=float(f"{10 ** draw.uniform(-3.2, -2.2):.3g}"),
+        weight_decay=float(f"{10 ** draw.uniform(-4.0, 0.0):.3g}"),
+        batch_size=int(draw.choice([16, 32, 64])),
+        label_smoothing=float(draw.choice([0.0, 0.1])),
+        shift=int(draw.choice([0, 1])),
+        steps=int(draw.choice([400, 600])) if steps is None else steps,
+        seed=int(draw.integers(2**31)),
+    )
+
+
+def train_zoo(
+    recipes: list[Recipe],
+    digits: Digits,
+    cache: Path,
+    *,
+    architecture: dict[str, Any] = ARCHITECTURE,
+    progress: Progress | None = None,
+) -> list[TrainedModel]:
+    """One trained model a recipe, in order; a model that the cache holds complete is not trained again.
+
+    Training runs on the CPU in float32, so a zoo is the same whatever it is measured on. Each model is kept as soon as
+    it is finished: an interrupted run goes on where it stopped.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    zoo: list[TrainedModel] = []
+    for index, recipe in enumerate(recipes):
+        if progress is not None:
+            progress("training", index, len(recipes))
+        directory = cache / _key(recipe, digits, architecture)
+        kept = _read(directory, recipe)
+        zoo.append(kept or _train_into(directory, recipe, digits, architecture))
+    if progress is not None:
+        progress("training", len(recipes), len(recipes))
+    return zoo
+
+
+def _key(recipe: Recipe, digits: Digits, architecture: dict[str, Any]) -> str:
+    """A name for everything that decides the weights, so that another setting is never mistaken for this one."""
+    data = hashlib.sha256(digits.train_images.numpy().tobytes() + digits.train_labels.numpy().tobytes()).hexdigest()
+    what = {"format": CACHE_FORMAT, "recipe": asdict(recipe), "architecture": architecture, "data": data}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _read(directory: Path, recipe: Recipe) -> TrainedModel | None:
+    """The model in `directory` if it is complete and its weights are those that were scored, else None."""
+    try:
+        record = json.loads((directory / "training.json").read_text(encoding="utf-8"))
+        whole = record["weights_sha256"] == _digest(directory)
+        return TrainedModel(recipe, Scores(**record["scores"]), directory, reused=True) if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(directory: Path) -> str:
+    files = [directory / "config.json", directory / "model.safetensors"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _train_into(directory: Path, recipe: Recipe, digits: Digits, architecture: dict[str, Any]) -> TrainedModel:
+    """Train beside `directory` and move there when complete: a directory of that name is never half-written."""
+    unfinished = directory.with_name(f".unfinished-{directory.name}-{os.getpid()}")
+    unfinished.mkdir(exist_ok=True)
+    try:
+        model = train(recipe, digits, architecture)
+        scores = score(model, digits)
+        model.save_pretrained(unfinished, safe_serialization=True)
+        record = {"recipe": asdict(recipe), "scores": asdict(scores), "weights_sha256": _digest(unfinished)}
+        (unfinished / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if directory.exists() and _read(directory, recipe) is None:
+            shutil.rmtree(directory)  # damaged; if it reads now, another process finished the same model meanwhile
+        if not directory.exists():
+            os.replace(unfinished, directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return TrainedModel(recipe, scores, directory, reused=False)
+
+
+def train(recipe: Recipe, digits: Digits, architecture: dict[str, Any] = ARCHITECTURE) -> Any:
+    """A vision transformer trained by AdamW with a one-cycle learning rate; torch's global generator is left alone."""
+    model = _fresh_model(recipe.seed, architecture).train()
+    generator = torch.Generator().manual_seed(recipe.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
+    for step in range(recipe.steps):
+        rows = torch.randperm(len(digits.train_labels), generator=generator)[: recipe.batch_size]
+        images = digits.train_images[rows]
+        if recipe.shift and step % 2:
+            images = shifted(images, recipe.shift, digits.blank, generator)
+        logits = model(pixel_values=images).logits
+        loss = nn.functional.cross_entropy(logits, digits.train_labels[rows], label_smoothing=recipe.label_smoothing)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def _fresh_model(seed: int, architecture: dict[str, Any]) -> Any:
+    try:  # by name, for the library itself is imported behind one door
+        config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
+        build = load_object("transformers:ViTForImageClassification", "a vision transformer")
+    except ValueError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise ImportError(
+            'The zoo is built from transformers\' models: pip install "quotient-manifolds[transformers]".'
+        ) from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(config)
+
+
+@torch.no_grad()
+def score(model: nn.Module, digits: Digits) -> Scores:
+    """Loss and error of a model in eval mode on all training and all test images."""
+    train_loss, train_error = _loss_and_error(model, digits.train_images, digits.train_labels)
+    test_loss, test_error = _loss_and_error(model, digits.test_images, digits.test_labels)
+    return Scores(train_loss, train_error, test_loss, test_error)
+
+
+def _loss_and_error(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    logits = model(pixel_values=images).logits
+    loss = nn.functional.cross_entropy(logits, labels)
+    return float(loss), float((logits.argmax(-1) != labels).double().mean())
