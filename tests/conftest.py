@@ -1,10 +1,12 @@
-"""Settings every test runs under: one torch thread a worker, no network, reproducible examples."""
+"""Settings every test runs under: one torch thread a worker, no network, no progress bars, reproducible examples."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when a Hugging Face library is imported
+# Read when a Hugging Face library is imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import pytest
 import torch

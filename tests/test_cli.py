@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import quotient_manifolds.cli
 from quotient_manifolds import SharpnessResult
 from quotient_manifolds.cli.app import cli
+from quotient_manifolds.experiments import DemoResult, run_demo
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
 
@@ -182,12 +182,17 @@ def test_measure_writes_results_that_load(bert: Path, data: Path, tmp_path: Path
     before, out = digest(bert), tmp_path / "result.json"
     chosen = [*("--geometry", "euclidean"), *("--metric", "inv"), *("--geometry", "mix"), *("--geometry", "adaptive")]
     settings = ["--radius", 0.5, "--steps", 4, "--batch-size", 2, "--dtype", "float64", "--seed", 7]
-    shown = call("measure", bert, "--data", data, *chosen, *settings, "--geodesic", "exact", "--out", out)
+    shown = call("measure", bert, "--data", data, *chosen, *settings, "--geodesic", "first", "--out", out)
     assert shown.exit_code == 0, shown.output
     record = json.loads(out.read_text())
     assert (record["examples"], record["dtype"], record["version"]) == (5, "float64", VERSION)
     results = [SharpnessResult.from_dict(each) for each in record["results"]]
-    assert [result.geometry for result in results] == ["euclidean", "inv (exact)", "mix (exact)", "adaptive"]
+    assert [result.geometry for result in results] == [
+        "euclidean",
+        "inv (first order)",
+        "mix (first order)",
+        "adaptive",
+    ]
     for result in results:
         assert (result.radius, result.steps, result.seed, len(result.values)) == (0.5, 4, 7, 3)
         assert math.isfinite(result.mean)
@@ -232,6 +237,37 @@ def test_measure_agrees_with_the_library(bert: Path, data: Path, tmp_path: Path)
     )
     (found,) = json.loads(out.read_text())["results"]
     assert found["mean"] == pytest.approx(expected.mean, rel=1e-6)
+
+
+# ---- demo
+
+
+def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["quotient_manifolds.cli.demo"]
+    small = functools.partial(run_demo, training_steps=20, batch_size=32, train_points=100, scales=(0.1, 10.0))
+    monkeypatch.setattr(module, "run_demo", small)
+    out = tmp_path / "demo"
+    shown = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3)
+    assert shown.exit_code == 0, shown.output
+    record = DemoResult.load(out)
+    assert (record.settings.models, record.settings.steps, record.settings.seed) == (2, 1, 3)
+    assert all(pair.name in shown.stdout for pair in record.pairs)
+    assert all(f"{row.ratio:.6g}" in shown.stdout for row in record.orbit)
+    assert "Kendall" in shown.stdout
+    assert str(out / "report.html") in shown.stdout.replace("\n", "")
+    assert (out / "report.html").stat().st_size > 10_000
+    assert record.provenance.command == (
+        "quotient-manifolds demo --models 2 --seed 3 --device cpu --dtype float32 --steps 1 --radius 0.5"
+    )
+    again = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--quiet")
+    assert (again.exit_code, again.output) == (0, "")
+    assert DemoResult.load(out).provenance.trained == 0
+
+
+def test_demo_refuses_bad_input(tmp_path: Path) -> None:
+    refused(call("demo", "--out", tmp_path, "--models", 1, "--quiet"), "--models")
+    (tmp_path / "file").write_text("")
+    refused(call("demo", "--out", tmp_path / "file", "--quiet"), "is a file")
 
 
 # ---- bad input: one sentence, a non-zero exit, nothing changed
@@ -327,18 +363,30 @@ def test_inspect_of_bad_models(bert: Path) -> None:
     assert digest(bert) == before
 
 
+INTERRUPTED_WHILE_MEASURING = """
+import os, signal, sys, threading, torch
+import quotient_manifolds.cli
+from quotient_manifolds.cli import app
+measure = sys.modules["quotient_manifolds.cli.measure"]
+ascend = measure.worst_case_sharpness
+
+def interrupted(*args, **kwargs):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return ascend(*args, **kwargs)
+
+measure.worst_case_sharpness = interrupted
+torch.set_num_threads(1)
+quotient_manifolds.cli.main()
+"""
+
+
 def test_ctrl_c_leaves_with_130_and_no_result(bert: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    long = ["--data", data, "--radius", 0.1, "--steps", 1000000, "--metric", "inv", "--out", out]
-    code = "import torch; torch.set_num_threads(1); import quotient_manifolds.cli as c; c.main()"
-    command = [sys.executable, "-c", code, "measure", bert, *long]
-    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        shown = process.stderr.read(1)  # the progress bar: the ascent is under way
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        shown += process.stderr.read()
-        assert process.wait(timeout=60) == 130
-    assert "Traceback" not in shown
-    assert "Interrupted." in shown
+    long = ["--data", data, "--radius", 0.1, "--steps", 10**6, "--metric", "inv", "--out", out]
+    command = [sys.executable, "-c", INTERRUPTED_WHILE_MEASURING, "measure", bert, *long]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().endswith("Interrupted.")
+    assert done.stdout == ""
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bert", "data.jsonl"]
