@@ -231,9 +231,9 @@ class TangentSpace:
             alone = memory.nbytes() == grad.numel() * grad.element_size() and memory.data_ptr() not in seen
             seen.add(memory.data_ptr())
             if scale is None:
-                pulled[name] = grad if alone else grad.clone()
+                pulled[name] = grad.contiguous() if alone else grad.clone(memory_format=torch.contiguous_format)
             else:
-                pulled[name] = grad.mul_(scale) if alone else grad * scale
+                pulled[name] = (grad.mul_(scale) if alone else grad * scale).contiguous()
         return pulled
 
     def _blocks(self) -> Iterable[tuple[str, Tensor]]:

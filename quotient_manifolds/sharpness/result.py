@@ -16,9 +16,9 @@ class SharpnessResult:
     """Worst-case sharpness: per batch, and its mean over batches.
 
     values: max over the ball of L(gamma(1)) - L(w) on each batch on its own. standard_error: of the mean over batches,
-    None for a single batch. base_losses: L(w). loss_steps: the losses of the best climb per batch, start first
-    (steps + 1 numbers). norms: metric norm of the worst direction. critical_starts: the batches whose gradient at w was exactly 0,
-    so that their ascent began in a random direction.
+    None for a single batch. base_losses: L(w). loss_steps: the losses of the best climb per batch, start first (steps
+    + 1 numbers). norms: metric norm of the worst direction. critical_starts: the batches whose gradient at w was
+    exactly 0, so that their ascent began in a random direction.
     """
 
     mean: float

@@ -1,0 +1,298 @@
+"""Auto-PGD on plain functions: schedules, steps against a literal reading of the algorithm, maxima against exact ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient
+from quotient_manifolds.sharpness import AutoPGD
+from quotient_manifolds.sharpness.ascent import (
+    _CHUNK,
+    Blocks,
+    combine,
+    dot,
+    norm,
+    released_checkpoints,
+    stated_checkpoints,
+)
+
+
+@dataclass
+class Plain:
+    """A function of one block, differentiated by autograd; `points` remembers where it was evaluated."""
+
+    function: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+    points: list[Tensor] = field(default_factory=list)
+    backwards: int = 0
+
+    def zero(self) -> Blocks:
+        return {"z": torch.zeros(self.shape, dtype=torch.float64)}
+
+    def sample(self, generator: torch.Generator) -> Blocks:
+        return {"z": torch.randn(self.shape, generator=generator, dtype=torch.float64)}
+
+    def value(self, z: Blocks) -> float:
+        self.points.append(z["z"].clone())
+        return float(self.function(z["z"]))
+
+    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
+        self.backwards += 1
+        leaf = z["z"].clone().requires_grad_()
+        self.points.append(leaf.detach().clone())
+        value = self.function(leaf)
+        return float(value.detach()), {"z": torch.autograd.grad(value, leaf)[0]}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def quadratic(seed: int, dimension: int) -> tuple[Callable[[Tensor], Tensor], np.ndarray, np.ndarray]:
+    """g.z + z'Az / 2 with A indefinite."""
+    random = np.random.default_rng(seed)
+    A = random.standard_normal((dimension, dimension))
+    A, g = A + A.T, random.standard_normal(dimension)
+    tA, tg = torch.tensor(A), torch.tensor(g)
+    return lambda z: tg @ z + z @ tA @ z / 2, A, g
+
+
+def trust_region_maximum(A: np.ndarray, g: np.ndarray, radius: float) -> float:
+    """max of g.z + z'Az/2 over |z| <= radius by the secular equation |(lam - A)^-1 g| = radius, lam >= max(eig, 0)."""
+    eigenvalues, Q = np.linalg.eigh(A)
+    b = Q.T @ g
+
+    def excess(lam: float) -> float:
+        return float(np.linalg.norm(b / (lam - eigenvalues)) - radius)
+
+    low = max(eigenvalues[-1], 0.0)
+    if low == 0.0 and excess(0.0) <= 0:  # concave, and its top lies inside
+        lam = 0.0
+    else:
+        lam = brentq(excess, low + 1e-13 * (1 + abs(low)), low + np.linalg.norm(g) / radius + 1.0, xtol=1e-14)
+    y = b / (lam - eigenvalues)
+    return float(b @ y + y @ (eigenvalues * y) / 2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 10, 20, 40, 100])
+def test_released_schedule_is_the_counter_of_the_released_code(steps: int) -> None:
+    # The rule as a counter: after k steps check, then shorten k.
+    k, shrink, least = max(int(0.22 * steps), 1), max(int(0.03 * steps), 1), max(int(0.06 * steps), 1)
+    counter, expected = 0, []
+    for step in range(steps):
+        counter += 1
+        if counter == k:
+            expected.append(step + 1)
+            counter, k = 0, max(k - shrink, least)
+    assert released_checkpoints(steps) == tuple(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 5, 10, 20, 40, 100])
+def test_stated_schedule_is_ceil_of_the_fractions(steps: int) -> None:
+    from fractions import Fraction
+
+    p = [Fraction(0), Fraction(22, 100)]
+    while p[-1] <= 1:
+        p.append(p[-1] + max(p[-1] - p[-2] - Fraction(3, 100), Fraction(6, 100)))
+    assert stated_checkpoints(steps) == tuple(sorted({math.ceil(q * steps) for q in p[1:-1]}))
+
+
+def test_the_two_schedules_at_20_and_100_steps() -> None:
+    assert [done - 1 for done in released_checkpoints(20)][:5] == [3, 6, 8, 9, 10]
+    assert stated_checkpoints(20) == (5, 9, 12, 15, 16, 18, 19, 20)
+    assert released_checkpoints(100) == (22, 41, 57, 70, 80, 87, 93, 99)
+    assert stated_checkpoints(100) == (22, 41, 58, 70, 80, 87, 93, 99)
+
+
+def literal_auto_pgd(f: Plain, radius: float, steps: int) -> list[Tensor]:
+    """Algorithm 1 of Croce & Hein on one flat vector, written with copies and no cleverness: the points visited."""
+
+    def P(v: Tensor) -> Tensor:
+        return v * min(1.0, radius / max(float(v.norm()), 1e-300))
+
+    z = f.zero()["z"]
+    loss, g = f.value_and_gradient({"z": z})
+    g = g["z"]
+    best, best_g, best_loss = z.clone(), g.clone(), loss
+    eta, z_old, points, losses = 2 * radius, z.clone(), [z.clone()], [loss]
+    checks = released_checkpoints(steps)
+    last, best_at_last, halved = 0, loss, True
+    for k in range(steps):
+        a = 1.0 if k == 0 else 0.75
+        u = P(z + eta * g / g.norm())
+        new = P(z + a * (u - z) + (1 - a) * (z - z_old))
+        z_old, z = z, new
+        loss, grad = f.value_and_gradient({"z": z})
+        g = grad["z"]
+        points.append(z.clone())
+        losses.append(loss)
+        if loss > best_loss:
+            best, best_g, best_loss = z.clone(), g.clone(), loss
+        if k + 1 in checks:
+            rises = sum(losses[i + 1] > losses[i] for i in range(last, k + 1))
+            halve = rises <= 0.75 * (k + 1 - last) or (not halved and best_at_last >= best_loss)
+            last, best_at_last, halved = k + 1, best_loss, halve
+            if halve:
+                eta, z, g = eta / 2, best.clone(), best_g.clone()
+    return points
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("wave", [0.0, 3.0])
+def test_points_visited_are_those_of_the_literal_algorithm(seed: int, wave: float) -> None:
+    quadratic_part, _, _ = quadratic(seed, 5)
+
+    def function(z: Tensor) -> Tensor:  # the wave makes it oscillate, so both conditions and restarts occur
+        return quadratic_part(z) + wave * torch.cos(7 * z).sum()
+
+    f = Plain(function, (5,))
+    AutoPGD(steps=30).maximise(f, 0.8, generator())
+    expected = literal_auto_pgd(Plain(function, (5,)), 0.8, 30)
+    for k, (found, literal) in enumerate(zip(f.points, expected, strict=True)):
+        torch.testing.assert_close(found, literal, rtol=1e-9, atol=1e-9, msg=f"step {k}")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("radius", [0.01, 0.5, 10.0])
+def test_maximum_of_a_quadratic_is_the_exact_one(seed: int, radius: float) -> None:
+    function, A, g = quadratic(seed, 2 + seed)
+    found = AutoPGD(steps=100).maximise(Plain(function, (2 + seed,)), radius, generator())
+    exact = trust_region_maximum(A, g, radius)
+    assert found.loss <= exact * (1 + 1e-12)
+    assert found.loss >= 0.99 * exact
+    assert found.norm <= radius * (1 + 1e-12)
+
+
+def test_an_inner_maximum_is_found_and_its_norm_reported() -> None:
+    centre = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    found = AutoPGD(steps=60).maximise(Plain(lambda z: -((z - centre) ** 2).sum(), (2,)), 2.0, generator())
+    assert found.loss > -1e-6
+    assert found.norm == pytest.approx(float(centre.norm()), rel=1e-2)
+
+
+def test_passes_are_one_forward_and_backward_a_step_and_a_last_forward() -> None:
+    f = Plain(lambda z: z.sum(), (3,))
+    found = AutoPGD(steps=7, restarts=2).maximise(f, 1.0, generator())
+    assert len(f.points) == found.forward_passes == 3 * 8
+    assert f.backwards == found.backward_passes == 3 * 7
+    assert len(found.losses) == 8
+    assert found.base == 0.0
+
+
+def test_an_exact_critical_point_is_left_in_a_random_direction() -> None:
+    function = lambda z: (z**2 * torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)).sum()  # noqa: E731
+    found = AutoPGD(steps=50).maximise(Plain(function, (3,)), 0.5, generator())
+    assert found.critical_start
+    assert found.loss == pytest.approx(2 * 0.5**2, rel=1e-2)
+    again = AutoPGD(steps=50).maximise(Plain(function, (3,)), 0.5, generator())
+    assert torch.equal(found.z["z"], again.z["z"])
+    assert not AutoPGD(steps=2).maximise(Plain(lambda z: z.sum(), (3,)), 0.5, generator()).critical_start
+
+
+def test_a_constant_function_ends_where_it_began() -> None:
+    found = AutoPGD(steps=5).maximise(Plain(lambda z: (0 * z).sum() + 3.0, (2,)), 1.0, generator())
+    assert (found.loss, found.base, found.norm) == (3.0, 3.0, 0.0)
+
+
+def test_restarts_find_what_the_first_climb_misses() -> None:
+    # A low hill where the gradient at 0 points, a high and narrow one aside.
+    def hills(z: Tensor) -> Tensor:
+        left, right = torch.tensor([0.0, 0.8], dtype=torch.float64), torch.tensor([0.7, 0.0], dtype=torch.float64)
+        return 2 * torch.exp(-40 * ((z - left) ** 2).sum()) + torch.exp(-4 * ((z - right) ** 2).sum())
+
+    alone = AutoPGD(steps=40).maximise(Plain(hills, (2,)), 0.9, generator())
+    several = AutoPGD(steps=40, restarts=12).maximise(Plain(hills, (2,)), 0.9, generator())
+    assert alone.loss < 1.1
+    assert several.loss > 1.9
+    assert several.base == alone.base
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_first_order_diagonal_sharpness_has_its_closed_form(metric: str) -> None:
+    """[paper, App. F]: u (1 + b), v (1 + b): to first order in the loss the maximum is radius |Riemannian gradient|.
+
+    With b free the first-order diagonal geodesic is what adaptive sharpness moves, and for inv |xi|^2 = 2 |b|^2.
+    """
+    random = np.random.default_rng(0)
+    x = torch.tensor(random.standard_normal((2, 4)))
+    c = torch.tensor(random.standard_normal(4))
+    space = DiagonalQuotient(metric).at(x)
+    radius = 1e-3
+
+    def geodesic(z: Tensor) -> Tensor:
+        y = space.move(space.horizontal(z), "first")
+        return (c * y[0] * y[1]).sum()
+
+    found = AutoPGD(steps=40).maximise(Plain(geodesic, (2, 4)), radius, generator())
+    weight = torch.ones(4, dtype=torch.float64) if metric == "inv" else (x[0] * x[1]).abs()
+    b0 = c * x[0] * x[1] / weight  # d loss / d b = 2 c beta; metric sqrt(2) weight |b|
+    expected = radius * math.sqrt(2) * float(b0.norm())
+    assert found.loss - found.base == pytest.approx(expected, rel=1e-2)
+
+
+def test_first_order_diagonal_sharpness_of_inv_is_adaptive_sharpness() -> None:
+    """[paper, App. F]: the same maximum over u (1 + b_u), v (1 + b_v), |b_u|^2 + |b_v|^2 <= rho^2, as over horizontal b."""
+    random = np.random.default_rng(1)
+    x = torch.tensor(random.standard_normal((2, 5)))
+    X, y = torch.tensor(random.standard_normal((7, 5))), torch.tensor(random.standard_normal(7))
+    space = DiagonalQuotient("inv").at(x)
+
+    def loss(w: Tensor) -> Tensor:
+        return ((X @ (w[0] * w[1]) - y) ** 2).mean()
+
+    for radius in (0.01, 0.3):
+        adaptive = AutoPGD(steps=100).maximise(Plain(lambda z: loss(x + x * z), (2, 5)), radius, generator())
+        ours = AutoPGD(steps=100).maximise(
+            Plain(lambda z: loss(space.move(space.horizontal(z), "first")), (2, 5)), radius, generator()
+        )
+        assert ours.loss - ours.base == pytest.approx(adaptive.loss - adaptive.base, rel=1e-3)
+
+
+def test_sums_over_many_float32_numbers_are_accurate() -> None:
+    x = {"a": torch.randn(5 * _CHUNK + 17), "b": torch.randn(3, 5).double(), "c": torch.randn(4).bfloat16()}
+    exact = sum(float((t.double() ** 2).sum()) for t in x.values())
+    assert dot(x, x) == pytest.approx(exact, rel=1e-6)
+    assert norm(x) == pytest.approx(math.sqrt(exact), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, _CHUNK + 5])
+def test_combine_writes_over_one_of_its_terms(size: int) -> None:
+    x, y, z = ({"a": torch.randn(size, dtype=torch.float64)} for _ in range(3))
+    expected = 0.5 * x["a"] - 2 * y["a"] + 3 * z["a"]
+    combine(((0.5, x), (-2, y), (3, z)), y)
+    torch.testing.assert_close(y["a"], expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be a whole number, at least 1. Found 0"),
+        ({"steps": 2.5}, "steps must be a whole number"),
+        ({"restarts": -1}, "restarts must be a whole number, at least 0"),
+        ({"alpha": 0.0}, "alpha must lie in"),
+        ({"rho": 1.5}, "rho must lie in"),
+        ({"schedule": "weekly"}, "schedule must be one of released, stated. Found 'weekly'"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AutoPGD(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+def test_bad_radius_is_refused(radius: float) -> None:
+    with pytest.raises(ValueError, match="radius must be a positive finite number"):
+        AutoPGD().maximise(Plain(lambda z: z.sum(), (2,)), radius, generator())
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="gradient of the loss must be finite"):
+        AutoPGD().maximise(Plain(lambda z: z.sqrt().sum(), (2,)), 1.0, generator())
