@@ -67,10 +67,11 @@ class Ascent:
 class AutoPGD:
     """Settings of the ascent. One forward and one backward per step; the last point needs only a forward.
 
-    restarts: further climbs from random points of the ball, after the one from z = 0; the best is kept. schedule: when
-    the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps, after 4, 7, 9,
-    10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after 5, 9, 12, 15,
-    16, 18, 19, 20. For 100 steps the two differ by one step at a single check.
+    restarts: further climbs from random points of the ball, after the one from z = 0; the best is kept.
+
+    schedule: when the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps,
+    after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after 5,
+    9, 12, 14, 16, 18, 19, 20 (rounding errors in p_4 = 0.7 make 14 a 15 elsewhere). For 100 steps the two are the same.
     """
 
     steps: int = 20
@@ -258,7 +259,7 @@ def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> None:
 
 
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
-    """Equal pieces of all given dicts, flat: views of every tensor that is contiguous, as what is written into must be."""
+    """Equal pieces of all given dicts, flat: views of the tensors that are contiguous (so must be what is written)."""
     for key, leader in blocks[0].items():
         flat = [other[key].reshape(-1) for other in blocks]
         if leader.is_cpu and leader.numel() > _CHUNK:
