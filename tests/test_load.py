@@ -106,6 +106,7 @@ def edit_config(directory: Path, **entries: object) -> None:
 BROKEN = {
     "no config": (lambda d: drop(d, "config.json"), "no config.json"),
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+    "config is no object": (lambda d: (d / "config.json").write_text("[]"), "one JSON object"),
     "config names no model": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
     "no weights": (lambda d: drop(d, "model.safetensors"), "no weights"),
     "pickle only": (pickle_weights, "safe_serialization=True"),

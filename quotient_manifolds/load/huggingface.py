@@ -50,13 +50,20 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path / 'config.json'} is not valid JSON: {error}.") from error
-    if not isinstance(config, dict) or not config.get("model_type"):
+    config = _read_object(path / "config.json")
+    if not config.get("model_type"):
         raise ValueError(f"{path / 'config.json'} does not say which model_type this is.")
     return config
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{file} must hold one JSON object, found {type(record).__name__}.")
+    return record
 
 
 def _check_weights(path: Path) -> None:
@@ -65,7 +72,7 @@ def _check_weights(path: Path) -> None:
     if (path / "model.safetensors").is_file():
         return
     if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        shards = set(dict(_read_object(index).get("weight_map", {})).values())
         if missing := sorted(shard for shard in shards if not (path / shard).is_file()):
             raise ValueError(f"{path} is incomplete: {index.name} names {missing[0]}, which is not there.")
         return
