@@ -30,7 +30,7 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
     `left` and `right` then have columns shorter than one. Singular values are floored at machine precision relative to
     the largest, so that weights stay finite and the result depends on the orbit of (G, H) only.
 
-    Shapes: G (..., n, h), H (..., m, h), with n, m >= h. Entries that are not finite come back not finite.
+    Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
     """
     R_G, R_H = _triangular(G, eps), _triangular(H, eps)
     U, s, Vh = torch.linalg.svd(R_G @ R_H.mT)

@@ -54,9 +54,13 @@ class FixedRankQuotient(QuotientManifold):
     def at(self, x: Tensor) -> HorizontalSpace:
         """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h."""
         self._assert_check_shape(tuple(x.shape), "x")
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("the entries of a point should be finite; found NaN or infinity")
         space = _FixedRankSpace(x, self.n, self.metric, self.eps)
         if not space.finite:
-            raise ValueError(self._check_point_on_manifold(x)[1] or "the frame at the point is not finite")
+            raise ValueError(
+                self._check_point_on_manifold(x)[1] or "the QR factors of G or H are singular; use eps > 0"
+            )
         return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -164,7 +168,7 @@ class _FixedRankSpace(HorizontalSpace):
 
     @property
     def finite(self) -> bool:
-        """Whether the frame is finite: it is not where the point is not, or where a factor is singular."""
+        """Whether the frame is finite: it is not where a factor is singular."""
         return bool(torch.isfinite(self._frame.left).all() and torch.isfinite(self._frame.right).all())
 
     def coordinates(self, eta: Tensor) -> Tensor:
@@ -200,9 +204,7 @@ class _FixedRankSpace(HorizontalSpace):
             flow = integrate(self._metric, frame.s, frame.left, frame.right, a, b, self._relaxed)
             if bool((flow.drift > ENERGY_TOLERANCE).any()):
                 raise ArithmeticError(f"energy on a geodesic should be constant; it drifts by {flow.drift.max():.3g}")
-            at, along, at_H, along_H = (c.to(z.dtype) for c in flow[:4])
-            left, right = frame.left @ at + a @ along, frame.right @ at_H + b @ along_H
-            reached = flow.reached.to(z.dtype)
+            left, right, reached = (x.to(z.dtype) for x in flow[:3])
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def _second_order_step(self, z: Tensor) -> Tensor:

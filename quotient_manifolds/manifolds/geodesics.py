@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torchdiffeq import odeint
 
+MAX_STEPS = 10_000
 TOLERANCE = 1e-10
 """Relative and absolute tolerance of the ODE solver, on a state whose entries start at 0 and 1."""
 
@@ -62,73 +63,96 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
 
 
 class Flow(NamedTuple):
-    """Where a geodesic got: G = left @ at_left + a @ along_left, H alike, at time `reached` <= 1."""
+    """Where a geodesic got: the factors in the frame (G = left @ from_left) at time `reached` <= 1."""
 
-    at_left: Tensor
-    along_left: Tensor
-    at_right: Tensor
-    along_right: Tensor
+    left: Tensor
+    right: Tensor
     reached: Tensor
     drift: Tensor  # of the energy, relative
 
 
-def integrate(metric: str, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, ridge: bool) -> Flow:
+def integrate(metric: str, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool) -> Flow:
     """The exact geodesic at t = 1 by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
 
-    The acceleration -Gamma multiplies (left, a) from the right only, so G(t) = [left, a] c(t) with c (2h, h): the
-    problem does not see n and m. Every batch entry's clock slows down smoothly once its smallest Gram eigenvalue falls
-    to the square root of machine precision, so it stops at the end of its domain, and `reached` tells where; the curve
-    itself is the geodesic throughout. `ridge` marks the relaxed metric, whose Gram matrices are those of the frame
-    plus the constant that makes them the identity at t = 0.
+    Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
+    value nears 0: with momenta P_G = xi_G W_G, W_G = H^T H (mix) or (G^T G)^-1 (inv), alike for H,
+
+    - mix: G' = P_G (H^T H)^-1, P_G' = G (G^T G)^-1 P_H^T P_H (G^T G)^-1,
+    - inv: G' = P_G G^T G, P_G' = -G P_G^T P_G.
+
+    Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns and c (2h, h), and
+    n and m do not matter.
+    An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision is stopped there,
+    at the end of its domain, and `reached` tells when. With `relaxed` the Gram matrices are those of left and right
+    plus the constants that make them the identity at t = 0.
     """
     s, left, right, a, b = (x.double() for x in (s, left, right, a, b))
+    s = s / s[..., :1]  # a change of the unit of energy
     h = a.shape[-1]
-    bases = [torch.cat([left, a], dim=-1), torch.cat([right, b], dim=-1)]
+    bases, starts = zip(*(_basis(x, v) for x, v in ((left, a), (right, b))), strict=True)
     grams = [B.mT @ B for B in bases]  # (..., 2h, 2h)
     eye = torch.eye(h, dtype=a.dtype, device=a.device)
-    shift = [eye - g[..., :h, :h] if ridge else torch.zeros_like(eye) for g in grams]
-    floor = math.sqrt(torch.finfo(a.dtype).eps) / h
+    ridge = [eye - g[..., :h, :h] if relaxed else torch.zeros_like(eye) for g in grams]
+    column = s[..., None, :]
 
-    def gram_inverses(c: list[Tensor]) -> tuple[Tensor, Tensor]:
-        K = [torch.linalg.inv(x.mT @ g @ x + e) for x, g, e in zip(c, grams, shift, strict=True)]
-        return K[0], K[1]
+    def gram(c: list[Tensor]) -> list[Tensor]:
+        return [x.mT @ g @ x + e for x, g, e in zip(c, grams, ridge, strict=True)]
+
+    def velocities(c: list[Tensor], p: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        if metric == "inv":
+            return [q @ g for q, g in zip(p, gram(c), strict=True)], []
+        K = [torch.linalg.inv(g) for g in gram(c)]
+        return [p[0] @ K[1] / column, p[1] @ K[0] / column], K
 
     def motion(_: Tensor, state: Tensor) -> Tensor:
-        c, d = _unpack(state, h)
-        products = [(d[i].mT @ grams[i] @ c[i], d[i].mT @ grams[i] @ d[i]) for i in (0, 1)]
-        V = (products[0][0] + products[0][0].mT, products[1][0] + products[1][0].mT)
-        N = (products[0][1], products[1][1])
-        K = gram_inverses(c)
-        gamma = christoffel(metric, s, V, N, K)
-        acceleration = [-(d[i] @ gamma[i].along + c[i] @ gamma[i].across) for i in (0, 1)]
-        smallest = 1 / torch.maximum(*(k.diagonal(dim1=-2, dim2=-1).sum(-1) for k in K))
-        clock = (smallest / floor - 1).clamp(0, 1)[..., None]
-        return clock * _pack(d, acceleration, torch.ones_like(smallest))
-
-    def energy(c: list[Tensor], d: list[Tensor]) -> Tensor:
-        K = gram_inverses(c)
-        N = [d[i].mT @ grams[i] @ d[i] for i in (0, 1)]
+        c, p = _unpack(state, h)
+        d, K = velocities(c, p)
         if metric == "inv":
-            return (K[0] * N[0]).sum((-2, -1)) + (K[1] * N[1]).sum((-2, -1))
-        weight = s[..., :, None] * s[..., None, :]
-        mixed = torch.linalg.inv(K[1]) * N[0] + torch.linalg.inv(K[0]) * N[1]
-        return (weight * mixed).sum((-2, -1))
+            forces = [-c[i] @ (p[i].mT @ grams[i] @ p[i]) for i in (0, 1)]
+            alive = torch.ones_like(state[..., -1:])
+        else:
+            forces = [c[i] * column @ (d[1 - i].mT @ grams[1 - i] @ d[1 - i]) for i in (0, 1)]
+            spread = torch.maximum(*(k.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) for k in K))
+            alive = (spread * math.sqrt(torch.finfo(a.dtype).eps) < 1).to(state.dtype)
+        return alive * _pack(d, forces, torch.ones_like(alive))
 
-    half = torch.cat([eye, torch.zeros_like(eye)]).expand_as(grams[0][..., :h])
-    other = torch.cat([torch.zeros_like(eye), eye]).expand_as(half)
-    start = _pack([half, half], [other, other], torch.zeros(half.shape[:-2], dtype=a.dtype, device=a.device))
+    def energy(c: list[Tensor], p: list[Tensor]) -> Tensor:
+        d, _ = velocities(c, p)
+        weight = 1.0 if metric == "inv" else column
+        return sum(((p[i] * weight) * (grams[i] @ d[i])).sum((-2, -1)) for i in (0, 1))
+
+    upper = torch.cat([eye, torch.zeros_like(eye)]).expand_as(grams[0][..., :h])
+    momenta = list(starts) if metric == "inv" else [v * column for v in starts]
+    start = _pack([upper, upper], momenta, torch.zeros_like(s[..., :1]))
     times = torch.tensor([0.0, 1.0], dtype=a.dtype, device=a.device)
-    options = {"norm": lambda x: x.abs().max()}
+    options = {"norm": lambda x: x.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
     end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
-    c, d = _unpack(end, h)
+    c, p = _unpack(end, h)
     with torch.no_grad():
-        first = energy([half, half], [other, other])
-        drift = (energy(c, d) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
-    return Flow(c[0][..., :h, :], c[0][..., h:, :], c[1][..., :h, :], c[1][..., h:, :], end[..., -1], drift)
+        first = energy([upper, upper], momenta)
+        drift = (energy(c, p) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+    reached = torch.where(
+        end[..., -1] > 1 - TOLERANCE, 1.0, end[..., -1]
+    )  # a clock that ran on sums to 1 but for rounding
+    return Flow(bases[0] @ c[0], bases[1] @ c[1], reached, drift)
 
 
-def _pack(c: list[Tensor], d: list[Tensor], clock: Tensor) -> Tensor:
-    return torch.cat([x.flatten(-2) for x in (*c, *d)] + [clock[..., None]], dim=-1)
+def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """A basis B (..., n, 2h) of the columns of left and a, beginning with left, and a in it: a = B @ (..., 2h, h).
+
+    The second half is orthonormalised by a matrix that takes no part in differentiation: what B c(t) is does not depend
+    on it, and so a = 0 has a gradient. Without it, columns of a in the span of left would spoil the solver's errors.
+    """
+    M = left.mT @ a
+    Y = a - left @ M
+    with torch.no_grad():
+        lam, E = torch.linalg.eigh(Y.mT @ Y)
+        root = lam.clamp_min(torch.finfo(a.dtype).eps ** 2).sqrt()
+    return torch.cat([left, Y @ (E / root[..., None, :])], dim=-1), torch.cat([M, root[..., :, None] * E.mT], dim=-2)
+
+
+def _pack(c: list[Tensor], p: list[Tensor], clock: Tensor) -> Tensor:
+    return torch.cat([x.flatten(-2) for x in (*c, *p)] + [clock], dim=-1)
 
 
 def _unpack(state: Tensor, h: int) -> tuple[list[Tensor], list[Tensor]]:

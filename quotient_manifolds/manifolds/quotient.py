@@ -96,10 +96,13 @@ class HorizontalSpace(abc.ABC):
         time = torch.as_tensor(t, dtype=self.point.dtype, device=self.point.device)[..., None, None]
         z = time * self.horizontal(self.coordinates(xi))
         y, reached = self.follow(z, _checked_order(order))
-        if bool((reached < 1).any()):
-            end = float((reached * time[..., 0, 0].abs()).min())
+        short = reached < 1
+        if bool(short.any()):
+            earliest = reached[short].argmin()
+            wanted = float(time[..., 0, 0].expand_as(reached)[short][earliest])
+            end = wanted * float(reached[short][earliest])
             raise GeodesicError(
-                f"the geodesic should reach t = {float(time.abs().max()):g} but leaves the manifold at t = {end:.6g}, "
+                f"the geodesic should reach t = {wanted:g} but leaves the manifold at t = {end:.6g}, "
                 "where a singular value reaches 0: take a shorter vector, or metric='inv', whose geodesics never end"
             )
         return y

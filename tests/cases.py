@@ -1,0 +1,139 @@
+"""The one table of manifolds under test, each with its geometry written down a second time, densely and plainly.
+
+A case knows its metric, vertical space and acceleration as textbook formulas on one unbatched point, through Gram
+matrices and their inverses: slow, and independent of the frames the package works in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, QuotientManifold
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    manifold: QuotientManifold
+    shape: tuple[int, int]
+    dimension: int
+    metric: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(x, eta, zeta) -> <eta, zeta>_x"""
+    vertical: Callable[[Tensor], Tensor]
+    """x -> (k, *shape), a basis of the vertical space"""
+    acceleration: Callable[[Tensor, Tensor], Tensor]
+    """(x, v) -> x'' of the geodesic"""
+    group: Callable[[torch.Generator, float], Tensor]
+    """(generator, condition number) -> a group element"""
+    product: Callable[[Tensor], Tensor]
+    """x -> what the orbit determines"""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def point(self, seed: int, *batch: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(*batch, *self.shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+    vector = point
+
+    def gram(self, x: Tensor) -> Tensor:
+        """The metric at x as a dense matrix in the standard basis."""
+        basis = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
+        return torch.stack([torch.stack([self.metric(x, a, b) for b in basis]) for a in basis])
+
+    def project(self, x: Tensor, eta: Tensor) -> Tensor:
+        """eta less its vertical part, by dense least squares in the metric."""
+        basis, gram = self.vertical(x).flatten(1), self.gram(x)
+        weights = torch.linalg.solve(basis @ gram @ basis.T, basis @ gram @ eta.flatten())
+        return eta - (weights @ basis).reshape(eta.shape)
+
+
+def fixed_rank(n: int, m: int, h: int, metric: str, eps: float = 0.0) -> Case:
+    inv, eye = torch.linalg.inv, torch.eye(h, dtype=torch.float64)
+
+    def weights(x: Tensor) -> tuple[Tensor, Tensor]:
+        G, H = x[:n], x[n:]
+        grams = G.T @ G + eps * eye, H.T @ H + eps * eye
+        return (inv(grams[0]), inv(grams[1])) if metric == "inv" else (grams[1], grams[0])
+
+    def inner(x: Tensor, eta: Tensor, zeta: Tensor) -> Tensor:
+        W_G, W_H = weights(x)
+        return torch.trace(W_G @ eta[:n].T @ zeta[:n]) + torch.trace(W_H @ eta[n:].T @ zeta[n:])
+
+    def vertical(x: Tensor) -> Tensor:
+        units = torch.eye(h * h, dtype=x.dtype).reshape(-1, h, h)
+        return torch.stack([torch.cat([x[:n] @ K, -x[n:] @ K.T]) for K in units])
+
+    def acceleration(x: Tensor, v: Tensor) -> Tensor:
+        (G, H), (a, b) = (x[:n], x[n:]), (v[:n], v[n:])
+
+        def single(G: Tensor, a: Tensor) -> Tensor:
+            W = inv(G.T @ G + eps * eye)
+            return a @ W @ (a.T @ G + G.T @ a) - G @ W @ a.T @ a
+
+        def coupled(G: Tensor, H: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            return -(a @ (b.T @ H + H.T @ b) - G @ b.T @ b) @ inv(H.T @ H + eps * eye)
+
+        if metric == "inv":
+            return torch.cat([single(G, a), single(H, b)])
+        return torch.cat([coupled(G, H, a, b), coupled(H, G, b, a)])
+
+    def group(generator: torch.Generator, condition: float) -> Tensor:
+        Q, R = (torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64)).Q for _ in range(2))
+        return Q @ torch.diag(torch.logspace(0, -1, h, base=condition, dtype=torch.float64)) @ R
+
+    return Case(
+        name=f"fixed-rank-{n}-{m}-{h}-{metric}" + (f"-eps{eps}" if eps else ""),
+        manifold=FixedRankQuotient(n, m, metric, eps=eps),
+        shape=(n + m, h),
+        dimension=(n + m - h) * h,
+        metric=inner,
+        vertical=vertical,
+        acceleration=acceleration,
+        group=group,
+        product=lambda x: x[..., :n, :] @ x[..., n:, :].mT,
+    )
+
+
+def diagonal(d: int, metric: str) -> Case:
+    def weights(x: Tensor) -> Tensor:
+        return x**-2 if metric == "inv" else x.flip(0) ** 2
+
+    def acceleration(x: Tensor, v: Tensor) -> Tensor:
+        if metric == "inv":
+            return v**2 / x
+        return x * v.flip(0) ** 2 / x.flip(0) ** 2 - 2 * v * v.flip(0) / x.flip(0)
+
+    def group(generator: torch.Generator, condition: float) -> Tensor:
+        signs = torch.randn(d, generator=generator, dtype=torch.float64).sign()
+        return signs * torch.logspace(0, -1, d, base=condition, dtype=torch.float64)
+
+    return Case(
+        name=f"diagonal-{d}-{metric}",
+        manifold=DiagonalQuotient(metric),
+        shape=(2, d),
+        dimension=d,
+        metric=lambda x, eta, zeta: (weights(x) * eta * zeta).sum(),
+        vertical=lambda x: torch.stack([torch.diag(x[0]), -torch.diag(x[1])], dim=1),
+        acceleration=acceleration,
+        group=group,
+        product=lambda x: x[..., 0, :] * x[..., 1, :],
+    )
+
+
+PAIRS = [(4, 3, 2), (3, 5, 1), (3, 3, 3), (1, 1, 1), (6, 4, 3)]
+
+INVARIANT = [
+    *(fixed_rank(n, m, h, metric) for n, m, h in PAIRS for metric in ("inv", "mix")),
+    *(diagonal(d, metric) for d in (1, 4) for metric in ("inv", "mix")),
+]
+"""Cases whose metric is invariant under the whole group."""
+
+RELAXED = [fixed_rank(4, 3, 2, metric, eps=0.3) for metric in ("inv", "mix")]
+"""The paper's relaxation: a metric on the same points, invariant under orthogonal group elements only."""
+
+CASES = INVARIANT + RELAXED

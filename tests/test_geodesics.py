@@ -1,0 +1,192 @@
+"""Geodesics against an ODE solver that knows only accelerations, and against what they conserve."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import solve_ivp
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError
+from tests.cases import CASES, INVARIANT, Case
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def horizontal(case: Case, seed: int, length: float) -> tuple[Tensor, Tensor]:
+    x, eta = case.point(seed), case.vector(seed + 1)
+    xi = case.manifold.proju(x, eta)
+    return x, length * xi / case.manifold.norm(x, xi)
+
+
+def trajectory(case: Case, x: Tensor, v: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """Point and velocity at time t by scipy."""
+    size = x.numel()
+
+    def motion(_: float, state: np.ndarray) -> np.ndarray:
+        x, v = torch.from_numpy(state).reshape(2, *case.shape)
+        return np.concatenate([v.numpy().ravel(), case.acceleration(x, v).numpy().ravel()])
+
+    start = torch.stack([x, v]).numpy().ravel()
+    end = solve_ivp(motion, (0, t), start, method="DOP853", rtol=1e-11, atol=1e-12).y[:, -1]
+    return tuple(torch.from_numpy(end).reshape(2, *case.shape))  # type: ignore[return-value]
+
+
+@every_case
+def test_the_acceleration_is_a_geodesics(case: Case) -> None:
+    """The oracle itself: M x'' = grad <v, v> / 2 - (d/ds M) v, from the metric alone by autograd."""
+    x, v = case.point(2), case.vector(3)
+    basis = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
+    lowered = torch.func.jvp(lambda y: torch.stack([case.metric(y, e, v) for e in basis]), (x,), (v,))[1]
+    force = torch.func.grad(lambda y: case.metric(y, v, v) / 2)(x).flatten() - lowered
+    expected = torch.linalg.solve(case.gram(x), force).reshape(x.shape)
+    torch.testing.assert_close(case.acceleration(x, v), expected, rtol=1e-7, atol=1e-7)
+
+
+@every_case
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**31), length=st.floats(0.01, 1.0))
+def test_the_exact_geodesic_solves_the_equation(case: Case, seed: int, length: float) -> None:
+    x, xi = horizontal(case, seed, length)
+    try:
+        y = case.manifold.expmap(x, xi)
+    except GeodesicError:
+        _, reached = case.manifold.at(x).follow(case.manifold.at(x).coordinates(xi), "exact")
+        t = 0.9 * float(reached)
+        y, xi = case.manifold.geodesic(x, xi, t, "exact"), t * xi
+    expected, _ = trajectory(case, x, xi, 1.0)
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6 * float(x.abs().max()))
+
+
+@every_case
+def test_the_retraction_is_second_order(case: Case) -> None:
+    """|retr(t xi) - exp(t xi)| falls as t^3; one order less for the straight line."""
+    x, xi = horizontal(case, 11, 0.3)
+    space = case.manifold.at(x)
+    errors = {
+        order: [
+            float(space.norm(space.geodesic(xi, t, order) - space.geodesic(xi, t, "exact"))) for t in (0.1, 0.05, 0.025)
+        ]
+        for order in ("first", "second")
+    }
+    assert math.log2(errors["first"][1] / errors["first"][2]) == pytest.approx(2, abs=0.15)
+    if case.dimension > 1 or case.manifold.metric == "mix" or errors["second"][0] > 1e-12:
+        assert math.log2(errors["second"][1] / errors["second"][2]) == pytest.approx(3, abs=0.15)
+
+
+@every_case
+def test_speed_and_horizontality_are_conserved(case: Case) -> None:
+    """The velocity of the package's own exact curve, by finite differences of fourth order."""
+    x, xi = horizontal(case, 21, 0.2)
+    space, step = case.manifold.at(x), 1e-3
+    for t in (0.25, 0.75):
+        around = [space.geodesic(xi, t + k * step, "exact") for k in (-2, -1, 1, 2)]
+        velocity = (around[0] - 8 * around[1] + 8 * around[2] - around[3]) / (12 * step)
+        there = case.manifold.at(space.geodesic(xi, t, "exact"))
+        assert there.norm(velocity) == pytest.approx(float(space.norm(xi)), rel=1e-7)
+        if case in INVARIANT:  # a momentum of the group, conserved where the group acts by isometries
+            assert there.norm(velocity - there.project(velocity)) <= 1e-6 * space.norm(xi)
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**31), exponent=st.floats(0, 3))
+def test_exact_geodesics_are_equivariant(case: Case, seed: int, exponent: float) -> None:
+    x, xi = horizontal(case, seed, 0.1)
+    A = case.group(torch.Generator().manual_seed(seed), 10**exponent)
+    act = case.manifold.action
+    z = case.manifold.at(x).coordinates(xi)
+    y, reached = case.manifold.at(x).follow(z, "exact")
+    there = case.manifold.at(act(A, x))
+    moved, reached_there = there.follow(there.coordinates(act(A, xi)), "exact")
+    torch.testing.assert_close(reached, reached_there, rtol=1e-5, atol=1e-5)
+    if reached == 1:
+        assert case.manifold.same_orbit(moved, act(A, y), rtol=1e-7)
+
+
+@every_case
+def test_one_velocity_many_times(case: Case) -> None:
+    x, xi = horizontal(case, 31, 0.02)
+    times = torch.linspace(-1, 1, 5, dtype=torch.float64)
+    batch = case.manifold.geodesic(x.expand(5, *case.shape), xi.expand(5, *case.shape), times, "exact")
+    torch.testing.assert_close(batch[2], x, rtol=1e-9, atol=1e-9)
+    for t, y in zip(times, batch, strict=True):
+        torch.testing.assert_close(y, case.manifold.geodesic(x, xi, float(t), "exact"), rtol=1e-7, atol=1e-7)
+
+
+@every_case
+@pytest.mark.parametrize("order", ["first", "second", "exact"])
+def test_moves_are_differentiable(case: Case, order: str) -> None:
+    x, xi = horizontal(case, 41, 0.2)
+    space = case.manifold.at(x)
+    z = space.coordinates(xi).requires_grad_()
+    torch.autograd.gradcheck(lambda z: space.move(z, order), z, atol=1e-5, rtol=1e-3)
+    zero = torch.zeros_like(z).requires_grad_()
+    (grad,) = torch.autograd.grad(space.move(zero, order).sum(), zero)
+    torch.testing.assert_close(grad, space.covector(torch.ones_like(x)), rtol=1e-7, atol=1e-7)
+
+
+def test_rank_one_mix_follows_the_closed_form_to_its_end() -> None:
+    """(u, v) sqrt(1 + 2 b t), which leaves the manifold where 1 + 2 b t = 0."""
+    manifold = FixedRankQuotient(2, 3, "mix")
+    x = torch.randn(5, 1, dtype=torch.float64)
+    for b in (-0.4, 0.7, 3.0):
+        torch.testing.assert_close(manifold.expmap(x, b * x), math.sqrt(1 + 2 * b) * x, rtol=1e-8, atol=1e-8)
+    for b in (-0.51, -2.0):
+        space = manifold.at(x)
+        y, reached = space.follow(space.coordinates(b * x), "exact")
+        assert float(reached) == pytest.approx(-1 / (2 * b), rel=1e-6)
+        assert float(y.norm() / x.norm()) < 1e-3
+        with pytest.raises(GeodesicError, match=f"reach t = 1 but leaves the manifold at t = {-1 / (2 * b):.3f}"):
+            manifold.expmap(x, b * x)
+
+
+def test_square_mix_pairs_move_their_product_on_a_line() -> None:
+    manifold = FixedRankQuotient(3, 3, "mix")
+    x = torch.randn(6, 3, dtype=torch.float64)
+    xi = 0.1 * manifold.proju(x, torch.randn(6, 3, dtype=torch.float64))
+    G, H = manifold.split(x)
+    a, b = manifold.split(xi)
+    P, Q = manifold.split(manifold.expmap(x, xi))
+    torch.testing.assert_close(P @ Q.T, G @ H.T + a @ H.T + G @ b.T, rtol=1e-8, atol=1e-8)
+
+
+def test_one_entry_at_its_end_does_not_disturb_the_others() -> None:
+    manifold = FixedRankQuotient(2, 2, "mix")
+    x = torch.randn(3, 4, 1, dtype=torch.float64)
+    b = torch.tensor([0.3, -2.0, -0.2], dtype=torch.float64)
+    space = manifold.at(x)
+    y, reached = space.follow(space.coordinates(b[:, None, None] * x), "exact")
+    torch.testing.assert_close(reached, torch.tensor([1.0, 0.25, 1.0], dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(y[[0, 2]], (1 + 2 * b[[0, 2], None, None]).sqrt() * x[[0, 2]], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_diagonal_logarithm_and_distance(metric: str) -> None:
+    manifold = DiagonalQuotient(metric)
+    x = torch.randn(7, 2, 3, dtype=torch.float64)
+    y = manifold.action(torch.randn(7, 3, dtype=torch.float64), x * (1 + torch.rand(7, 1, 3, dtype=torch.float64)))
+    beta, other = x.prod(-2), y.prod(-2)
+    expected = (other / beta).log() if metric == "inv" else other - beta
+    torch.testing.assert_close(manifold.dist(x, y), expected.norm(dim=-1) / math.sqrt(2), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(manifold.dist(x, y), manifold.dist(y, x), rtol=1e-10, atol=1e-10)
+    assert manifold.dist(x, y, keepdim=True).shape == (7, 1, 1)
+    reached = manifold.expmap(x, manifold.logmap(x, y))
+    assert bool(manifold.same_orbit(reached, y).all())
+    torch.testing.assert_close(manifold.dist2(x, y), manifold.dist(x, y) ** 2, rtol=1e-12, atol=1e-12)
+
+
+def test_diagonal_mix_tells_where_it_ends() -> None:
+    manifold = DiagonalQuotient("mix")
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    b = torch.tensor([-1.0, 0.5], dtype=torch.float64)
+    with pytest.raises(GeodesicError, match=r"should reach t = 1 but leaves the manifold at t = 0.5"):
+        manifold.expmap(x, b * x)
+    space = manifold.at(x)
+    y = space.move(space.coordinates(b * x), "exact")
+    torch.testing.assert_close(y[:, 1], math.sqrt(2) * x[:, 1], rtol=1e-12, atol=0)

@@ -1,0 +1,324 @@
+"""What makes a quotient manifold one: metric, horizontal space, gradient, group; on every case of the table."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from tests.cases import CASES, INVARIANT, Case
+
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_invariant_case = pytest.mark.parametrize("case", INVARIANT, ids=str)
+seeds = st.integers(0, 2**31)
+exact = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@every_case
+@settings(max_examples=10)
+@given(seed=seeds)
+def test_metric_is_the_formula(case: Case, seed: int) -> None:
+    x, eta, zeta = (case.vector(seed + i) for i in range(3))
+    torch.testing.assert_close(case.manifold.inner(x, eta, zeta), case.metric(x, eta, zeta), rtol=1e-7, atol=1e-7)
+
+
+@every_case
+def test_metric_is_symmetric_bilinear_positive(case: Case) -> None:
+    x, a, b, c = (case.vector(i) for i in range(4))
+    inner = case.manifold.at(x).inner
+    torch.testing.assert_close(inner(a, b), inner(b, a), **exact)
+    torch.testing.assert_close(inner(a, 2 * b - 3 * c), 2 * inner(a, b) - 3 * inner(a, c), **exact)
+    assert inner(a, a) > 0
+    assert inner(0 * a, 0 * a) == 0
+
+
+@every_case
+def test_coordinates_are_an_isometry(case: Case) -> None:
+    x, eta = case.point(0, 5), case.vector(1, 5)
+    space = case.manifold.at(x)
+    z = space.coordinates(eta)
+    torch.testing.assert_close(torch.linalg.vector_norm(z, dim=(-2, -1)), case.manifold.norm(x, eta), **exact)
+    torch.testing.assert_close(space.vector(z), eta, rtol=1e-8, atol=1e-8)
+
+
+@every_case
+@settings(max_examples=10)
+@given(seed=seeds)
+def test_projection_is_the_dense_one(case: Case, seed: int) -> None:
+    x, eta = case.point(seed), case.vector(seed + 1)
+    torch.testing.assert_close(case.manifold.proju(x, eta), case.project(x, eta), rtol=1e-5, atol=1e-5)
+
+
+@every_case
+@settings(max_examples=10)
+@given(seed=seeds)
+def test_projection_is_orthogonal_idempotent_self_adjoint(case: Case, seed: int) -> None:
+    x, a, b = (case.vector(seed + i) for i in range(3))
+    space = case.manifold.at(x)
+    p, q = space.project(a), space.project(b)
+    size = space.norm(a) * space.norm(b)
+    for v in case.vertical(x):
+        assert abs(space.inner(p, v)) <= 1e-9 * space.norm(a) * space.norm(v)
+    assert space.norm(space.project(p) - p) <= 1e-9 * space.norm(a)
+    assert abs(space.inner(p, b) - space.inner(a, q)) <= 1e-9 * size
+
+
+@every_case
+def test_projection_takes_away_vertical_vectors_only(case: Case) -> None:
+    x, eta = case.point(3), case.vector(4)
+    removed = (eta - case.manifold.proju(x, eta)).flatten()
+    basis = case.vertical(x).flatten(1)
+    fit = basis.T @ torch.linalg.lstsq(basis.T, removed[:, None]).solution[:, 0]
+    torch.testing.assert_close(fit, removed, **exact)
+
+
+@every_case
+@settings(max_examples=10)
+@given(seed=seeds)
+def test_gradient_represents_the_differential(case: Case, seed: int) -> None:
+    x, egrad, eta = (case.vector(seed + i) for i in range(3))
+    xi = case.manifold.proju(x, eta)
+    grad = case.manifold.egrad2rgrad(x, egrad)
+    scale = case.manifold.norm(x, grad) * case.manifold.norm(x, xi)
+    assert abs(case.metric(x, grad, xi) - (egrad * xi).sum()) <= 1e-8 * scale
+    ok, reason = case.manifold.check_vector_on_tangent(x, grad, explain=True)
+    assert ok, reason
+
+
+@every_case
+def test_gradient_of_an_invariant_function_is_the_raised_index(case: Case) -> None:
+    x = case.point(5).requires_grad_()
+    (egrad,) = torch.autograd.grad(case.product(x).sin().sum(), x)
+    raised = torch.linalg.solve(case.gram(x.detach()), egrad.flatten()).reshape(x.shape)
+    torch.testing.assert_close(case.manifold.egrad2rgrad(x.detach(), egrad), case.project(x.detach(), raised), **exact)
+    if case in INVARIANT:  # already horizontal, as for every function on the quotient
+        torch.testing.assert_close(case.project(x.detach(), raised), raised, **exact)
+
+
+@every_case
+def test_dimension_is_the_rank_of_a_gram_matrix(case: Case) -> None:
+    x = case.point(6)
+    space = case.manifold.at(x)
+    z = space.coordinates(space.project(case.vector(7, 2 * x.numel()))).flatten(1)
+    assert int(torch.linalg.matrix_rank(z @ z.T, rtol=1e-10)) == case.dimension
+
+
+@every_case
+def test_samples_are_standard_gaussians_of_the_horizontal_space(case: Case) -> None:
+    x = case.point(8).expand(4000, *case.shape)
+    space = case.manifold.at(x)
+    xi = space.sample(torch.Generator().manual_seed(0))
+    torch.testing.assert_close(xi, space.project(xi), rtol=1e-7, atol=1e-7)
+    mean = float(space.inner(xi, xi).mean())
+    assert mean == pytest.approx(case.dimension, abs=5 * math.sqrt(2 * case.dimension / 4000))
+
+
+@every_invariant_case
+@settings(max_examples=15)
+@given(seed=seeds, exponent=st.floats(0, 6))
+def test_everything_is_equivariant(case: Case, seed: int, exponent: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    A = case.group(generator, 10**exponent)
+    act = case.manifold.action
+    x, a, b = (case.vector(seed + i) for i in range(3))
+    here, there = case.manifold.at(x), case.manifold.at(act(A, x))
+    loss = 1e-13 * 10**exponent * float(torch.linalg.cond(case.product(x))) if case.product(x).ndim == 2 else 1e-12
+    near = {"rtol": 1e3 * loss, "atol": 0}
+    torch.testing.assert_close(there.inner(act(A, a), act(A, a)), here.inner(a, a), **near)
+    xi = 0.3 * here.project(a) / here.norm(a)
+    for left, right in (
+        (there.project(act(A, b)), act(A, here.project(b))),
+        (there.gradient(cotangent(case, A, b)), act(A, here.gradient(b))),
+    ):
+        assert there.norm(left - right) <= 1e3 * loss * there.norm(right)
+    for order in ("first", "second"):
+        moved, image = there.geodesic(act(A, xi), order=order), act(A, here.geodesic(xi, order=order))
+        assert case.manifold.same_orbit(moved, image, rtol=1e3 * loss)
+        assert there.norm(moved - image) <= 1e4 * loss * here.norm(x)
+
+
+def cotangent(case: Case, A: Tensor, egrad: Tensor) -> Tensor:
+    """The Euclidean gradient at the moved point: the adjoint of the inverse action."""
+    basis = torch.eye(egrad.numel(), dtype=egrad.dtype).reshape(-1, *egrad.shape)
+    matrix = case.manifold.action(A, basis).flatten(1)  # rows: images of basis vectors
+    return torch.linalg.solve(matrix, egrad.flatten()).reshape(egrad.shape)
+
+
+@every_invariant_case
+@settings(max_examples=15)
+@given(seed=seeds, exponent=st.floats(0, 4))
+def test_orbits_and_their_canonical_points(case: Case, seed: int, exponent: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    A, x = case.group(generator, 10**exponent), case.point(seed, 3)
+    y = case.manifold.action(A, x)
+    assert bool(case.manifold.same_orbit(x, y).all())
+    assert not bool(case.manifold.same_orbit(x, 1.01 * x).any())
+    assert case.manifold.same_orbit(x, 1.01 * x, rtol=0.1).shape == (3,)
+    balanced = case.manifold.balance(x)
+    assert bool(case.manifold.same_orbit(x, balanced).all())
+    torch.testing.assert_close(case.manifold.balance(balanced), balanced, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n, m, h", [(4, 3, 2), (3, 3, 3), (5, 2, 1)])
+def test_balanced_points_have_equal_grams_and_do_not_depend_on_the_representative(n: int, m: int, h: int) -> None:
+    manifold = FixedRankQuotient(n, m)
+    x = torch.randn(n + m, h, dtype=torch.float64)
+    A = torch.randn(h, h, dtype=torch.float64)
+    G, H = manifold.split(manifold.balance(x))
+    torch.testing.assert_close(G.T @ G, H.T @ H, **exact)
+    torch.testing.assert_close(G.T @ G, torch.diag(torch.diagonal(G.T @ G)), **exact)
+    torch.testing.assert_close(manifold.balance(manifold.action(A, x)), manifold.balance(x), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize(
+    ("dtype", "condition", "bound"), [(torch.float64, 1e6, 1e-10), (torch.float32, 1e3, 1e-4)], ids=["f64", "f32"]
+)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("far", [False, True], ids=["independent", "far-on-orbit"])
+def test_projection_of_ill_conditioned_pairs(
+    metric: str, dtype: torch.dtype, condition: float, bound: float, seed: int, far: bool
+) -> None:
+    """Relative vertical part of the projection, computed in 60 digits, with cond(G) = cond(H) = `condition`."""
+    n, m, h = 6, 5, 3
+    generator = torch.Generator().manual_seed(seed)
+
+    def gaussian(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def spread(rows: int) -> Tensor:
+        Q, P = torch.linalg.qr(gaussian(rows, h)).Q, torch.linalg.qr(gaussian(h, h)).Q
+        return Q * torch.logspace(0, -1, h, base=condition, dtype=torch.float64) @ P
+
+    manifold = FixedRankQuotient(n, m, metric)
+    x, eta = torch.cat([spread(n), spread(m)]), gaussian(n + m, h)
+    if far:
+        A = spread(h)
+        x, eta = manifold.action(A, gaussian(n + m, h)), manifold.action(A, eta)
+    x, eta = x.to(dtype), eta.to(dtype)
+    assert vertical_part(x, manifold.proju(x, eta), n, metric) < bound
+
+
+def vertical_part(x: Tensor, eta: Tensor, n: int, metric: str) -> float:
+    """sup over vertical v of <eta, v> / |eta| |v|, in high precision."""
+    with mpmath.workdps(60):
+        G, H, a, b = (mpmath.matrix(part.double().tolist()) for part in (x[:n], x[n:], eta[:n], eta[n:]))
+        h, grams = G.cols, (G.T * G, H.T * H)
+        W_G, W_H = (grams[0] ** -1, grams[1] ** -1) if metric == "inv" else (grams[1], grams[0])
+        C = G.T * a * W_G - (H.T * b * W_H).T
+        system = mpmath.matrix(h * h)
+        for i, j, k, l in ((i, j, k, l) for i in range(h) for j in range(h) for k in range(h) for l in range(h)):
+            system[i * h + j, k * h + l] = grams[0][i, k] * W_G[j, l] + W_H[i, k] * grams[1][j, l]
+        c = mpmath.matrix([C[i, j] for i in range(h) for j in range(h)])
+        squared = (c.T * mpmath.lu_solve(system, c))[0]
+        size = sum((W_G * a.T * a)[i, i] + (W_H * b.T * b)[i, i] for i in range(h))
+        return float(mpmath.sqrt(squared / size))
+
+
+@every_case
+def test_batches_hold_different_points(case: Case) -> None:
+    x, eta = case.point(0, 2, 3), case.vector(1, 2, 3)
+    manifold = case.manifold
+    for batched, single in (
+        (manifold.proju(x, eta), lambda i, j: manifold.proju(x[i, j], eta[i, j])),
+        (manifold.inner(x, eta), lambda i, j: manifold.inner(x[i, j], eta[i, j])),
+        (manifold.retr(x, 0.1 * eta), lambda i, j: manifold.retr(x[i, j], 0.1 * eta[i, j])),
+    ):
+        expected = torch.stack([torch.stack([single(i, j) for j in range(3)]) for i in range(2)])
+        torch.testing.assert_close(batched, expected, **exact)
+    assert manifold.inner(x, eta, keepdim=True).shape == (2, 3, 1, 1)
+    assert manifold.norm(x, eta, keepdim=True).shape == (2, 3, 1, 1)
+
+
+@every_case
+def test_single_precision_agrees(case: Case) -> None:
+    x, eta = case.point(0, 3), case.vector(1, 3)
+    for name in ("proju", "egrad2rgrad", "inner"):
+        method = getattr(case.manifold, name)
+        result = method(x.float(), eta.float())
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.double(), method(x, eta), rtol=2e-3, atol=2e-3)
+
+
+@every_case
+def test_norm_has_gradient_zero_at_zero(case: Case) -> None:
+    u = torch.zeros(case.shape, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(case.manifold.norm(case.point(0), u), u)
+    assert torch.equal(grad, torch.zeros_like(grad))
+
+
+@every_case
+def test_random_points_pass_the_check_and_projx_leaves_them_alone(case: Case) -> None:
+    x = case.manifold.random(7, *case.shape, dtype=torch.float64)
+    ok, reason = case.manifold.check_point_on_manifold(x, explain=True)
+    assert ok, reason
+    assert torch.equal(case.manifold.projx(x), x)
+
+
+@every_invariant_case
+def test_the_check_holds_all_along_an_orbit(case: Case) -> None:
+    x, eta = case.point(0), case.vector(1)
+    A = 1e3 * case.group(torch.Generator().manual_seed(0), 10.0)
+    y = case.manifold.action(A, x)
+    assert case.manifold.check_point_on_manifold(y)
+    assert case.manifold.check_vector_on_tangent(y, case.manifold.action(A, case.manifold.proju(x, eta)))
+    ok, reason = case.manifold.check_vector_on_tangent(y, case.manifold.action(A, eta), explain=True)
+    assert not ok
+    assert "horizontal space" in reason
+    assert "relative vertical part" in reason
+
+
+@every_case
+def test_manifolds_can_be_copied_and_pickled(case: Case) -> None:
+    x, eta = case.point(0), case.vector(1)
+    expected = case.manifold.proju(x, eta)
+    for twin in (copy.deepcopy(case.manifold), pickle.loads(pickle.dumps(case.manifold)), case.manifold.to("cpu")):
+        assert torch.equal(twin.proju(x, eta), expected)
+        assert repr(twin) == repr(case.manifold)
+
+
+def test_projx_lifts_deficient_points() -> None:
+    manifold = FixedRankQuotient(4, 3)
+    x = torch.randn(2, 7, 2, dtype=torch.float64)
+    x[0, :4, 1] = 2 * x[0, :4, 0]
+    lifted = manifold.projx(x)
+    assert not manifold.check_point_on_manifold(x)
+    G = lifted[0, :4]
+    assert torch.linalg.matrix_rank(G, rtol=torch.finfo(G.dtype).eps) == 2
+    torch.testing.assert_close(lifted[0], x[0], **exact)
+    assert torch.equal(lifted[1], x[1])
+    zero = torch.tensor([[0.0, 2.0], [3.0, 4.0]])
+    assert DiagonalQuotient().check_point_on_manifold(DiagonalQuotient().projx(zero))
+
+
+BAD = [
+    (lambda: FixedRankQuotient(3, 2, "riemann"), "metric should be one of 'inv', 'mix'; found 'riemann'"),
+    (lambda: DiagonalQuotient(metric=None), "metric should be one of"),
+    (lambda: FixedRankQuotient(0, 2), "at least 1; found n = 0"),
+    (lambda: FixedRankQuotient(3, 2, eps=-1.0), "eps should be a finite number >= 0; found -1.0"),
+    (lambda: FixedRankQuotient(3, 2).at(torch.ones(4, 1)), r"should have shape \(..., 5, h\).*found \(4, 1\)"),
+    (lambda: FixedRankQuotient(3, 2).at(torch.ones(5, 3)), "with 1 <= h <= 2"),
+    (lambda: FixedRankQuotient(3, 2).at(torch.full((5, 1), math.nan)), "finite; found NaN"),
+    (lambda: FixedRankQuotient(3, 2).at(torch.zeros(5, 1)), "rank"),
+    (lambda: FixedRankQuotient(3, 2).retr(torch.ones(5, 1), torch.ones(4, 1)), r"should end in \(5, 1\); found shape"),
+    (lambda: FixedRankQuotient(3, 2).proju(torch.ones(5, 1), torch.ones(5, 1).double()), "one dtype; found"),
+    (lambda: FixedRankQuotient(3, 2).geodesic(torch.ones(5, 1), torch.ones(5, 1), 1.0, "third"), "found 'third'"),
+    (lambda: DiagonalQuotient().at(torch.ones(3, 2)), r"shape \(..., 2, d\); found \(3, 2\)"),
+    (lambda: DiagonalQuotient().at(torch.tensor([[0.0], [1.0]])), "u_i != 0 and v_i != 0 fails: 1 entries are 0"),
+    (lambda: DiagonalQuotient().dist(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])), "same signs"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD, ids=[message for _, message in BAD])
+def test_bad_input_gets_one_sentence(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
