@@ -167,7 +167,7 @@ def test_orbits_and_their_canonical_points(case: Case, seed: int, exponent: floa
     torch.testing.assert_close(case.manifold.balance(balanced), balanced, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("n, m, h", [(4, 3, 2), (3, 3, 3), (5, 2, 1)])
+@pytest.mark.parametrize(("n", "m", "h"), [(4, 3, 2), (3, 3, 3), (5, 2, 1)])
 def test_balanced_points_have_equal_grams_and_do_not_depend_on_the_representative(n: int, m: int, h: int) -> None:
     manifold = FixedRankQuotient(n, m)
     x = torch.randn(n + m, h, dtype=torch.float64)
