@@ -21,6 +21,7 @@ import quotient_manifolds.cli
 from quotient_manifolds import SharpnessResult
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments import DemoResult, run_demo
+from quotient_manifolds.experiments.wording import ratio
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
 
@@ -252,7 +253,7 @@ def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     record = DemoResult.load(out)
     assert (record.settings.models, record.settings.steps, record.settings.seed) == (2, 1, 3)
     assert all(pair.name in shown.stdout for pair in record.pairs)
-    assert all(f"{row.ratio:.6g}" in shown.stdout for row in record.orbit)
+    assert all(ratio(row.ratio) in shown.stdout for row in record.orbit)
     assert "Kendall" in shown.stdout
     assert str(out / "report.html") in shown.stdout.replace("\n", "")
     assert (out / "report.html").stat().st_size > 10_000
