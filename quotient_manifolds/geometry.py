@@ -11,6 +11,7 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
@@ -210,30 +211,26 @@ class TangentSpace:
             images.append(image)
 
         def pull_back(grads: Gradients) -> Params:
-            pulled = self._scaled(grads)
+            pulled: Params = {}
             for block, leaf, image in zip(self.pairs, leaves, images, strict=True):
                 (grad,) = torch.autograd.grad(image, leaf, block.read_gradient(grads, self.point))
                 pulled[block.key] = block.space.horizontal(grad)
-            return pulled
+            return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
 
         return out, pull_back
 
     def _scaled(self, grads: Gradients) -> Params:
         """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
         pulled: Params = {}
-        seen = {w.untyped_storage().data_ptr() for w in self.point.values()}
+        uses = Counter(_address(tensor) for tensor in (*self.point.values(), *grads.values()) if tensor is not None)
         for name, scale in self.scale.items():
             grad = grads.get(name)
             if grad is None:
                 pulled[name] = torch.zeros_like(self.point[name], memory_format=torch.contiguous_format)
                 continue
-            memory = grad.untyped_storage()
-            alone = memory.nbytes() == grad.numel() * grad.element_size() and memory.data_ptr() not in seen
-            seen.add(memory.data_ptr())
-            if scale is None:
-                pulled[name] = grad.contiguous() if alone else grad.clone(memory_format=torch.contiguous_format)
-            else:
-                pulled[name] = (grad.mul_(scale) if alone else grad * scale).contiguous()
+            if uses[_address(grad)] > 1 or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
+                grad = grad.clone(memory_format=torch.contiguous_format)
+            pulled[name] = grad.contiguous() if scale is None else grad.mul_(scale).contiguous()
         return pulled
 
     def _blocks(self) -> Iterable[tuple[str, Tensor]]:
@@ -311,6 +308,10 @@ def _scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, 
 
 def _read(pairs: Iterable[SymmetricPair], params: Params) -> Tensor:
     return torch.cat([pair.read(params) for pair in pairs]).to(torch.float64)  # (heads of all pairs, n + m, h)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:

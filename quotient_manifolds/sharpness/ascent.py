@@ -67,11 +67,11 @@ class Ascent:
 class AutoPGD:
     """Settings of the ascent. One forward and one backward per step; the last point needs only a forward.
 
-    restarts: further climbs from random points of the ball, after the one from z = 0; the best is kept.
+    restarts: further climbs from random points of the sphere, after the one from z = 0; the best is kept.
 
     schedule: when the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps,
-    after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after 5,
-    9, 12, 14, 16, 18, 19, 20 (rounding errors in p_4 = 0.7 make 14 a 15 elsewhere). For 100 steps the two are the same.
+    after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after
+    5, 9, 12, 14, 16, 18, 19, 20 (rounding in p_4 = 0.7 makes 14 a 15 elsewhere). For 100 steps the two are the same.
     """
 
     steps: int = 20
@@ -273,8 +273,7 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _random_point(objective: Objective, radius: float, generator: torch.Generator) -> Blocks:
-    """A uniform direction at a uniform distance from 0."""
+    """A uniform point of the sphere, as in the authors' code."""
     z = objective.sample(generator)
-    length = radius * float(torch.rand((), generator=generator, device=generator.device, dtype=torch.float64))
-    scale(z, length / max(norm(z), torch.finfo(torch.float64).tiny))
+    scale(z, radius / max(norm(z), torch.finfo(torch.float64).tiny))
     return z

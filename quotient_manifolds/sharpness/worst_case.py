@@ -40,7 +40,7 @@ def worst_case_sharpness(
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
-    `restarts` random points of the ball. The model must be in eval mode and deterministic, and is never written.
+    `restarts` random points of its sphere. The model must be in eval mode and deterministic, and is never written.
     Parameters with requires_grad=False stay fixed; parameters the loss does not use have gradient 0 and do no harm.
 
     progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one

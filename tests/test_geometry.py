@@ -1,0 +1,322 @@
+"""Tangent spaces over all parameters: coordinates, moves and pull-backs, against autograd and dense formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
+from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.sharpness.ascent import dot, norm
+from quotient_manifolds.symmetries import Factor, Params, Part, Span, SymmetricPair, Symmetries, find_symmetries
+
+QUOTIENTS: list[Geometry] = [
+    Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
+]
+GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), *QUOTIENTS]
+by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+
+
+def encoder(dtype: torch.dtype = torch.float64, layers: int = 2) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(dtype).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(0.1 * torch.randn_like(w))
+    return model
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def probe(params: Params) -> Tensor:
+    """A smooth scalar of all parameters, with a gradient that autograd knows."""
+    return sum((torch.sin(3 * w).sum() for w in params.values()), torch.zeros((), dtype=torch.float64))
+
+
+@by_name
+def test_pull_back_is_the_gradient_of_the_move(geometry: Geometry) -> None:
+    space = geometry.at(encoder(layers=1))
+    z, direction = space.sample(generator()), space.sample(generator().manual_seed(4))
+    for key in z:
+        z[key] = 0.05 * z[key]
+    moved = {name: w.requires_grad_() for name, w in space.move(z).items()}
+    grads = dict(zip(moved, torch.autograd.grad(probe(moved), tuple(moved.values())), strict=True))
+    kept = {name: grad.clone() for name, grad in grads.items()}
+    slope = dot(space.pull_back(z, grads), direction)
+    assert all(torch.equal(grads[name], kept[name]) for name in grads)
+
+    def along(t: float) -> float:
+        return float(probe(space.move({key: z[key] + t * direction[key] for key in z})))
+
+    step = 1e-3  # five-point stencil, error O(step^4)
+    numeric = (8 * (along(step) - along(-step)) - along(2 * step) + along(-2 * step)) / (12 * step)
+    assert slope == pytest.approx(numeric, rel=1e-6)
+
+
+@by_name
+def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) -> None:
+    """<pulled, z> = sum of the Euclidean gradient times xi, and gamma'(0) = xi: a check by a dense formula at z = 0."""
+    space = geometry.at(encoder(layers=1))
+    grads = {name: torch.randn_like(w) for name, w in space.point.items()}
+    pulled, z = space.pull_back(space.zero(), grads), space.sample(generator())
+    t = 1e-5
+    ahead, behind = (space.move({key: sign * t * block for key, block in z.items()}) for sign in (1, -1))
+    slope = sum(float((grads[name] * (ahead[name] - behind[name])).sum()) for name in grads) / (2 * t)
+    assert dot(pulled, z) == pytest.approx(slope, rel=1e-7)
+
+
+@by_name
+def test_the_move_by_zero_stays(geometry: Geometry) -> None:
+    model = encoder()
+    space = geometry.at(model)
+    for name, w in space.move(space.zero()).items():
+        torch.testing.assert_close(w, model.get_parameter(name).detach(), rtol=1e-12, atol=1e-13)
+
+
+def test_euclidean_and_adaptive_moves_are_elementwise() -> None:
+    model = encoder()
+    for geometry in (Euclidean(), Adaptive()):
+        space = geometry.at(model)
+        z = space.sample(generator())
+        for name, w in space.move(z).items():
+            old = model.get_parameter(name).detach()
+            xi = z[name] if isinstance(geometry, Euclidean) else z[name] * old
+            torch.testing.assert_close(w, old + xi)
+
+
+def test_the_adaptive_norm_is_that_of_xi_over_w_and_zero_weights_stay() -> None:
+    model = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        model.weight[0, 0] = 0.0
+        model.bias.zero_()
+    space = Adaptive().at(model)
+    z = space.sample(generator())
+    moved = space.move(z)
+    w = model.weight.detach()
+    xi = (moved["weight"] - w)[w != 0] / w[w != 0]
+    assert norm(z) == pytest.approx(float(xi.norm()), rel=1e-12)
+    assert moved["weight"][0, 0] == 0
+    assert not moved["bias"].any()
+    everywhere = {name: torch.ones_like(block) for name, block in z.items()}
+    assert norm(space.project(everywhere)) == pytest.approx(math.sqrt(5), rel=1e-12)
+    assert not space.pull_back(z, {name: torch.ones_like(block) for name, block in z.items()})["bias"].any()
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str) -> None:
+    """|z|^2 = sum over pairs of tr(W_G xi_G' xi_G) + tr(W_H xi_H' xi_H), plus sum (xi / w)^2 elsewhere."""
+    model = encoder()
+    symmetries = find_symmetries(model)
+    space = Quotient(metric, "first").at(model)
+    z = space.sample(generator())
+    point = measured_parameters(model)
+    moved = space.move(z)
+    xi = {name: moved[name] - w for name, w in point.items()}  # first order: gamma(1) - w
+    covered = symmetries.coverage(point)
+    square = sum(float(((xi[name] / w)[~covered[name]] ** 2).sum()) for name, w in point.items())
+    for pair in symmetries.pairs:
+        (G, H), (a, b) = pair.read(point).split([pair.n, pair.m], -2), pair.read(xi).split([pair.n, pair.m], -2)
+        gram_G, gram_H = G.mT @ G, H.mT @ H
+        W_G, W_H = (gram_G.inverse(), gram_H.inverse()) if metric == "inv" else (gram_H, gram_G)
+        square += float((W_G * (a.mT @ a)).sum() + (W_H * (b.mT @ b)).sum())
+    assert norm(z) == pytest.approx(math.sqrt(square), rel=1e-9)
+
+
+@pytest.mark.parametrize("geometry", QUOTIENTS, ids=lambda geometry: geometry.name)
+def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geometry: Geometry) -> None:
+    space = geometry.at(encoder())
+    z = space.sample(generator())
+    pulled = space.pull_back(z, {name: torch.randn_like(w) for name, w in space.point.items()})
+    for vector in (z, pulled):
+        for block in space.pairs:
+            torch.testing.assert_close(block.space.horizontal(vector[block.key]), vector[block.key])
+    raw = {key: torch.randn_like(block) for key, block in z.items()}
+    once = space.project(raw)
+    twice = space.project(once)
+    assert norm({key: twice[key] - once[key] for key in once}) < 1e-6 * norm(once)
+    assert norm(once) < norm(raw)
+
+
+def test_projection_cuts_a_mix_geodesic_where_it_leaves_the_manifold() -> None:
+    """G = H = 1: mix moves x = G H along x + sqrt(2) z, which ends at x = 0 for z = -1 / sqrt(2)."""
+    model = nn.Module()
+    model.G, model.H = (nn.Parameter(torch.ones(1, 1, dtype=torch.float64)) for _ in range(2))
+    G, H = (Factor((Part.of(name, torch.ones(1, 1), "rows h -> 1 rows h", {}),)) for name in ("G", "H"))
+    symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
+    space = Quotient("mix", "exact", symmetries=symmetries).at(model)
+    (key,) = space.zero()
+    along = torch.full((1, 2, 1), -(0.5**0.5), dtype=torch.float64)
+    for length, reached in ((0.5, 0.5), (3.0, 0.5**0.5)):
+        z = space.project({key: length * along})
+        assert norm(z) == pytest.approx(reached, rel=1e-3)
+    moved = space.move({key: 0.5 * along})
+    assert float(moved["G"] * moved["H"]) == pytest.approx(1 - 0.5 * 2**0.5, rel=1e-7)
+
+
+def test_owned_elements_have_no_block_and_pairs_of_one_shape_share_one() -> None:
+    model = encoder(layers=3)
+    symmetries = find_symmetries(model)
+    space = Quotient().at(model)
+    z = space.zero()
+    covered = symmetries.coverage(measured_parameters(model))
+    assert {name for name, mask in covered.items() if not mask.all()} == set(space.scale)
+    shapes = {(pair.n, pair.m, pair.h) for pair in symmetries.pairs}
+    assert len(space.pairs) == len(shapes)
+    assert sum(z[block.key].shape[0] for block in space.pairs) == sum(pair.heads for pair in symmetries.pairs)
+    # Elements that pairs own in a parameter they share with others are moved by the pair alone.
+    for name, scale in space.scale.items():
+        assert scale is not None
+        assert not scale[covered[name]].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dtype) -> None:
+    model = encoder(dtype)
+    space = Quotient().at(model)
+    assert {block.space.point.dtype for block in space.pairs} == {torch.float64}
+    assert {space.zero()[name].dtype for name in space.scale} == {dtype}
+    moved = space.move(space.zero())
+    for name, w in model.named_parameters():
+        assert moved[name].dtype == dtype
+        torch.testing.assert_close(moved[name], w.detach(), rtol=0, atol=0)
+
+
+def test_moving_into_given_buffers_is_the_same_move_and_leaves_the_model_alone() -> None:
+    model = encoder()
+    before = {name: w.detach().clone() for name, w in model.named_parameters()}
+    space = Quotient().at(model)
+    z = space.sample(generator())
+    fresh = space.move(z)
+    buffers = {name: torch.full_like(w, torch.nan) for name, w in space.point.items()}
+    again = space.move(z, buffers)
+    assert again is buffers
+    assert all(torch.equal(fresh[name], again[name]) for name in fresh)
+    assert all(torch.equal(before[name], w) for name, w in model.named_parameters())
+
+
+def test_gradients_that_share_memory_or_are_missing_are_pulled_back_right() -> None:
+    model = nn.Linear(3, 3).double()
+    w, b = model.weight.detach(), model.bias.detach()
+    space = Adaptive().at(model)
+    shared = torch.randn(3, 3, dtype=torch.float64)
+    pulled = space.linearise(space.zero())[1]({"weight": shared, "bias": shared[0]})
+    torch.testing.assert_close(pulled, {"weight": shared * w, "bias": shared[0] * b})
+    expanded = torch.ones((), dtype=torch.float64).expand(3, 3)
+    pulled = space.linearise(space.zero())[1]({"weight": expanded, "bias": None})
+    torch.testing.assert_close(pulled, {"weight": w, "bias": torch.zeros_like(b)})
+    # A gradient that is the parameter itself, as a backward pass may return it.
+    pulled = space.linearise(space.zero())[1]({"weight": space.point["weight"], "bias": None})
+    torch.testing.assert_close(pulled["weight"], w**2)
+    assert torch.equal(model.weight, w)
+
+
+def test_a_parameter_may_belong_to_pairs_in_part() -> None:
+    """Rows 0 to 2 of one matrix are G and rows 2 to 4 are H; the last row is in no pair and adaptive."""
+    model = nn.Module()
+    model.W = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
+    parts = (Part.of("W", model.W, "rows h -> 1 rows h", {}, Span("rows h", "rows", 5, k, k + 2)) for k in (0, 2))
+    G, H = (Factor((part,)) for part in parts)
+    symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
+    space = Quotient("mix", symmetries=symmetries).at(model)
+    z, grad = space.sample(generator()), torch.randn(5, 2, dtype=torch.float64)
+    pulled, kept = space.pull_back(space.zero(), {"W": grad}), grad.clone()
+    manifold = FixedRankQuotient(2, 2, "mix")
+    W = model.W.detach()
+    expected = manifold.at(W[None, :4]).covector(kept[None, :4])
+    torch.testing.assert_close(pulled[space.pairs[0].key], manifold.at(W[None, :4]).horizontal(expected))
+    torch.testing.assert_close(pulled["W"][4], kept[4] * W[4])
+    assert not pulled["W"][:4].any()
+    torch.testing.assert_close(space.move(z)["W"][4], W[4] + W[4] * z["W"][4])
+
+
+def test_frozen_parameters_are_not_measured() -> None:
+    model = encoder()
+    for name, w in model.named_parameters():
+        w.requires_grad_("linear1" in name or "self_attn" in name)
+    space = Quotient().at(model)
+    assert set(space.move(space.zero())) == {name for name, w in model.named_parameters() if w.requires_grad}
+    for name, w in model.named_parameters():
+        w.requires_grad_("linear1" in name)
+    with pytest.raises(ValueError, match="needs at least one symmetric pair"):
+        Quotient().at(model)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    assert set(Adaptive().at(Tied()).point) == {"first.weight", "first.bias", "second.bias"}
+
+
+def broken(kind: str) -> tuple[Geometry, nn.Module]:
+    model = encoder()
+    symmetries = find_symmetries(model)
+    attention = model.layers[0].self_attn  # type: ignore[union-attr,index]
+    with torch.no_grad():
+        if kind == "nan":
+            attention.out_proj.bias[0] = math.nan
+        elif kind == "rank":
+            attention.in_proj_weight[:3] = 0.0
+            attention.in_proj_bias[:3] = 0.0
+    if kind == "meta":
+        return Adaptive(), nn.Linear(2, 2, device="meta")
+    if kind == "complex":
+        return Adaptive(), nn.Linear(2, 2, dtype=torch.complex64)
+    if kind == "frozen":
+        return Adaptive(), nn.Linear(2, 2).requires_grad_(False)
+    if kind == "half":
+        attention.out_proj.weight.requires_grad_(False)
+    if kind == "none":
+        return Quotient(), nn.Linear(2, 2)
+    if kind == "twice":
+        return Quotient(symmetries=Symmetries(symmetries.pairs[:1] * 2)), model
+    if kind == "foreign":
+        return Quotient(symmetries=symmetries), nn.Linear(2, 2)
+    return Quotient(symmetries=symmetries), model
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("nan", ValueError, r"Parameter layers\.0\.self_attn\.out_proj\.bias holds NaN or infinity"),
+        ("rank", ValueError, r"Pair layers\.0\.self_attn.* needs G and H of full rank"),
+        ("meta", ValueError, "Parameter weight has no values"),
+        ("complex", TypeError, "Parameter weight is complex"),
+        ("frozen", ValueError, "Linear has no parameter to measure"),
+        ("half", ValueError, r"Pair layers\.0\.self_attn.* is frozen in part \(layers\.0\.self_attn\.out_proj\.weight"),
+        ("none", ValueError, "needs at least one symmetric pair of measured parameters, and Linear has none"),
+        ("twice", ValueError, "shares elements with another pair"),
+        ("foreign", ValueError, "which Linear does not have"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: type[Exception], message: str) -> None:
+    geometry, model = broken(kind)
+    with pytest.raises(error, match=message) as caught:
+        geometry.at(model)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_metric_and_geodesic_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"metric must be one of inv, mix\. Found 'euclid'"):
+        Quotient("euclid")
+    with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
+        Quotient("inv", "third")
+
+
+def test_eps_reaches_the_manifold() -> None:
+    model = encoder(layers=1)
+    space = Quotient("inv", eps=0.5).at(model)
+    block = space.pairs[0]
+    relaxed = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "inv", eps=0.5).at(block.space.point)
+    z = space.sample(generator())[block.key]
+    torch.testing.assert_close(block.space.vector(z), relaxed.vector(z))
