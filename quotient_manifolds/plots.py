@@ -67,6 +67,7 @@ def line_figure(
             axes.plot(one.x, one.y, **style, label=one.label, markersize=3.5 if many else 6, fillstyle="none")
         axes.set_xscale("log" if log[0] else "linear")
         axes.set_yscale("log" if log[1] else "linear")
+        _plain_ticks(axes)
         figure.legend(loc="outside upper center", ncols=2, frameon=False)
         return _svg(figure, name, alt)
 
@@ -85,6 +86,7 @@ def scatter_figure(points: Series, *, x_label: str, y_label: str, title: str, na
         )
         if min(points.x) > 0 and max(points.x) > 10 * min(points.x):
             axes.set_xscale("log")
+        _plain_ticks(axes)
         axes.set_title(title)
         return _svg(figure, name, alt)
 
@@ -110,13 +112,30 @@ def interval_figure(groups: Mapping[str, Sequence[Interval]], *, x_label: str, n
         return _svg(figure, name, alt)
 
 
+def _plain_ticks(axes: Any) -> None:
+    """0.5, 1, 2 instead of powers of ten where an axis spans few decades; whole numbers where all x are whole."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "linear":
+            continue
+        span = limits[1] / limits[0]
+        if span < 1e5:
+            axis.set_major_locator(LogLocator(subs=(1.0,) if span > 300 else (1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.set_minor_formatter(NullFormatter())
+    whole = all(float(x).is_integer() for line in axes.get_lines() for x in line.get_xdata())
+    if axes.get_xscale() == "linear" and whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 @contextmanager
 def _axes(x_label: str, y_label: str) -> Iterator[tuple[Any, Any]]:
     """A figure and its axes that no other figure of the process can see or change."""
     mpl, figure_class = _matplotlib()
     settings = {
-        "font.size": 10,
-        "axes.titlesize": 10,
+        "font.size": 10.5,
+        "axes.titlesize": 10.5,
         "svg.fonttype": "none",
         "svg.hashsalt": "quotient-manifolds",
         "axes.spines.top": False,

@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
-import copy
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from quotient_manifolds.experiments.digits import TRAIN_POINTS, Batch, Digits, load_digits
+from quotient_manifolds.experiments.measuring import DTYPES, across_zoo, along_orbit, measures, pair_rows, rank
 from quotient_manifolds.experiments.page import demo_page
 from quotient_manifolds.experiments.records import (
-    CorrelationRow,
     DemoResult,
-    Measure,
-    ModelRow,
-    OrbitRow,
-    PairRow,
     Provenance,
     Settings,
-    Sharpness,
     correlation_table,
     model_table,
     orbit_table,
     write_csv,
     write_text,
 )
-from quotient_manifolds.experiments.statistics import kendall
-from quotient_manifolds.experiments.zoo import Progress, TrainedModel, draw_recipe, train_zoo
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.experiments.zoo import Progress, TrainedModel, draw_recipe, one_thread, train_zoo
 from quotient_manifolds.report import render
-from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
-from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries, random_move
+from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
 from quotient_manifolds.version import VERSION
 
-MODELS = 24  # at least 12; more make the interval of tau narrower
+MODELS = 24  # the more models, the narrower the interval of tau
 STEPS = 20
-RADIUS = 0.5
-EUCLIDEAN_RADIUS = 0.1
+RADIUS = 0.2
+EUCLIDEAN_RADIUS = 0.05
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-# key in the records: name for readers, geometry; all but the first are matched to the same relative radius
-GEOMETRIES: dict[str, tuple[str, Geometry]] = {
-    "euclidean": ("Euclidean", Euclidean()),
-    "adaptive": ("Adaptive", Adaptive()),
-    "inv": ("Quotient inv", Quotient("inv", geodesic="second")),
-    "mix": ("Quotient mix", Quotient("mix", geodesic="second")),
-}
-INVARIANT = ("inv", "mix")
-ON_ORBIT = ("adaptive", *INVARIANT)
 
 
 def run_demo(
@@ -84,13 +63,13 @@ def run_demo(
     kept in `cache` (default: out/zoo) and used again. `radius` is the ball's in the adaptive and both quotient metrics.
     `progress` is called with (what is being done, units finished, units in all). `dtype` is that of the zoo's
     measuring; the orbit is measured in float32 and float64. `training_steps` replaces every recipe's number of steps.
-    Raises ValueError for settings that make no sense.
+    torch runs on one CPU thread meanwhile. Raises ValueError for settings that make no sense, before training.
     """
     settings = Settings(
         models=models,
         seed=seed,
         device=str(device),
-        dtype=_dtype_name(dtype),
+        dtype=str(dtype).removeprefix("torch."),
         steps=steps,
         radius=float(radius),
         euclidean_radius=float(euclidean_radius),
@@ -101,12 +80,12 @@ def run_demo(
         scales=tuple(float(scale) for scale in scales),
         resamples=resamples,
     )
-    if models < 2:
-        raise ValueError(f"Ranking needs at least 2 models, found models={models}.")
+    _check(settings)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     run = _Run(settings, progress or _silent)
-    result = run.everything(out / "zoo" if cache is None else Path(cache), command or _call(out, settings))
+    with one_thread():
+        result = run.everything(out / "zoo" if cache is None else Path(cache), command or _call(out, settings))
     write_results(out, result)
     return result
 
@@ -120,11 +99,21 @@ def write_results(out: Path, result: DemoResult) -> None:
     write_text(out / "report.html", render(demo_page(result)))
 
 
-def _dtype_name(dtype: str | torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, found {name!r}.")
-    return name
+def _check(settings: Settings) -> None:
+    if settings.dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, found {settings.dtype!r}.")
+    if settings.models < 2:
+        raise ValueError(f"Ranking needs at least 2 models, found models={settings.models}.")
+    least = {"steps": settings.steps, "resamples": settings.resamples, "training_steps": settings.training_steps}
+    for name, number in least.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, found {number}.")
+    positive = (settings.radius, settings.euclidean_radius, *settings.scales)
+    if not settings.scales or not all(0 < number < float("inf") for number in positive):
+        raise ValueError(
+            "radius, euclidean_radius and all scales (at least one) must be positive and finite, found "
+            f"{settings.radius}, {settings.euclidean_radius} and {settings.scales}."
+        )
 
 
 def _call(out: Path, settings: Settings) -> str:
@@ -140,7 +129,7 @@ def _silent(what: str, finished: int, total: int) -> None:
 
 @dataclass
 class _Run:
-    """One run: its settings, the data, and the time each stage took."""
+    """One run: its settings, whom it tells how far it is, and the seconds each stage took."""
 
     settings: Settings
     progress: Progress
@@ -156,17 +145,17 @@ class _Run:
         with self.timed("symmetries"):
             symmetries, proof = self.prove(reference, batches[0])
         with self.timed("orbit"):
-            orbit = self.move_along_orbit(reference, symmetries, batches)
+            orbit = along_orbit(reference, symmetries, batches[:1], settings, self.progress)
         with self.timed("measuring"):
-            rows, curves = self.measure_zoo(zoo, batches)
+            rows, curves = across_zoo(zoo, batches, settings, self.progress)
         with self.timed("ranking"):
-            correlations = self.rank(rows)
+            correlations = rank(rows, settings)
         return DemoResult(
             settings=settings,
             provenance=self.provenance(command, zoo),
-            parameters=sum(p.numel() for p in reference.parameters()),
-            measures=tuple(Measure(key, label, self.radius(key)) for key, (label, _) in GEOMETRIES.items()),
-            pairs=_pair_rows(symmetries, proof),
+            parameters=sum(parameter.numel() for parameter in reference.parameters()),
+            measures=measures(settings),
+            pairs=pair_rows(symmetries, proof),
             unpaired=symmetries.rest,
             noise=proof.noise,
             orbit=orbit,
@@ -181,9 +170,6 @@ class _Run:
         yield
         self.seconds[stage] = round(time.perf_counter() - start, 2)
 
-    def radius(self, key: str) -> float:
-        return self.settings.euclidean_radius if key == "euclidean" else self.settings.radius
-
     def train(self, cache: Path, digits: Digits) -> list[TrainedModel]:
         settings = self.settings
         recipes = [
@@ -192,82 +178,12 @@ class _Run:
         return train_zoo(recipes, digits, cache, progress=self.progress)
 
     def prove(self, model: nn.Module, batch: Batch) -> tuple[Symmetries, Proof]:
-        symmetries = find_symmetries(model)
         self.progress("proving symmetries", 0, 1)
+        symmetries = find_symmetries(model)
         inputs = {"pixel_values": batch["pixel_values"][:8].to(self.settings.device)}
         proof = prove_symmetries(model, inputs, symmetries, seed=self.settings.seed)
         self.progress("proving symmetries", 1, 1)
         return symmetries, proof
-
-    def sharpness(self, model: nn.Module, key: str, batches: tuple[Batch, ...]) -> SharpnessResult:
-        return worst_case_sharpness(
-            model,
-            cross_entropy,
-            [_like(batch, model) for batch in batches],
-            geometry=GEOMETRIES[key][1],
-            radius=self.radius(key),
-            steps=self.settings.steps,
-            seed=self.settings.seed,
-        )
-
-    def move_along_orbit(
-        self, model: nn.Module, symmetries: Symmetries, batches: tuple[Batch, ...]
-    ) -> tuple[OrbitRow, ...]:
-        """Sharpness of the model and of the same function elsewhere on its orbit, in both precisions, first batch."""
-        scales, rows = self.settings.scales, []
-        total = len(DTYPES) * (1 + len(scales))
-        for place, (name, dtype) in enumerate(DTYPES.items()):
-            start = copy.deepcopy(model).to(dtype)
-            self.progress("moving along the orbit", place * (1 + len(scales)), total)
-            before = {key: self.sharpness(start, key, batches[:1]) for key in ON_ORBIT}
-            for index, scale in enumerate(scales):
-                self.progress("moving along the orbit", place * (1 + len(scales)) + 1 + index, total)
-                moved = copy.deepcopy(start)
-                there = random_move(start, symmetries, scale=scale, seed=self.settings.seed)
-                moved.load_state_dict(there, strict=False)  # buffers stay
-                after = {key: self.sharpness(moved, key, batches[:1]) for key in ON_ORBIT}
-                rows += [_orbit_row(name, key, scale, before[key], after[key]) for key in ON_ORBIT]
-        self.progress("moving along the orbit", total, total)
-        return tuple(rows)
-
-    def measure_zoo(
-        self, zoo: list[TrainedModel], batches: tuple[Batch, ...]
-    ) -> tuple[tuple[ModelRow, ...], dict[str, tuple[float, ...]]]:
-        rows: list[ModelRow] = []
-        curves: dict[str, tuple[float, ...]] = {}
-        total, done = len(zoo) * len(GEOMETRIES), 0
-        for trained in zoo:
-            model = trained.load().to(device=self.settings.device, dtype=DTYPES[self.settings.dtype])
-            values: dict[str, Sharpness] = {}
-            for key in GEOMETRIES:
-                self.progress("measuring", done, total)
-                result = self.sharpness(model, key, batches)
-                values[key] = Sharpness(result.mean, result.standard_error if len(batches) > 1 else None)
-                curves.setdefault(key, tuple(float(loss) for loss in result.loss_steps[0]))
-                done += 1
-            rows.append(ModelRow(f"model {len(rows)}", trained.recipe, trained.scores, values))
-        self.progress("measuring", total, total)
-        return tuple(rows), curves
-
-    def rank(self, rows: tuple[ModelRow, ...]) -> tuple[CorrelationRow, ...]:
-        gaps: dict[str, Callable[[ModelRow], float]] = {
-            "error_gap": lambda row: row.scores.error_gap,
-            "loss_gap": lambda row: row.scores.loss_gap,
-        }
-        return tuple(
-            CorrelationRow(
-                key,
-                gap,
-                kendall(
-                    [row.sharpness[key].mean for row in rows],
-                    [value(row) for row in rows],
-                    resamples=self.settings.resamples,
-                    seed=self.settings.seed,
-                ),
-            )
-            for gap, value in gaps.items()
-            for key in GEOMETRIES
-        )
 
     def provenance(self, command: str, zoo: list[TrainedModel]) -> Provenance:
         return Provenance(
@@ -280,25 +196,3 @@ class _Run:
             trained=sum(not model.reused for model in zoo),
             seconds=self.seconds,
         )
-
-
-def _like(batch: Batch, model: nn.Module) -> dict[str, Any]:
-    """The batch on the model's device, its images in the model's dtype."""
-    parameter = next(model.parameters())
-    return {
-        "pixel_values": batch["pixel_values"].to(parameter),
-        "labels": batch["labels"].to(parameter.device),
-    }
-
-
-def _orbit_row(dtype: str, key: str, scale: float, before: SharpnessResult, after: SharpnessResult) -> OrbitRow:
-    return OrbitRow(
-        dtype, key, scale, before.mean, after.mean, float(before.base_losses[0]), float(after.base_losses[0])
-    )
-
-
-def _pair_rows(symmetries: Symmetries, proof: Proof) -> tuple[PairRow, ...]:
-    return tuple(
-        PairRow(pair.name, pair.kind, pair.group, pair.n, pair.m, proved.change, proved.control, proved.verdict)
-        for pair, proved in zip(symmetries.pairs, proof.pairs, strict=True)
-    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.experiments.pictures import ascent_gallery, orbit_gallery, ranking_gallery
+from quotient_manifolds.experiments.pictures import ascent_gallery, orbit_gallery, scatter_gallery, tau_gallery
 from quotient_manifolds.experiments.records import DemoResult
 from quotient_manifolds.experiments.wording import (
     GAPS,
+    NBSP,
     change,
     excludes_zero,
     figure,
     interval,
     largest_change,
     largest_factor,
+    minus,
+    ratio,
     signed,
     with_error,
 )
@@ -70,12 +73,14 @@ def _facts(result: DemoResult) -> list[Fact]:
         ),
         Fact(f"{proved} of {len(result.pairs)}", "symmetric pairs of the network proved numerically."),
     ]
-    best = [row for row in result.correlations if row.gap == "error_gap"]
-    ranks = "; ".join(f"{result.measure(row.measure).label} {interval(row.correlation)}" for row in best)
+    ranked = [row for row in result.correlations if row.gap == "error_gap"]
+    ranks = ", ".join(f"{result.measure(row.measure).label} {signed(row.correlation.tau)}" for row in ranked)
+    clear = sum(excludes_zero(row.correlation) for row in ranked)
     facts.append(
         Fact(
             f"{result.settings.models} models",
-            f"ranked. Kendall’s tau with the gap in error, and its 95 % interval: {ranks}.",
+            f"ranked by sharpness. Kendall’s tau with the gap in error: {ranks}; "
+            f"{clear or 'none'} of the {len(ranked)} intervals (95{NBSP}%) {'exclude' if clear > 1 else 'excludes'} 0.",
         )
     )
     return facts
@@ -88,7 +93,7 @@ def _orbit(result: DemoResult) -> Section:
         for key in dict.fromkeys(row.measure for row in result.orbit):
             found = [row for row in result.orbit if (row.dtype, row.measure) == (dtype, key)]
             label = f"{result.measure(key).label}, {dtype}"
-            cells = [figure(found[0].before), *(f"{row.ratio:.6g}" for row in found)]
+            cells = [figure(found[0].before), *(ratio(row.ratio) for row in found)]
             rows.append([label, *cells, change(largest_change(result, key, dtype))])
     moved = max(abs(row.loss_after / row.loss_before - 1) for row in result.orbit if row.dtype == "float64")
     return Section(
@@ -97,9 +102,10 @@ def _orbit(result: DemoResult) -> Section:
         (
             Text(
                 "Model 0 is moved along its orbit: in every head of every symmetric pair, (G, H) becomes "
-                "(G A⁻¹, H Aᵀ) with A = a × a Gaussian matrix. The network computes the same function "
-                f"(its loss changes by {change(moved)} relative, in float64, which is rounding). "
-                "A measure that belongs to the function must have ratio 1 for every a."
+                f"(G{NBSP}A⁻¹, H{NBSP}Aᵀ) with A = a × a Gaussian matrix, drawn anew for every a. The network computes "
+                f"the same function (the largest relative change of its loss is {change(moved)}, in float64). "
+                "A measure that belongs to the function must have ratio 1 for every a. Adaptive sharpness does not see "
+                "the factor a, for it compares every weight with its own size; it does see the mixing of columns."
             ),
             orbit_gallery(result),
             Table(
@@ -126,7 +132,7 @@ def _ranking(result: DemoResult) -> Section:
             Text(
                 "Kendall’s tau compares two rankings: 1 if the sharper of any two models always has the larger gap, "
                 "−1 if always the smaller one, 0 for no relation. The interval is a bootstrap over models "
-                f"({result.settings.resamples} resamples, percentile, 95 %). {_verdict(result)}"
+                f"({result.settings.resamples} resamples, percentile, 95{NBSP}%). {_verdict(result)}"
             ),
             Table(
                 "ranking-table",
@@ -139,7 +145,9 @@ def _ranking(result: DemoResult) -> Section:
                 rows,
                 [False, True, True, True, True, True],
             ),
-            ranking_gallery(result),
+            tau_gallery(result),
+            Text("Every model as a point, one figure a measure; the title repeats tau and its interval."),
+            scatter_gallery(result),
         ),
     )
 
@@ -158,10 +166,9 @@ def _symmetries(result: DemoResult) -> Section:
     rows = [
         [
             pair.name,
-            pair.kind,
             pair.group,
-            f"{pair.n} × {pair.group.partition(')')[0].removeprefix('GL(')}",
-            f"{pair.m} × {pair.group.partition(')')[0].removeprefix('GL(')}",
+            f"{pair.n} × {pair.h}",
+            f"{pair.m} × {pair.h}",
             change(pair.change),
             change(pair.control),
             pair.verdict,
@@ -173,18 +180,18 @@ def _symmetries(result: DemoResult) -> Section:
         "The symmetries found and proved",
         (
             Text(
-                "A symmetric pair is two factors G and H that the network uses only through their product G Hᵀ, head "
-                "by head. Each was moved by random group elements in float64, which must leave the output as it is, "
-                "and on one side only, which must change it. Changes are relative to the largest output; the "
-                f"network’s own rounding noise is {change(result.noise)}. {len(result.unpaired)} further tensors "
-                "belong to no pair and are treated as in adaptive sharpness."
+                "A symmetric pair is two factors G and H that the network uses only through their product "
+                f"G{NBSP}Hᵀ, head by head. Each was moved by random group elements in float64, which must leave the "
+                "output as it is, and on one side only, which must change it. Changes are relative to the largest "
+                f"output; the network’s own rounding noise is {change(result.noise)}. {len(result.unpaired)} further "
+                "tensors belong to no pair and are treated as in adaptive sharpness."
             ),
             Table(
                 "symmetry-table",
                 f"Symmetric pairs of a model of {result.parameters:,} parameters",
-                ["Where", "Kind", "Group", "G", "H", "Output change", "One side only", "Verdict"],
+                ["Symmetric pair", "Group", "G", "H", "Output change", "One side only", "Verdict"],
                 rows,
-                [False, False, False, False, False, True, True, False],
+                [False, False, False, False, True, True, False],
             ),
         ),
     )
@@ -200,11 +207,11 @@ def _models(result: DemoResult) -> Section:
                 *(f"{recipe.learning_rate:g}", f"{recipe.weight_decay:g}", str(recipe.batch_size)),
                 *(f"{recipe.label_smoothing:g}", str(recipe.shift), str(recipe.steps)),
                 *(f"{100 * scores.train_error:.1f}", f"{100 * scores.test_error:.1f}"),
-                *(f"{100 * scores.error_gap:.1f}", f"{scores.train_loss:.3f}", f"{scores.test_loss:.3f}"),
+                *(minus(f"{100 * scores.error_gap:.1f}"), f"{scores.train_loss:.3f}", f"{scores.test_loss:.3f}"),
             ]
         )
         values = [with_error(model.sharpness[measure.key]) for measure in result.measures]
-        sharpness.append([model.name, *values, f"{100 * scores.error_gap:.1f}", f"{scores.loss_gap:.3f}"])
+        sharpness.append([model.name, *values, minus(f"{100 * scores.error_gap:.1f}"), minus(f"{scores.loss_gap:.3f}")])
     return Section(
         "models",
         "The models",
@@ -243,17 +250,18 @@ def _caveats(result: DemoResult) -> Section:
 
 def _method(result: DemoResult) -> Section:
     settings, provenance = result.settings, result.provenance
+    kept = settings.models - provenance.trained
     total = sum(provenance.seconds.values())
     stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in provenance.seconds.items())
     rows = [
-        ["Models", f"{settings.models}: {provenance.trained} trained in this run, the others kept from an earlier one"],
+        ["Models", f"{provenance.trained} trained in this run, {kept} kept from an earlier one"],
         ["Data", f"scikit-learn’s digits, {settings.train_points} images for training, all others for testing"],
         ["Measure", f"worst case over the ball, Auto-PGD with {settings.steps} steps, each batch on its own"],
         ["Batches", f"{settings.batches} of {settings.batch_size} training images (the orbit: the first only)"],
         ["Radius", f"{settings.euclidean_radius:g} Euclidean, {settings.radius:g} in the other metrics"],
         ["Seed", str(settings.seed)],
         ["Precision", f"{settings.dtype} (the orbit: float32 and float64)"],
-        ["Machine", f"{settings.device}, {provenance.threads} threads, {provenance.platform}"],
+        ["Machine", f"{settings.device}, {provenance.platform}, threads: {provenance.threads}"],
         ["Versions", f"{provenance.version}, torch {provenance.torch}, Python {provenance.python}"],
         ["Wall time", f"{total:.0f} s: {stages}"],
     ]

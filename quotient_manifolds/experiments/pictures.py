@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quotient_manifolds.experiments.records import DemoResult
-from quotient_manifolds.experiments.wording import GAPS, change, interval, largest_change, largest_factor, signed
+from quotient_manifolds.experiments.wording import GAPS, NBSP, change, interval, largest_change, largest_factor, signed
 from quotient_manifolds.plots import STYLES, Interval, Series, Style, interval_figure, line_figure, scatter_figure
 from quotient_manifolds.report import Figure, Gallery
 
@@ -51,18 +51,22 @@ def orbit_gallery(result: DemoResult) -> Gallery:
                     name="orbit-distance",
                     alt=f"Distance of the ratio from 1 against a. Largest values: {words}.",
                 ),
-                f"The same as a distance from 1. Largest: {words}. What remains for the geodesic measures is rounding.",
+                f"The same as a distance from 1. Largest: {words}. What remains for the geodesic measures is rounding"
+                f"; a change of exactly 0 is drawn at {SMALLEST:g}.",
             ),
         )
     )
 
 
-def ranking_gallery(result: DemoResult) -> Gallery:
-    """The intervals of tau, then sharpness against the gap in error, one figure a measure."""
-    return Gallery((_tau_figure(result), *(_scatter(result, measure.key) for measure in result.measures)))
+def scatter_gallery(result: DemoResult) -> Gallery:
+    """Sharpness against the gap in error, one figure a measure."""
+    return Gallery([_scatter(result, measure.key) for measure in result.measures])
 
 
-def _tau_figure(result: DemoResult) -> Figure:
+def tau_gallery(result: DemoResult) -> Gallery:
+    """One figure: tau of every measure with its interval; none if no tau is defined."""
+    if all(row.correlation.tau is None for row in result.correlations):
+        return Gallery(())
     groups = {
         words: [
             Interval(
@@ -82,7 +86,8 @@ def _tau_figure(result: DemoResult) -> Figure:
         for row in result.correlations
     )
     svg = interval_figure(groups, x_label="Kendall’s tau", name="tau", alt=f"Kendall’s tau with intervals. {alt}.")
-    return Figure(svg, "Kendall’s tau of every measure (marker) and its 95 % bootstrap interval (bar), for both gaps.")
+    words = f"Kendall’s tau of every measure (marker) and its 95{NBSP}% bootstrap interval (bar), for both gaps."
+    return Gallery((Figure(svg, words),))
 
 
 def _scatter(result: DemoResult, key: str) -> Figure:

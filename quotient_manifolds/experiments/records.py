@@ -68,6 +68,7 @@ class PairRow:
     group: str
     n: int
     m: int
+    h: int
     change: float
     control: float
     verdict: str
@@ -75,7 +76,7 @@ class PairRow:
 
 @dataclass(frozen=True)
 class OrbitRow:
-    """One measure of model 0 before and after moving it along its orbit by A = scale x Gaussian."""
+    """One measure of model 0 before and after moving it along its orbit by A = scale x Gaussian, on one batch."""
 
     dtype: str
     measure: str
@@ -170,10 +171,16 @@ class DemoResult:
 
     @staticmethod
     def load(path: Path) -> DemoResult:
-        """Read what `save` wrote; a directory stands for its records.json."""
+        """Read what `save` wrote; a directory stands for its records.json. Raises ValueError for anything else."""
         path = Path(path)
         file = path / "records.json" if path.is_dir() else path
-        return DemoResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        try:
+            return DemoResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file} does not hold records of the demonstration ({type(error).__name__}: {error}); "
+                "expected a records.json that it wrote."
+            ) from error
 
 
 def _model_row(row: Mapping[str, Any]) -> ModelRow:

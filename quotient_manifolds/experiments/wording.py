@@ -7,6 +7,13 @@ from quotient_manifolds.experiments.statistics import Correlation
 
 GAPS = {"error_gap": "gap in error", "loss_gap": "gap in loss"}
 
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def minus(text: str) -> str:
+    """A real minus sign in front of a negative number."""
+    return text.replace("-", "−")
+
 
 def figure(value: float) -> str:
     """Four significant digits."""
@@ -15,12 +22,17 @@ def figure(value: float) -> str:
 
 def change(value: float) -> str:
     """A relative change: its size matters, hardly its digits."""
-    return f"{value:.1e}" if value < 1e-3 or value >= 1e4 else f"{value:.3g}"
+    return f"{value:.1e}" if 0 < value < 1e-3 or value >= 1e4 else f"{value:.3g}"
+
+
+def ratio(value: float) -> str:
+    """Six decimals near 1, where they tell something; else four significant digits."""
+    return f"{value:.6f}" if abs(value - 1) < 0.01 else f"{value:.4g}"
 
 
 def signed(value: float | None) -> str:
     """A correlation, with a real minus sign."""
-    return "undefined" if value is None else f"{value:+.2f}".replace("-", "−")
+    return "undefined" if value is None else minus(f"{value:+.2f}")
 
 
 def interval(correlation: Correlation, *, tau: bool = True) -> str:

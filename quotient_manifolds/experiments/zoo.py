@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,8 @@ def train_zoo(
 ) -> list[TrainedModel]:
     """One trained model a recipe, in order; a model that the cache holds complete is not trained again.
 
-    Training runs on the CPU in float32, so a zoo is the same whatever it is measured on. Each model is kept as soon as
-    it is finished: an interrupted run goes on where it stopped.
+    Training runs on one CPU thread in float32, so a zoo is the same whatever it is measured on. Each model is kept as
+    soon as it is finished: an interrupted run goes on where it stopped.
     """
     cache.mkdir(parents=True, exist_ok=True)
     zoo: list[TrainedModel] = []
@@ -164,6 +165,22 @@ def _train_into(directory: Path, recipe: Recipe, digits: Digits, architecture: d
     return TrainedModel(recipe, scores, directory, reused=False)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one CPU thread.
+
+    Tensors this small gain little from more, lose up to tenfold where other programs keep the cores busy, and round
+    differently with every number of threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def train(recipe: Recipe, digits: Digits, architecture: dict[str, Any] = ARCHITECTURE) -> Any:
     """A vision transformer trained by AdamW with a one-cycle learning rate; torch's global generator is left alone."""
     model = _fresh_model(recipe.seed, architecture).train()

@@ -1,0 +1,160 @@
+"""The demonstration's measurements: one model along its orbit, then every model of the zoo."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from quotient_manifolds.experiments.digits import Batch
+from quotient_manifolds.experiments.records import (
+    CorrelationRow,
+    Measure,
+    ModelRow,
+    OrbitRow,
+    PairRow,
+    Settings,
+    Sharpness,
+)
+from quotient_manifolds.experiments.statistics import kendall
+from quotient_manifolds.experiments.zoo import Progress, TrainedModel
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.symmetries import Proof, Symmetries, random_move
+
+Batches = tuple[Batch, ...]
+Curves = dict[str, tuple[float, ...]]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+# key in the records: name for readers, geometry
+GEOMETRIES: dict[str, tuple[str, Geometry]] = {
+    "euclidean": ("Euclidean", Euclidean()),
+    "adaptive": ("Adaptive", Adaptive()),
+    "inv": ("Quotient inv", Quotient("inv", geodesic="second")),
+    "mix": ("Quotient mix", Quotient("mix", geodesic="second")),
+}
+ON_ORBIT = ("adaptive", "inv", "mix")
+
+
+def measures(settings: Settings) -> tuple[Measure, ...]:
+    """All measures of a run: Euclidean with a radius of its own, the others with a common one."""
+    return tuple(
+        Measure(key, label, settings.euclidean_radius if key == "euclidean" else settings.radius)
+        for key, (label, _) in GEOMETRIES.items()
+    )
+
+
+def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> SharpnessResult:
+    """One measure of one model, on its own device and in its own dtype."""
+    parameter = next(model.parameters())
+    there = [
+        {"pixel_values": batch["pixel_values"].to(parameter), "labels": batch["labels"].to(parameter.device)}
+        for batch in batches
+    ]
+    return worst_case_sharpness(
+        model,
+        cross_entropy,
+        there,
+        geometry=GEOMETRIES[measure.key][1],
+        radius=measure.radius,
+        steps=settings.steps,
+        seed=settings.seed,
+    )
+
+
+def along_orbit(
+    model: nn.Module, symmetries: Symmetries, batches: Batches, settings: Settings, progress: Progress
+) -> tuple[OrbitRow, ...]:
+    """Sharpness of a model, and of the same function elsewhere on its orbit: A = scale x Gaussian, drawn anew."""
+    wanted = [measure for measure in measures(settings) if measure.key in ON_ORBIT]
+    rows: list[OrbitRow] = []
+    total, done = len(DTYPES) * len(wanted) * (1 + len(settings.scales)), 0
+
+    def measured(at: nn.Module) -> dict[str, SharpnessResult]:
+        nonlocal done
+        results = {}
+        for measure in wanted:
+            progress("moving along the orbit", done, total)
+            results[measure.key] = sharpness(at, measure, batches, settings)
+            done += 1
+        return results
+
+    for name, dtype in DTYPES.items():
+        start = copy.deepcopy(model).to(dtype)
+        before = measured(start)
+        _check_rise(before, name)
+        for index, scale in enumerate(settings.scales):
+            moved = copy.deepcopy(start)
+            there = random_move(start, symmetries, scale=scale, seed=settings.seed + index)
+            moved.load_state_dict(there, strict=False)  # buffers stay
+            after = measured(moved)
+            rows += [_orbit_row(name, key, scale, before[key], after[key]) for key in before]
+    progress("moving along the orbit", total, total)
+    return tuple(rows)
+
+
+def _check_rise(before: dict[str, SharpnessResult], dtype: str) -> None:
+    for key, result in before.items():
+        if not result.mean > 0:
+            raise ValueError(
+                f"The loss of model 0 does not rise within radius {result.radius:g} of the {key} metric in {dtype}, "
+                "so there is no ratio of sharpness to speak of; choose a larger radius."
+            )
+
+
+def _orbit_row(dtype: str, key: str, scale: float, before: SharpnessResult, after: SharpnessResult) -> OrbitRow:
+    return OrbitRow(dtype, key, scale, before.mean, after.mean, before.base_losses[0], after.base_losses[0])
+
+
+def across_zoo(
+    zoo: list[TrainedModel], batches: Batches, settings: Settings, progress: Progress
+) -> tuple[tuple[ModelRow, ...], Curves]:
+    """Every measure of every model; and, for the first model and batch, the loss at every step of the ascent."""
+    rows: list[ModelRow] = []
+    curves: Curves = {}
+    total, done = len(zoo) * len(GEOMETRIES), 0
+    for trained in zoo:
+        model = trained.load().to(device=settings.device, dtype=DTYPES[settings.dtype])
+        values: dict[str, Sharpness] = {}
+        for measure in measures(settings):
+            progress("measuring", done, total)
+            result = sharpness(model, measure, batches, settings)
+            values[measure.key] = Sharpness(result.mean, result.standard_error)
+            curves.setdefault(measure.key, result.loss_steps[0])
+            done += 1
+        rows.append(ModelRow(f"model {len(rows)}", trained.recipe, trained.scores, values))
+    progress("measuring", total, total)
+    return tuple(rows), curves
+
+
+def rank(rows: tuple[ModelRow, ...], settings: Settings) -> tuple[CorrelationRow, ...]:
+    """Kendall's tau of every measure with the gap in error and with the gap in loss."""
+    gaps: dict[str, Callable[[ModelRow], float]] = {
+        "error_gap": lambda row: row.scores.error_gap,
+        "loss_gap": lambda row: row.scores.loss_gap,
+    }
+    return tuple(
+        CorrelationRow(
+            measure.key,
+            gap,
+            kendall(
+                [row.sharpness[measure.key].mean for row in rows],
+                [value(row) for row in rows],
+                resamples=settings.resamples,
+                seed=settings.seed,
+            ),
+        )
+        for gap, value in gaps.items()
+        for measure in measures(settings)
+    )
+
+
+def pair_rows(symmetries: Symmetries, proof: Proof) -> tuple[PairRow, ...]:
+    """What was found and what was proved, a row a pair."""
+    return tuple(
+        PairRow(pair.name, pair.kind, pair.group, pair.n, pair.m, pair.h, proved.change, proved.control, proved.verdict)
+        for pair, proved in zip(symmetries.pairs, proof.pairs, strict=True)
+    )
