@@ -248,7 +248,7 @@ def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small = functools.partial(run_demo, training_steps=20, batch_size=32, train_points=100, scales=(0.1, 10.0))
     monkeypatch.setattr(module, "run_demo", small)
     out = tmp_path / "demo"
-    shown = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3)
+    shown = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--radius", 0.3)
     assert shown.exit_code == 0, shown.output
     record = DemoResult.load(out)
     assert (record.settings.models, record.settings.steps, record.settings.seed) == (2, 1, 3)
@@ -258,9 +258,9 @@ def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert str(out / "report.html") in shown.stdout.replace("\n", "")
     assert (out / "report.html").stat().st_size > 10_000
     assert record.provenance.command == (
-        "quotient-manifolds demo --models 2 --seed 3 --device cpu --dtype float32 --steps 1 --radius 0.5"
+        "quotient-manifolds demo --models 2 --seed 3 --device cpu --dtype float32 --steps 1 --radius 0.3"
     )
-    again = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--quiet")
+    again = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--radius", 0.3, "--quiet")
     assert (again.exit_code, again.output) == (0, "")
     assert DemoResult.load(out).provenance.trained == 0
 

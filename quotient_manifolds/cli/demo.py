@@ -73,7 +73,7 @@ def demo(
     if not quiet:
         terminal = console(quiet=False)
         for shown in _tables(result):
-            terminal.print(table(shown.caption, list(shown.columns), [list(row) for row in shown.rows]))
+            terminal.print(table(shown.caption, shown.columns, shown.rows, shown.numeric))
         terminal.print(f"Report: {out / 'report.html'}")
         terminal.print(f"Records: {out / 'records.json'}")
     if any(pair.verdict != "proved" for pair in result.pairs):

@@ -133,4 +133,4 @@ def table_of_results(title: str, results: list[SharpnessResult]) -> Any:
         ]
         for result in results
     ]
-    return table(title, header, rows)
+    return table(title, header, rows, [name != "geometry" for name in header])

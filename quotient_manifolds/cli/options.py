@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,11 +95,11 @@ def console(*, quiet: bool) -> Console:
     return plain if plain.is_terminal else Console(quiet=quiet, markup=False, highlight=False, emoji=False, width=140)
 
 
-def table(title: str, header: list[str], rows: list[list[str]]) -> Table:
-    """A table with its first column to the left and the others, figures mostly, as they are."""
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool] = ()) -> Table:
+    """A table with a title; the columns that `numeric` marks are aligned right."""
     made = Table(title=title, title_justify="left")
-    for name in header:
-        made.add_column(name)
+    for name, right in zip_longest(header, numeric, fillvalue=False):
+        made.add_column(str(name), justify="right" if right else "left")
     for row in rows:
         made.add_row(*row)
     return made
