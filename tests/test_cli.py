@@ -144,6 +144,8 @@ def test_inspect_of_a_function_needs_inputs(tmp_path: Path, monkeypatch: pytest.
         "def encoder():\n    torch.manual_seed(0); return torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)\n"
         "def batch():\n    torch.manual_seed(1); return torch.randn(2, 5, 8)\n"
         "def blind():\n    return torch.zeros(2, 1, 8)\n"
+        "def crooked():\n    return torch.zeros(2, 5, 7)\n"
+        "def broken():\n    raise KeyError('weights')\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -152,6 +154,9 @@ def test_inspect_of_a_function_needs_inputs(tmp_path: Path, monkeypatch: pytest.
     assert "No example inputs can be made for TransformerEncoderLayer" in without.stderr
     proved = call("inspect", "mine:encoder", "--inputs", "mine:batch")
     assert proved.exit_code == 0, proved.output
+    crooked = call("inspect", "mine:encoder", "--inputs", "mine:crooked")
+    refused(crooked, "TransformerEncoderLayer does not take the inputs made from mine:crooked")
+    refused(call("inspect", "mine:broken"), "mine:broken was called and raised KeyError: 'weights'")
     # One token attends to itself whatever query and key are: nothing can be proved, and that is a finding.
     unproved = call("inspect", "mine:encoder", "--inputs", "mine:blind")
     assert unproved.exit_code == 1

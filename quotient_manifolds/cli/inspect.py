@@ -21,7 +21,7 @@ from quotient_manifolds.cli.options import (
     table,
     write_json,
 )
-from quotient_manifolds.load import example_inputs, load_model, load_object
+from quotient_manifolds.load import call_object, example_inputs, first_line, load_model
 from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
 from quotient_manifolds.version import VERSION
 
@@ -57,8 +57,7 @@ def inspect(
     symmetries = find_symmetries(network)
     if not symmetries.pairs:
         raise BadInput(_nothing_found(model, network, symmetries))
-    given = load_object(inputs, "a function that returns inputs")() if inputs else example_inputs(network, seed=seed)
-    proof = prove_symmetries(network, given, symmetries, seed=seed)
+    proof = _prove(network, inputs, symmetries, seed)
     record = {"version": VERSION, "model": model, "symmetries": symmetries.to_dict(), "proof": proof.to_dict()}
     if out is not None:
         write_json(out, record)
@@ -68,6 +67,23 @@ def inspect(
         _print(network, symmetries, proof)
     if not proof.all_proved:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _prove(network: nn.Module, inputs: str | None, symmetries: Symmetries, seed: int) -> Proof:
+    given = call_object(inputs, "a function that returns inputs") if inputs else example_inputs(network, seed=seed)
+    try:
+        return prove_symmetries(network, given, symmetries, seed=seed)
+    except (
+        RuntimeError,
+        IndexError,
+        KeyError,
+        AttributeError,
+    ) as error:  # what a model raises on inputs it cannot take
+        source = inputs or "its configuration"
+        raise BadInput(
+            f"{type(network).__name__} does not take the inputs made from {source}: {first_line(error)}; "
+            "give others with --inputs."
+        ) from error
 
 
 def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:

@@ -33,7 +33,7 @@ def load_directory(path: Path) -> nn.Module:
             path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
     except Exception as error:  # transformers raises a dozen kinds, from KeyError to safetensors' own
-        raise ValueError(f"The {architecture} in {path} does not load: {_first_line(error)}") from error
+        raise ValueError(f"The {architecture} in {path} does not load: {first_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"The weights in {path} lack {len(missing)} parameters of {architecture} (the first is {missing[0]}), "
@@ -95,7 +95,8 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, without the pages some libraries append."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0]
 
@@ -151,4 +152,4 @@ def _load_tokenizer(path: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises a dozen kinds
-        raise ValueError(f"The tokenizer in {path} does not load: {_first_line(error)}") from error
+        raise ValueError(f"The tokenizer in {path} does not load: {first_line(error)}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.load.huggingface import load_directory
+from quotient_manifolds.load.huggingface import first_line, load_directory
 
 
 def load_model(source: str | Path) -> nn.Module:
@@ -25,7 +25,7 @@ def load_model(source: str | Path) -> nn.Module:
     do not cover every parameter (the rest would be random numbers).
     """
     if ":" in str(source) and not Path(source).exists():
-        model = load_object(str(source), "a function that returns an nn.Module")()
+        model = call_object(str(source), "a function that returns an nn.Module")
         if not isinstance(model, nn.Module):
             raise ValueError(f"{source} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
         return model.eval()
@@ -46,6 +46,15 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found
+
+
+def call_object(reference: str, wanted: str) -> Any:
+    """What the function that `package.module:function` names returns; whatever it raises becomes one sentence."""
+    function = load_object(reference, wanted)
+    try:
+        return function()
+    except Exception as error:  # the user's code: anything
+        raise ValueError(f"{reference} was called and raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def _article(noun: str) -> str:
