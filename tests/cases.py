@@ -52,12 +52,25 @@ class Case:
         return eta - (weights @ basis).reshape(eta.shape)
 
 
-def fixed_rank(n: int, m: int, h: int, metric: str, eps: float = 0.0) -> Case:
+def geometric_mean(A: Tensor, B: Tensor, t: float) -> Tensor:
+    """A #_t B = A^(1/2) (A^(-1/2) B A^(-1/2))^t A^(1/2) of positive definite matrices."""
+
+    def power(M: Tensor, k: float) -> Tensor:
+        values, vectors = torch.linalg.eigh(M)
+        return vectors * values**k @ vectors.mT
+
+    root, unroot = power(A, 0.5), power(A, -0.5)
+    return root @ power(unroot @ B @ unroot, t) @ root
+
+
+def fixed_rank(n: int, m: int, h: int, metric: str | float, eps: float = 0.0) -> Case:
     inv, eye = torch.linalg.inv, torch.eye(h, dtype=torch.float64)
 
     def weights(x: Tensor) -> tuple[Tensor, Tensor]:
         G, H = x[:n], x[n:]
         grams = G.T @ G + eps * eye, H.T @ H + eps * eye
+        if isinstance(metric, float):
+            return geometric_mean(inv(grams[0]), grams[1], metric), geometric_mean(inv(grams[1]), grams[0], metric)
         return (inv(grams[0]), inv(grams[1])) if metric == "inv" else (grams[1], grams[0])
 
     def inner(x: Tensor, eta: Tensor, zeta: Tensor) -> Tensor:
@@ -78,9 +91,23 @@ def fixed_rank(n: int, m: int, h: int, metric: str, eps: float = 0.0) -> Case:
         def coupled(G: Tensor, H: Tensor, a: Tensor, b: Tensor) -> Tensor:
             return -(a @ (b.T @ H + H.T @ b) - G @ b.T @ b) @ inv(H.T @ H + eps * eye)
 
+        if isinstance(metric, float):
+            return from_weights(x, v)
         if metric == "inv":
             return torch.cat([single(G, a), single(H, b)])
         return torch.cat([coupled(G, H, a, b), coupled(H, G, b, a)])
+
+    def from_weights(x: Tensor, v: Tensor) -> Tensor:
+        """W x'' = grad <v, v> / 2 - (d/ds W) v, by autograd."""
+
+        def lowered(y: Tensor) -> Tensor:
+            W_G, W_H = weights(y)
+            return torch.cat([v[:n] @ W_G, v[n:] @ W_H])
+
+        change = torch.func.jvp(lowered, (x,), (v,))[1]
+        force = torch.func.grad(lambda y: inner(y, v, v) / 2)(x) - change
+        W_G, W_H = weights(x)
+        return torch.cat([force[:n] @ inv(W_G), force[n:] @ inv(W_H)])
 
     def group(generator: torch.Generator, condition: float) -> Tensor:
         Q, R = (torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64)).Q for _ in range(2))
@@ -99,11 +126,16 @@ def fixed_rank(n: int, m: int, h: int, metric: str, eps: float = 0.0) -> Case:
     )
 
 
-def diagonal(d: int, metric: str) -> Case:
+def diagonal(d: int, metric: str | float) -> Case:
     def weights(x: Tensor) -> Tensor:
+        if isinstance(metric, float):
+            return x.prod(0).abs() ** (2 * metric) / x**2
         return x**-2 if metric == "inv" else x.flip(0) ** 2
 
     def acceleration(x: Tensor, v: Tensor) -> Tensor:
+        if isinstance(metric, float):
+            change = torch.func.jvp(weights, (x,), (v,))[1] * v
+            return (torch.func.grad(lambda y: (weights(y) * v * v).sum() / 2)(x) - change) / weights(x)
         if metric == "inv":
             return v**2 / x
         return x * v.flip(0) ** 2 / x.flip(0) ** 2 - 2 * v * v.flip(0) / x.flip(0)
@@ -129,7 +161,9 @@ PAIRS = [(4, 3, 2), (3, 5, 1), (3, 3, 3), (1, 1, 1), (6, 4, 3)]
 
 INVARIANT = [
     *(fixed_rank(n, m, h, metric) for n, m, h in PAIRS for metric in ("inv", "mix")),
+    *(fixed_rank(3, 4, 2, t) for t in (-0.5, 0.5, 1.3)),
     *(diagonal(d, metric) for d in (1, 4) for metric in ("inv", "mix")),
+    *(diagonal(3, t) for t in (-0.5, 0.3)),
 ]
 """Cases whose metric is invariant under the whole group."""
 

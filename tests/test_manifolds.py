@@ -300,8 +300,8 @@ def test_projx_lifts_deficient_points() -> None:
 
 
 BAD = [
-    (lambda: FixedRankQuotient(3, 2, "riemann"), "metric should be one of 'inv', 'mix'; found 'riemann'"),
-    (lambda: DiagonalQuotient(metric=None), "metric should be one of"),
+    (lambda: FixedRankQuotient(3, 2, "riemann"), "metric should be 'inv' or 'mix' or a finite number; found 'riemann'"),
+    (lambda: DiagonalQuotient(metric=math.inf), "or a finite number; found inf"),
     (lambda: FixedRankQuotient(0, 2), "at least 1; found n = 0"),
     (lambda: FixedRankQuotient(3, 2, eps=-1.0), "eps should be a finite number >= 0; found -1.0"),
     (lambda: FixedRankQuotient(3, 2).at(torch.ones(4, 1)), r"should have shape \(..., 5, h\).*found \(4, 1\)"),
@@ -322,3 +322,21 @@ def test_bad_input_gets_one_sentence(call, message: str) -> None:  # type: ignor
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "t"), [("inv", 0.0), ("mix", 1.0)])
+def test_the_named_metrics_are_members_of_the_family(name: str, t: float) -> None:
+    for named, numbered in (
+        (FixedRankQuotient(4, 3, name), FixedRankQuotient(4, 3, t)),
+        (DiagonalQuotient(name), DiagonalQuotient(t)),
+    ):
+        x, u = torch.randn(2, *((7, 2) if isinstance(named, FixedRankQuotient) else (2, 3)), dtype=torch.float64)
+        for method in ("inner", "proju", "egrad2rgrad", "retr"):
+            assert torch.equal(getattr(named, method)(x, 0.1 * u), getattr(numbered, method)(x, 0.1 * u))
+
+
+def test_the_half_metric_is_euclidean_at_balanced_points() -> None:
+    manifold = FixedRankQuotient(4, 3, metric=0.5)
+    x = manifold.balance(torch.randn(7, 2, dtype=torch.float64))
+    u = torch.randn(7, 2, dtype=torch.float64)
+    torch.testing.assert_close(manifold.inner(x, u), (u * u).sum(), **exact)

@@ -7,6 +7,7 @@ from quotient_manifolds.manifolds.quotient import (
     METRICS,
     GeodesicError,
     HorizontalSpace,
+    Metric,
     QuotientManifold,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "FixedRankQuotient",
     "GeodesicError",
     "HorizontalSpace",
+    "Metric",
     "QuotientManifold",
 ]

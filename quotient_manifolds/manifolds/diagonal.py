@@ -8,7 +8,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.quotient import METRICS, HorizontalSpace, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
 
 
 @final
@@ -18,9 +18,10 @@ class DiagonalQuotient(QuotientManifold):
     Points have shape (..., 2, d), u on top of v. Metrics [paper, Eq. 5, 6]:
 
     - `inv`: sum_i eta_u zeta_u / u^2 + eta_v zeta_v / v^2,
-    - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2.
+    - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2,
+    - a number t: sum_i |u v|^2t (eta_u zeta_u / u^2 + eta_v zeta_v / v^2), of which they are t = 0 and t = 1.
 
-    Horizontal for both: eta_u / u = eta_v / v. The geodesics, the distance and the logarithm are closed forms.
+    Horizontal for all: eta_u / u = eta_v / v. The geodesics, the distance and the logarithm are closed forms.
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> DiagonalQuotient("inv").same_orbit(x, torch.tensor([[2.0, 1.0], [1.5, 8.0]]))
@@ -29,7 +30,7 @@ class DiagonalQuotient(QuotientManifold):
 
     name = "DiagonalQuotient"
 
-    def __init__(self, metric: str = "inv") -> None:
+    def __init__(self, metric: Metric = "inv") -> None:
         super().__init__(metric)
 
     @property
@@ -41,7 +42,7 @@ class DiagonalQuotient(QuotientManifold):
         ok, reason = self.check_point_on_manifold(x, explain=True)
         if not ok:
             raise ValueError(reason)
-        return _DiagonalSpace(x, self.metric)
+        return _DiagonalSpace(x, self.t)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """(u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d)."""
@@ -66,7 +67,7 @@ class DiagonalQuotient(QuotientManifold):
         return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|log(beta_y / beta_x)| / sqrt 2 (`inv`), |beta_y - beta_x| / sqrt 2 (`mix`), in l2. Shape (...,).
+        """| |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2. Shape (...,).
 
         Points whose beta differ in sign lie in different components: ValueError.
         """
@@ -76,7 +77,7 @@ class DiagonalQuotient(QuotientManifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that orbit.
 
-        b = log(beta_y / beta_x) / 2 (`inv`), (beta_y / beta_x - 1) / 2 (`mix`). ValueError if signs differ.
+        b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
         """
         ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
         if not bool((ratio > 0).all()):
@@ -84,7 +85,7 @@ class DiagonalQuotient(QuotientManifold):
                 "the products u v of both points should have the same signs, since no geodesic crosses 0; "
                 f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
             )
-        b = ratio.log() / 2 if self.metric == "inv" else (ratio - 1) / 2
+        b = ratio.log() / 2 if self.t == 0 else (ratio**self.t - 1) / (2 * self.t)
         return b * x
 
     def projx(self, x: Tensor) -> Tensor:
@@ -114,12 +115,12 @@ class DiagonalQuotient(QuotientManifold):
 
 @final
 class _DiagonalSpace(HorizontalSpace):
-    """Relative velocities b = eta / x; coordinates z = |u v|^t b with t = 0 for `inv`, 1 for `mix`."""
+    """Relative velocities b = eta / x; coordinates z = |u v|^t b."""
 
-    def __init__(self, x: Tensor, metric: str) -> None:
+    def __init__(self, x: Tensor, t: float) -> None:
         super().__init__(x)
-        self._metric = metric
-        self._scale = x.prod(dim=-2, keepdim=True).abs() ** METRICS[metric]  # (..., 1, d)
+        self._t = t
+        self._scale = x.prod(dim=-2, keepdim=True).abs() ** t  # (..., 1, d)
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
@@ -141,11 +142,11 @@ class _DiagonalSpace(HorizontalSpace):
         if order == "first":
             return self.point * (1 + b), reached
         if order == "second":
-            return self.point * (1 + b + (b**2 if self._metric == "inv" else -(b**2)) / 2), reached
-        if self._metric == "inv":
+            return self.point * (1 + b + (1 - 2 * self._t) * b**2 / 2), reached
+        if self._t == 0:
             return self.point * b.exp(), reached
-        # (u, v) sqrt(1 + 2 b t) ends where 1 + 2 b t = 0; every coordinate is a geodesic of its own and stops there.
+        # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Every coordinate is a geodesic of its own, and ends at 0.
         floor = torch.finfo(b.dtype).eps ** 0.5
-        square = 1 + 2 * b
-        ends = ((floor - 1) / (2 * b)).where(square < floor, 1.0).amin(dim=(-2, -1))
-        return self.point * square.clamp_min(floor).sqrt(), ends
+        line = 1 + 2 * self._t * b
+        ends = ((floor - 1) / (2 * self._t * b)).where(line < floor, 1.0).amin(dim=(-2, -1))
+        return self.point * line.clamp_min(floor) ** (1 / (2 * self._t)), ends

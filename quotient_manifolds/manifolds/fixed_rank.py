@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
-from quotient_manifolds.manifolds.geodesics import christoffel, integrate, inv_exponential
-from quotient_manifolds.manifolds.quotient import METRICS, HorizontalSpace, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.geodesics import integrate, inv_exponential, slope, weigh
+from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
 
 ENERGY_TOLERANCE = 1e-6
 
@@ -22,7 +22,10 @@ class FixedRankQuotient(QuotientManifold):
     Points have shape (..., n + m, h): G (n rows) stacked on H (m rows). Metrics [paper, Eq. 9, 10]:
 
     - `inv`: tr((G^T G)^{-1} eta_G^T zeta_G) + tr((H^T H)^{-1} eta_H^T zeta_H),
-    - `mix`: tr(H^T H eta_G^T zeta_G) + tr(G^T G eta_H^T zeta_H).
+    - `mix`: tr(H^T H eta_G^T zeta_G) + tr(G^T G eta_H^T zeta_H),
+    - a number t: tr(W_G eta_G^T zeta_G) + tr(W_H eta_H^T zeta_H) with the weighted geometric means of positive definite
+      matrices W_G = (G^T G)^{-1} #_t H^T H and W_H = (H^T H)^{-1} #_t G^T G, which transform under A as both ends do.
+      t = 0 is `inv`, t = 1 is `mix`, t = 1/2 the Euclidean metric at the balanced representative.
 
     `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
     rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
@@ -37,7 +40,7 @@ class FixedRankQuotient(QuotientManifold):
 
     name = "FixedRankQuotient"
 
-    def __init__(self, n: int, m: int, metric: str = "inv", eps: float = 0.0) -> None:
+    def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__(metric)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of rows of G and H, should be at least 1; found n = {n}, m = {m}")
@@ -47,16 +50,14 @@ class FixedRankQuotient(QuotientManifold):
 
     @property
     def vertical_equation(self) -> str:
-        if self.metric == "inv":
-            return "G^T xi_G (G^T G)^-1 = (H^T H)^-1 xi_H^T H (horizontal space, [paper, Sec. 5.2])"
-        return "G^T xi_G H^T H = G^T G xi_H^T H (horizontal space, [paper, Sec. 5.2])"
+        return "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def at(self, x: Tensor) -> HorizontalSpace:
         """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h."""
         self._assert_check_shape(tuple(x.shape), "x")
         if not bool(torch.isfinite(x).all()):
             raise ValueError("the entries of a point should be finite; found NaN or infinity")
-        space = _FixedRankSpace(x, self.n, self.metric, self.eps)
+        space = _FixedRankSpace(x, self.n, self.t, self.eps)
         if not space.finite:
             raise ValueError(
                 self._check_point_on_manifold(x)[1] or "the QR factors of G or H are singular; use eps > 0"
@@ -141,24 +142,22 @@ class _FixedRankSpace(HorizontalSpace):
     With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
     """
 
-    def __init__(self, x: Tensor, n: int, metric: str, eps: float) -> None:
+    def __init__(self, x: Tensor, n: int, t: float, eps: float) -> None:
         super().__init__(x)
-        self._n, self._metric, self._relaxed = n, metric, eps > 0
+        self._n, self._t, self._relaxed = n, t, eps > 0
         frame = singular_frame(x[..., :n, :], x[..., n:, :], eps)
         self._frame: SingularFrame = frame
         self.singular_values = frame.s
-        t = METRICS[metric]
+        self._slope = slope(frame.s, t)
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
-        slope = frame.s[..., None, :] ** (1 - t)
-        left, right = frame.left * slope, frame.right * slope
+        alpha = beta = frame.s ** (1 - t)
+        left, right = frame.left, frame.right
         if self._relaxed:
-            left, alpha, turn_H = torch.linalg.svd(left, full_matrices=False)
-            right, beta, turn_G = torch.linalg.svd(right, full_matrices=False)
+            left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
+            right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
             self._relative = turn_G @ unweight, turn_H @ unweight
             self._absolute = weight @ turn_G.mT, weight @ turn_H.mT
         else:
-            left, right = frame.left, frame.right
-            alpha = beta = slope[..., 0, :]
             self._relative = unweight, unweight
             self._absolute = weight, weight
         self._basis = left, right
@@ -198,26 +197,31 @@ class _FixedRankSpace(HorizontalSpace):
         if order == "second":
             return self.point + self._second_order_step(z), reached
         a, b = z[..., : self._n, :] @ self._relative[0], z[..., self._n :, :] @ self._relative[1]
-        if self._metric == "inv" and not self._relaxed:
+        if self._t == 0 and not self._relaxed:
             left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
         else:
-            flow = integrate(self._metric, frame.s, frame.left, frame.right, a, b, self._relaxed)
+            flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
             if bool((flow.drift > ENERGY_TOLERANCE).any()):
                 raise ArithmeticError(f"energy on a geodesic should be constant; it drifts by {flow.drift.max():.3g}")
             left, right, reached = (x.to(z.dtype) for x in flow[:3])
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def _second_order_step(self, z: Tensor) -> Tensor:
-        """xi - Gamma(xi, xi) / 2; only h x h products beside two tall ones for each factor."""
+        """xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
+
+        [paper, Eq. 11, 12] are the cases t = 0, 1. Only h x h products beside a few tall ones for each factor.
+        """
         frame, n, (Z_G, Z_H) = self._frame, self._n, self._relative
         z_G, z_H = z[..., :n, :], z[..., n:, :]
         M = frame.left.mT @ z_G @ Z_G, frame.right.mT @ z_H @ Z_H
         N = Z_G.mT @ (z_G.mT @ z_G) @ Z_G, Z_H.mT @ (z_H.mT @ z_H) @ Z_H
+        unweight = frame.s[..., None, :] ** (-2 * self._t)
+        along = [c * unweight for c in weigh(self._slope, (M[0] + M[0].mT, M[1] + M[1].mT))]
+        across = [c * unweight for c in weigh(self._slope, N)]
         eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        gamma = christoffel(self._metric, frame.s, (M[0] + M[0].mT, M[1] + M[1].mT), N, (eye, eye))
-        along_G, across_G = Z_G @ (eye - gamma[0].along / 2) @ frame.from_left, gamma[0].across @ frame.from_left / 2
-        along_H, across_H = Z_H @ (eye - gamma[1].along / 2) @ frame.from_right, gamma[1].across @ frame.from_right / 2
-        return torch.cat([z_G @ along_G - frame.left @ across_G, z_H @ along_H - frame.right @ across_H], dim=-2)
+        G = z_G @ (Z_G @ (eye - along[0] / 2) @ frame.from_left) + frame.left @ (across[0] @ frame.from_left / 2)
+        H = z_H @ (Z_H @ (eye - along[1] / 2) @ frame.from_right) + frame.right @ (across[1] @ frame.from_right / 2)
+        return torch.cat([G, H], dim=-2)
 
     def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
         return torch.cat([x[..., : self._n, :] @ on_G, x[..., self._n :, :] @ on_H], dim=-2)

@@ -6,8 +6,9 @@ relative: a = xi_G to_left, b = xi_H to_right. All formulas are the paper's afte
 
 from __future__ import annotations
 
+import abc
 import math
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -18,26 +19,41 @@ TOLERANCE = 1e-10
 """Relative and absolute tolerance of the ODE solver, on a state whose entries start at 0 and 1."""
 
 
-class Christoffel(NamedTuple):
-    """Gamma_G(xi, xi) = a @ along + left @ across, in the frame, for one factor."""
+class Slope(NamedTuple):
+    """How the weights of the metric change with the Gram matrices: dW_G = own * V_G + other * V_H, entry by entry.
 
-    along: Tensor  # (..., h, h)
-    across: Tensor  # (..., h, h)
-
-
-def christoffel(
-    metric: str, s: Tensor, V: tuple[Tensor, Tensor], N: tuple[Tensor, Tensor], K: tuple[Tensor, Tensor]
-) -> tuple[Christoffel, Christoffel]:
-    """Gamma(xi, xi) of [paper, Eq. 11] (inv) and [paper, Eq. 12] (mix), for G and H.
-
-    V = (a^T left + left^T a, alike for H), N = (a^T a, b^T b), K the inverses of the Gram matrices of left and right
-    (the identity at the point the frame belongs to); s the singular values there. All (..., h, h), s (..., h).
+    W_G = (G^T G)^-1 #_t H^T H in the frame, where it is diag(s^2t), and V = a^T left + left^T a, alike for H.
     """
-    if metric == "inv":
-        return Christoffel(-K[0] @ V[0], K[0] @ N[0]), Christoffel(-K[1] @ V[1], K[1] @ N[1])
-    row, column = s[..., :, None], s[..., None, :]
-    mixed = [(row * V[j] @ K[j] / column, -row * N[j] @ K[j] / column) for j in (1, 0)]
-    return Christoffel(*mixed[0]), Christoffel(*mixed[1])
+
+    own: Tensor  # (..., h, h)
+    other: Tensor  # (..., h, h)
+
+
+def slope(s: Tensor, t: float) -> Slope:
+    r"""(m^t sinh((t - 1) d) / sinh d, m^t sinh(t d) / sinh d), m = s_i s_j, d = log(s_i / s_j).
+
+    The derivative of the weighted geometric mean A #_t B at A = I, B = diag(s)^2, by the Daletskii-Krein formula: the
+    divided difference of x^t between s_i^2 and s_j^2 is m^(t-1) sinh(t d) / sinh d. For t = 0 (inv) the two are -1 and
+    0, for t = 1 (mix) 0 and s_i s_j.
+    """
+    d = s.log()[..., :, None] - s.log()[..., None, :]
+    power = (s[..., :, None] * s[..., None, :]) ** t
+    return Slope(power * _sinh_ratio(t - 1, d), power * _sinh_ratio(t, d))
+
+
+def _sinh_ratio(k: float, d: Tensor) -> Tensor:
+    """sinh(k d) / sinh d, with its limit k at d = 0."""
+    small = d.abs() < 1e-4
+    safe = torch.where(small, 1.0, d)
+    return torch.where(small, k * (1 + (k * k - 1) * d * d / 6), torch.sinh(k * safe) / torch.sinh(safe))
+
+
+Both = tuple[Tensor, Tensor]  # one tensor for G, one for H
+
+
+def weigh(slope: Slope, V: Both) -> Both:
+    """The changes (dW_G, dW_H) of the weights when the Gram matrices change by V = (V_G, V_H)."""
+    return slope.own * V[0] + slope.other * V[1], slope.own * V[1] + slope.other * V[0]
 
 
 def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
@@ -71,70 +87,131 @@ class Flow(NamedTuple):
     drift: Tensor  # of the energy, relative
 
 
-def integrate(metric: str, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool) -> Flow:
-    """The exact geodesic at t = 1 by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
+def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool) -> Flow:
+    """The exact geodesic at time 1 by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
 
     Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
-    value nears 0: with momenta P_G = xi_G W_G, W_G = H^T H (mix) or (G^T G)^-1 (inv), alike for H,
-
-    - mix: G' = P_G (H^T H)^-1, P_G' = G (G^T G)^-1 P_H^T P_H (G^T G)^-1,
-    - inv: G' = P_G G^T G, P_G' = -G P_G^T P_G.
+    value nears 0: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is the gradient of the energy
+    at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H), for `inv` P_G' = -G P_G^T P_G.
 
     Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns and c (2h, h), and
     n and m do not matter.
-    An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision is stopped there,
-    at the end of its domain, and `reached` tells when. With `relaxed` the Gram matrices are those of left and right
-    plus the constants that make them the identity at t = 0.
+    An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or whose largest
+    grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when. With `relaxed`
+    the Gram matrices are those of left and right plus the constants that make them the identity at time 0.
+    Shapes: s (..., h), left and a (..., n, h), right and b (..., m, h).
     """
     s, left, right, a, b = (x.double() for x in (s, left, right, a, b))
     s = s / s[..., :1]  # a change of the unit of energy
     h = a.shape[-1]
-    bases, starts = zip(*(_basis(x, v) for x, v in ((left, a), (right, b))), strict=True)
+    bases, starts = zip(*(_basis(x.expand_as(v), v) for x, v in ((left, a), (right, b))), strict=True)
     grams = [B.mT @ B for B in bases]  # (..., 2h, 2h)
     eye = torch.eye(h, dtype=a.dtype, device=a.device)
     ridge = [eye - g[..., :h, :h] if relaxed else torch.zeros_like(eye) for g in grams]
-    column = s[..., None, :]
+    kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)(t, s)
 
-    def gram(c: list[Tensor]) -> list[Tensor]:
-        return [x.mT @ g @ x + e for x, g, e in zip(c, grams, ridge, strict=True)]
-
-    def velocities(c: list[Tensor], p: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        if metric == "inv":
-            return [q @ g for q, g in zip(p, gram(c), strict=True)], []
-        K = [torch.linalg.inv(g) for g in gram(c)]
-        return [p[0] @ K[1] / column, p[1] @ K[0] / column], K
+    def gram(c: Both) -> Both:
+        return c[0].mT @ grams[0] @ c[0] + ridge[0], c[1].mT @ grams[1] @ c[1] + ridge[1]
 
     def motion(_: Tensor, state: Tensor) -> Tensor:
         c, p = _unpack(state, h)
-        d, K = velocities(c, p)
-        if metric == "inv":
-            forces = [-c[i] @ (p[i].mT @ grams[i] @ p[i]) for i in (0, 1)]
-            alive = torch.ones_like(state[..., -1:])
-        else:
-            forces = [c[i] * column @ (d[1 - i].mT @ grams[1 - i] @ d[1 - i]) for i in (0, 1)]
-            spread = torch.maximum(*(k.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True) for k in K))
-            alive = (spread * math.sqrt(torch.finfo(a.dtype).eps) < 1).to(state.dtype)
-        return alive * _pack(d, forces, torch.ones_like(alive))
+        at = gram(c)
+        d = kinetic.velocity(at, p)
+        force = kinetic.force(at, (d[0].mT @ grams[0] @ d[0], d[1].mT @ grams[1] @ d[1]))
+        alive = _inside(at).to(state.dtype)
+        return alive * _pack(d, (c[0] @ force[0], c[1] @ force[1]), torch.ones_like(alive))
 
-    def energy(c: list[Tensor], p: list[Tensor]) -> Tensor:
-        d, _ = velocities(c, p)
-        weight = 1.0 if metric == "inv" else column
-        return sum(((p[i] * weight) * (grams[i] @ d[i])).sum((-2, -1)) for i in (0, 1))
+    def energy(c: Both, p: Both) -> Tensor:
+        d = kinetic.velocity(gram(c), p)
+        return sum((p[i] * (grams[i] @ d[i])).sum((-2, -1)) for i in (0, 1))
 
     upper = torch.cat([eye, torch.zeros_like(eye)]).expand_as(grams[0][..., :h])
-    momenta = list(starts) if metric == "inv" else [v * column for v in starts]
-    start = _pack([upper, upper], momenta, torch.zeros_like(s[..., :1]))
+    weight = s[..., None, :] ** (2 * t)
+    momenta = starts[0] * weight, starts[1] * weight
+    start = _pack((upper, upper), momenta, torch.zeros_like(upper[..., 0, :1]))
     times = torch.tensor([0.0, 1.0], dtype=a.dtype, device=a.device)
     options = {"norm": lambda x: x.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
     end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
     c, p = _unpack(end, h)
     with torch.no_grad():
-        first = energy([upper, upper], momenta)
+        first = energy((upper, upper), momenta)
         drift = (energy(c, p) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
-    reached = torch.where(
-        end[..., -1] > 1 - TOLERANCE, 1.0, end[..., -1]
-    )  # a clock that ran on sums to 1 but for rounding
+    clock = end[..., -1]
+    reached = torch.where(clock > 1 - TOLERANCE, 1.0, clock)  # one that ran on sums to 1 but for rounding
     return Flow(bases[0] @ c[0], bases[1] @ c[1], reached, drift)
+
+
+class _Kinetic(abc.ABC):
+    """Velocity d = p W^-1 and force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G, alike for H."""
+
+    def __init__(self, t: float, s: Tensor) -> None:
+        self.t, self.s = t, s
+
+    @abc.abstractmethod
+    def velocity(self, gram: Both, p: Both) -> Both: ...
+
+    @abc.abstractmethod
+    def force(self, gram: Both, N: Both) -> Both: ...
+
+
+@final
+class _Inv(_Kinetic):
+    """W_G = (G^T G)^-1."""
+
+    def velocity(self, gram: Both, p: Both) -> Both:
+        return p[0] @ gram[0], p[1] @ gram[1]
+
+    def force(self, gram: Both, N: Both) -> Both:
+        K = torch.linalg.inv(gram[0]), torch.linalg.inv(gram[1])
+        return -K[0] @ N[0] @ K[0], -K[1] @ N[1] @ K[1]
+
+
+@final
+class _Mix(_Kinetic):
+    """W_G = S H^T H S in the frame."""
+
+    def velocity(self, gram: Both, p: Both) -> Both:
+        column = self.s[..., None, :]
+        return (
+            torch.linalg.solve(gram[1], p[0] / column, left=False) / column,
+            torch.linalg.solve(gram[0], p[1] / column, left=False) / column,
+        )
+
+    def force(self, gram: Both, N: Both) -> Both:
+        outer = self.s[..., :, None] * self.s[..., None, :]
+        return outer * N[1], outer * N[0]
+
+
+@final
+class _Mean(_Kinetic):
+    """W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
+
+    def velocity(self, gram: Both, p: Both) -> Both:
+        s, T_G, T_H = self._frame(gram)
+        unweight = s[..., None, :] ** (-2 * self.t)
+        back = torch.linalg.inv(T_G), torch.linalg.inv(T_H)
+        return p[0] @ back[0].mT * unweight @ back[0], p[1] @ back[1].mT * unweight @ back[1]
+
+    def force(self, gram: Both, N: Both) -> Both:
+        s, T_G, T_H = self._frame(gram)
+        F = weigh(slope(s, self.t), (T_G.mT @ N[0] @ T_G, T_H.mT @ N[1] @ T_H))
+        return T_G @ F[0] @ T_G.mT, T_H @ F[1] @ T_H.mT
+
+    def _frame(self, gram: Both) -> tuple[Tensor, Tensor, Tensor]:
+        L_G, L_H = torch.linalg.cholesky(gram[0]), torch.linalg.cholesky(gram[1])
+        U, s, Vh = torch.linalg.svd(L_G.mT * self.s[..., None, :] @ L_H)
+        return (
+            s,
+            torch.linalg.solve_triangular(L_G.mT, U, upper=True),
+            torch.linalg.solve_triangular(L_H.mT, Vh.mT, upper=True),
+        )
+
+
+def _inside(gram: Both) -> Tensor:
+    """Whether all Gram eigenvalues are between the square root of machine precision and its inverse. Shape (..., 1)."""
+    eigenvalues = torch.cat([torch.linalg.eigvalsh(g.detach()) for g in gram], dim=-1)
+    floor = math.sqrt(torch.finfo(eigenvalues.dtype).eps)
+    return ((eigenvalues > floor) & (eigenvalues < 1 / floor)).all(dim=-1, keepdim=True)
 
 
 def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,10 +228,10 @@ def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([left, Y @ (E / root[..., None, :])], dim=-1), torch.cat([M, root[..., :, None] * E.mT], dim=-2)
 
 
-def _pack(c: list[Tensor], p: list[Tensor], clock: Tensor) -> Tensor:
+def _pack(c: Both, p: Both, clock: Tensor) -> Tensor:
     return torch.cat([x.flatten(-2) for x in (*c, *p)] + [clock], dim=-1)
 
 
-def _unpack(state: Tensor, h: int) -> tuple[list[Tensor], list[Tensor]]:
+def _unpack(state: Tensor, h: int) -> tuple[Both, Both]:
     blocks = state[..., :-1].unflatten(-1, (4, 2 * h, h)).unbind(-3)
-    return [blocks[0], blocks[1]], [blocks[2], blocks[3]]
+    return (blocks[0], blocks[1]), (blocks[2], blocks[3])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any
 
 import geoopt
 import torch
@@ -12,7 +11,10 @@ from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
 METRICS = {"inv": 0.0, "mix": 1.0}
-"""The metrics of [paper, Eq. 5, 6, 9, 10], by the power t of the singular values in their weights."""
+"""The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
+
+Metric = str | float
+"""A name in `METRICS`, or a number t: the weights of the metric are the 2t-th powers of the singular values."""
 
 GEODESICS = ("first", "second", "exact")
 """How far a geodesic is followed: its Taylor polynomial of degree 1 or 2 ([paper, Eq. 4]), or the curve itself."""
@@ -125,9 +127,10 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
     ndim = 2
     reversible = False
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: Metric) -> None:
         super().__init__()
-        self.metric = _checked_metric(metric)
+        self.metric = metric
+        self.t = _power(metric)
 
     @abc.abstractmethod
     def at(self, x: Tensor) -> HorizontalSpace:
@@ -219,10 +222,13 @@ def require_vector(x: Tensor, eta: Tensor) -> None:
         raise ValueError(f"vector and point should have one dtype; found {eta.dtype} at a point of {x.dtype}: cast one")
 
 
-def _checked_metric(metric: Any) -> str:
-    if metric not in METRICS:
-        raise ValueError(f"metric should be one of {', '.join(map(repr, METRICS))}; found {metric!r}")
-    return str(metric)
+def _power(metric: Metric) -> float:
+    """The number t of a metric."""
+    if isinstance(metric, str) and metric in METRICS:
+        return METRICS[metric]
+    if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
+        return float(metric)
+    raise ValueError(f"metric should be {' or '.join(map(repr, METRICS))} or a finite number; found {metric!r}")
 
 
 def _checked_order(order: str) -> str:
