@@ -142,6 +142,19 @@ def test_more_trials_report_the_largest_change() -> None:
     assert proof.pairs[0].change == max(change for _, change in proof.pairs[0].changes)
 
 
+def test_one_bad_trial_of_many_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def wrong_once(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
+        calls.append(pair.name)
+        return x * 2 if len(calls) == 2 else x.clone()
+
+    monkeypatch.setattr("quotient_manifolds.symmetries.prove.act", wrong_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quotient_manifolds.symmetries.prove.REACH", 0.0)
+        assert prove_symmetries(attention(), noise(2, 5, 12), trials=3).pairs[0].verdict == "refuted"
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The pairs of every model of the table: found exactly, read and written exactly, and moving them keeps the function."""
+"""Every model of the table: its pairs are found exactly, read and written exactly; moving them keeps the function."""
 
 from __future__ import annotations
 
@@ -333,6 +333,9 @@ class SubAttention(nn.MultiheadAttention):
     """Might compute anything."""
 
 
+Namesake = type("MultiheadAttention", (nn.MultiheadAttention,), {"__module__": "somebody.elses"})
+
+
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
     "tied to an embedding": (
         _tied_to_embedding,
@@ -345,6 +348,11 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
         _with("q_norm", nn.LayerNorm(4)),
         (),
         r"0 \(ViTAttention\): it has a parameter 'q_norm.weight' that the known layout does not explain",
+    ),
+    "one attention inside another": (
+        _with("inner", ViTAttention()),
+        (),
+        r"0 \(ViTAttention\): it has a parameter 'inner.q_proj.weight'",
     ),
     "grouped heads": (
         _with("k_proj", nn.Linear(12, 6)),
@@ -360,6 +368,11 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
     ),
     "a class nobody knows": (_llama, (), r"0.layers.0.self_attn \(LlamaAttention\): no known layout is for this class"),
     "a subclass of torch's": (lambda: SubAttention(12, 3), (), r"\(the model\) \(SubAttention\): no known layout"),
+    "a namesake of torch's": (
+        lambda: nn.Sequential(Namesake(12, 3)),
+        (),
+        r"0 \(MultiheadAttention\): no known layout is for this class",
+    ),
     "a strange linear": (
         _with("q_proj", type("Linear8", (nn.Linear,), {})(12, 12)),
         (),
