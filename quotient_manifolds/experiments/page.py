@@ -153,11 +153,13 @@ def _ranking(result: DemoResult) -> Section:
 
 
 def _verdict(result: DemoResult) -> str:
+    if all(row.correlation.low is None for row in result.correlations):
+        return "Here no interval could be formed: there are too few models, or all have the same gap."
     clear = [row for row in result.correlations if excludes_zero(row.correlation)]
     if not clear:
-        return "Here every interval contains 0, or could not be formed: this zoo does not tell the measures apart."
+        return "Here every interval contains 0: in this zoo no measure is shown to rank the models."
     named = ", ".join(
-        f"{result.measure(row.measure).label} with {GAPS[row.gap]} ({signed(row.correlation.tau)})" for row in clear
+        f"{result.measure(row.measure).label} with the {GAPS[row.gap]} ({signed(row.correlation.tau)})" for row in clear
     )
     return f"Here the interval excludes 0 for: {named}. All others contain 0."
 
