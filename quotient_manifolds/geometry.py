@@ -10,14 +10,17 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, HorizontalSpace
 from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries, find_symmetries
@@ -108,7 +111,11 @@ class Quotient(Geometry):
 @final
 @dataclass(frozen=True)
 class StackedPairs:
-    """Pairs of equal (n, m, h), over layers and heads, as one batched point of FixedRankQuotient in float64."""
+    """Pairs of equal (n, m, h), over layers and heads, as one batched point of FixedRankQuotient.
+
+    Factored in float64 whatever the model's dtype. Steps in z then run in the model's own precision (at least float32)
+    where they are a few products of well-scaled matrices, and in float64 where they are exponentials or an ODE.
+    """
 
     key: str
     pairs: tuple[SymmetricPair, ...]
@@ -118,14 +125,17 @@ class StackedPairs:
     @classmethod
     def at(cls, pairs: tuple[SymmetricPair, ...], point: Params, geometry: Quotient) -> StackedPairs:
         n, m, h = pairs[0].n, pairs[0].m, pairs[0].h
-        manifold = FixedRankQuotient(n, m, geometry.metric, eps=geometry.eps)
         x = _read(pairs, point)
-        return cls(f"pairs {n} {m} {h} {x.device}", pairs, manifold.at(x), geometry.geodesic)
+        space = FixedRankQuotient(n, m, geometry.metric, eps=geometry.eps).at(x.to(torch.float64))
+        if geometry.geodesic != "exact":
+            space = _in_precision(space, torch.promote_types(x.dtype, torch.float32))
+        return cls(f"pairs {n} {m} {h} {x.device}", pairs, space, geometry.geodesic)
 
     def read_gradient(self, grads: Gradients, point: Params) -> Tensor:
         """The Euclidean gradient, (heads of all pairs, n + m, h); parameters without gradient count as zero."""
         names = {name for pair in self.pairs for name in pair.names}
-        return _read(self.pairs, {name: _or_zero(grads.get(name), point[name]) for name in names})
+        grad = _read(self.pairs, {name: _or_zero(grads.get(name), point[name]) for name in names})
+        return grad.to(self.space.point.dtype)
 
     def write(self, x: Tensor, out: Params) -> None:
         for pair, part in zip(self.pairs, x.split([pair.heads for pair in self.pairs]), strict=True):
@@ -136,8 +146,8 @@ class StackedPairs:
 class TangentSpace:
     """T_w of all measured parameters w of a model, in orthonormal coordinates z (immutable, holds w as it is).
 
-    z has one block per parameter (of its shape and dtype) for the elements in no pair, and one float64 block
-    (heads of all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
+    z has one block per parameter (of its shape and dtype) for the elements in no pair, and one block (heads of
+    all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
     parameter that pairs own entirely has no block.
     """
 
@@ -159,7 +169,7 @@ class TangentSpace:
             z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
         for block in self.pairs:
             like = block.space.point
-            noise = torch.randn(like.shape, generator=generator, device=generator.device, dtype=torch.float64)
+            noise = torch.randn(like.shape, generator=generator, device=generator.device)
             z[block.key] = block.space.horizontal(noise.to(like))
         return z
 
@@ -307,7 +317,15 @@ def _scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, 
 
 
 def _read(pairs: Iterable[SymmetricPair], params: Params) -> Tensor:
-    return torch.cat([pair.read(params) for pair in pairs]).to(torch.float64)  # (heads of all pairs, n + m, h)
+    return torch.cat([pair.read(params) for pair in pairs])  # (heads of all pairs, n + m, h)
+
+
+def _in_precision(space: HorizontalSpace, dtype: torch.dtype) -> HorizontalSpace:
+    """The same factored space, its tensors rounded to `dtype`."""
+    rounded = copy.copy(space)
+    cast = partial(torch.Tensor.to, dtype=dtype)
+    rounded.__dict__.update(tree_map_only(Tensor, cast, vars(space)))
+    return rounded
 
 
 def _address(tensor: Tensor) -> int:

@@ -177,13 +177,22 @@ def test_owned_elements_have_no_block_and_pairs_of_one_shape_share_one() -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dtype) -> None:
     model = encoder(dtype)
-    space = Quotient().at(model)
-    assert {block.space.point.dtype for block in space.pairs} == {torch.float64}
-    assert {space.zero()[name].dtype for name in space.scale} == {dtype}
-    moved = space.move(space.zero())
-    for name, w in model.named_parameters():
-        assert moved[name].dtype == dtype
-        torch.testing.assert_close(moved[name], w.detach(), rtol=0, atol=0)
+    with torch.no_grad():  # a query weight so ill-conditioned that its Gram matrix is singular in float32
+        model.get_parameter("layers.0.self_attn.in_proj_weight")[1:3] *= 1e-6
+    for geometry, precision in ((Quotient(), torch.float32), (Quotient("inv", "exact"), torch.float64)):
+        space = geometry.at(model)
+        assert {block.space.point.dtype for block in space.pairs} == {precision}
+        assert {space.zero()[name].dtype for name in space.scale} == {dtype}
+        for block in space.pairs:
+            n, m, h = block.pairs[0].n, block.pairs[0].m, block.pairs[0].h
+            x = torch.cat([pair.read(measured_parameters(model)) for pair in block.pairs]).double()
+            exact = torch.linalg.svdvals(x[:, :n] @ x[:, n:].mT)[:, :h]
+            assert (m, n) != (h, h)
+            torch.testing.assert_close(block.space.singular_values.double(), exact, rtol=1e-6, atol=1e-15)
+        moved = space.move(space.zero())
+        for name, w in model.named_parameters():
+            assert moved[name].dtype == dtype
+            torch.testing.assert_close(moved[name], w.detach(), rtol=1e-5, atol=0)
 
 
 def test_moving_into_given_buffers_is_the_same_move_and_leaves_the_model_alone() -> None:

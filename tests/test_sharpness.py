@@ -128,7 +128,7 @@ def squared_error(model: nn.Module, batch: Batch) -> Tensor:
 def test_linear_least_squares_has_the_exact_trust_region_sharpness(
     seed: int, geometry: Geometry, radius: float
 ) -> None:
-    """max over |z| <= radius of |X D z|^2 / n + 2 r'X D z / n, D = 1 or |w|: the secular equation, lam > top eigenvalue."""
+    """max over |z| <= radius of |X D z|^2 / n + 2 r'X D z / n, D = 1 or |w|, by the secular equation."""
     model, batch = least_squares(seed)
     w = np.append(model.weight.detach().numpy().ravel(), model.bias.detach().numpy())
     design = np.column_stack([batch[0].numpy(), np.ones(6)])
@@ -346,7 +346,7 @@ def noisy(model: nn.Module, batch: Batch) -> Tensor:
 
 def finite_at_the_model_only(model: nn.Module, batch: Batch) -> Tensor:
     loss = cross_entropy(model, batch)
-    return loss * torch.where(loss > 1.5, torch.inf, 1.0)
+    return loss * torch.where(loss > 1.3, torch.inf, 1.0)
 
 
 BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
@@ -429,7 +429,7 @@ def test_cross_entropy_reads_every_kind_of_output_and_skips_ignored_labels() -> 
             torch.testing.assert_close(cross_entropy(Returns(output), batch), expected)
     with pytest.raises(ValueError, match='needs "logits"'):
         cross_entropy(Returns({"hidden": logits}), batches[0])
-    with pytest.raises(TypeError, match="must return logits, a tensor. Found NoneType"):
+    with pytest.raises(TypeError, match=r"must return logits, a tensor\. Found NoneType"):
         cross_entropy(Returns(None), batches[0])
 
 
@@ -456,13 +456,14 @@ def pretrained() -> Pooled:
 def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> None:
     """a = 0.01, 1, 100: inv and mix by less than 1e-6, adaptive by more than 2x somewhere."""
     model = pretrained()
+    model.encoder.embeddings.requires_grad_(False)  # half of all parameters, in no pair: saves time
     tokens = torch.randint(1000, 30000, (2, 8), generator=torch.Generator().manual_seed(0))
     batches = [(tokens, torch.tensor([0, 2]))]
     geometries = {"adaptive": Adaptive(), "inv": Quotient("inv"), "mix": Quotient("mix")}
 
     def measure(model: nn.Module) -> dict[str, float]:
         return {
-            name: worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=0.3, steps=3).mean
+            name: worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=0.3, steps=2).mean
             for name, geometry in geometries.items()
         }
 

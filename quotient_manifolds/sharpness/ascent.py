@@ -132,19 +132,21 @@ class _Climb:
         self.radius = radius
         self.generator = generator
         self.eta = 2 * radius
-        self.square = 0.0  # |gradient|^2
+        self.square = self.slope = 0.0  # |gradient|^2 and <gradient, z>
+        self.length = 0.0  # |z|
         self.losses: list[float] = []
         self.critical = False
 
     def run(self, start: Blocks) -> None:
         self.z = self.z_old = self.best = start
+        self.length = norm(start)
         self.buffers = [start]
         self.best_loss = self._differentiate()
         if self.square == 0:
             self.critical = True
             self.gradient = self.objective.sample(self.generator)
-            self.square = dot(self.gradient, self.gradient)
-        self.best_gradient, self.best_square = self.gradient, self.square
+            self.square, self.slope = dots(self.gradient, self.gradient, self.z)
+        self.best_state = self._state()
         self.losses.append(self.best_loss)
         self._last_check = (0, self.best_loss, True)  # steps done, best loss, step halved (not before: none was)
         for step in range(self.settings.steps):
@@ -157,25 +159,25 @@ class _Climb:
         """z, z_old = z_new, z, with z_new = p z + q z_old + r g: one pass, one norm, one scaling if outside."""
         a = 1.0 if first else self.settings.alpha
         c = self.eta / math.sqrt(self.square) if self.square > 0 else 0.0
-        u = math.sqrt(max(0.0, dot(self.z, self.z) + 2 * c * dot(self.z, self.gradient) + c * c * self.square))
+        u = math.sqrt(max(0.0, self.length**2 + 2 * c * self.slope + c * c * self.square))  # |z + c g|
         s = self.radius / u if u > self.radius else 1.0
         out = self._free_buffer()
-        combine(((a * s + 2 * (1 - a), self.z), (a - 1, self.z_old), (a * s * c, self.gradient)), out)
-        length = norm(out)
+        terms = ((a * s + 2 * (1 - a), self.z), (a - 1, self.z_old), (a * s * c, self.gradient))
+        length = math.sqrt(combine(terms, out))
         if length > self.radius:
             scale(out, self.radius / length)
-        self.z, self.z_old = out, self.z
+        self.z, self.z_old, self.length = out, self.z, min(length, self.radius)
 
     def _evaluate(self, last: bool) -> None:
         loss = self.objective.value(self.z) if last else self._differentiate()
         self.losses.append(loss)
         if loss > self.best_loss:
             self.best, self.best_loss = self.z, loss
-            self.best_gradient, self.best_square = self.gradient, self.square
+            self.best_state = self._state()
 
     def _differentiate(self) -> float:
         loss, self.gradient = self.objective.value_and_gradient(self.z)
-        self.square = dot(self.gradient, self.gradient)
+        self.square, self.slope = dots(self.gradient, self.gradient, self.z)
         if not math.isfinite(self.square):
             raise ValueError(
                 f"The gradient of the loss must be finite. Found {self.square} for its squared norm after "
@@ -193,7 +195,11 @@ class _Climb:
         self._last_check = (done, self.best_loss, halve)
         if halve:
             self.eta /= 2
-            self.z, self.gradient, self.square = self.best, self.best_gradient, self.best_square
+            self.z, self.length, self.gradient, self.square, self.slope = self.best_state
+
+    def _state(self) -> tuple[Blocks, float, Blocks, float, float]:
+        """What a step starts from, besides the previous point."""
+        return self.z, self.length, self.gradient, self.square, self.slope
 
     def _free_buffer(self) -> Blocks:
         """A buffer that holds neither the current nor the best point; the previous point's if it may go."""
@@ -232,8 +238,16 @@ _SCHEDULES = {"released": released_checkpoints, "stated": stated_checkpoints}
 
 def dot(x: Blocks, y: Blocks) -> float:
     """<x, y> over all blocks, accumulated in float64 over short chunks."""
-    parts = [torch.dot(_at_least_float32(a), _at_least_float32(b)) for a, b in _chunks(x, y)]
-    return float(torch.stack([part.double() for part in parts]).sum()) if parts else 0.0
+    return dots(x, y)[0]
+
+
+def dots(x: Blocks, *others: Blocks) -> list[float]:
+    """<x, y> for every y of `others`, in one pass over x."""
+    parts: list[list[Tensor]] = [[] for _ in others]
+    for first, *rest in _chunks(x, *others):
+        for part, other in zip(parts, rest, strict=True):
+            part.append(_dot(first, other))
+    return [_sum(part) for part in parts]
 
 
 def norm(x: Blocks) -> float:
@@ -247,15 +261,18 @@ def scale(x: Blocks, factor: float) -> None:
         block.mul_(factor)
 
 
-def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> None:
-    """out = sum of factor * term, in one pass over memory; out may be one of the terms."""
+def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
+    """out = sum of factor * term, in one pass over memory; out may be one of the terms. Returns |out|^2."""
     terms = sorted(terms, key=lambda term: term[1] is not out)  # out first: its old value is read before it is written
     factors = [factor for factor, _ in terms]
+    squares = []
     for target, first, *others in _chunks(out, *(blocks for _, blocks in terms)):
         torch.mul(first, factors[0], out=target)
         for factor, other in zip(factors[1:], others, strict=True):
             if factor:
                 target.add_(other, alpha=factor)
+        squares.append(_dot(target, target))
+    return _sum(squares)
 
 
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
@@ -268,8 +285,12 @@ def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(flat)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.dot(x.float(), y.float()) if x.dtype in (torch.float16, torch.bfloat16) else torch.dot(x, y)
+
+
+def _sum(parts: list[Tensor]) -> float:
+    return float(torch.stack([part.double() for part in parts]).sum()) if parts else 0.0
 
 
 def _random_point(objective: Objective, radius: float, generator: torch.Generator) -> Blocks:
