@@ -10,7 +10,15 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
 from quotient_manifolds.manifolds.geodesics import integrate, inv_exponential, slope, weigh
-from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
+from quotient_manifolds.manifolds.logarithm import common_span, shoot
+from quotient_manifolds.manifolds.quotient import (
+    GeodesicError,
+    HorizontalSpace,
+    Metric,
+    QuotientManifold,
+    require_vector,
+)
 
 ENERGY_TOLERANCE = 1e-6
 
@@ -91,6 +99,61 @@ class FixedRankQuotient(QuotientManifold):
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         size = torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
         return product_gap(G, H, P, Q) <= rtol * size
+
+    def align(self, x: Tensor, y: Tensor) -> Tensor:
+        """The representative of the orbit of y nearest to x at the balanced points: orthogonal Procrustes.
+
+        (L_y S_y^{1/2} Q, R_y S_y^{1/2} Q) with the rotation Q nearest to the balanced x, brought to the frame of x.
+        It is equivariant in x and does not depend on the representative y. Shapes (..., n + m, h).
+        """
+        here, there = singular_frame(*self.split(x)), singular_frame(*self.split(y))
+        P, R = (torch.cat([f.left, f.right], dim=-2) * f.s.sqrt()[..., None, :] for f in (here, there))
+        U, _, Vh = torch.linalg.svd(R.mT @ P)
+        G, H = self.split(R @ (U @ Vh) / here.s.sqrt()[..., None, :])
+        return torch.cat([G @ here.from_left, H @ here.from_right], dim=-2)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
+
+        Found by shooting from the difference of aligned representatives: the shortest geodesic if the points are near,
+        which the exponential's injectivity radius decides. Geodesics between two points stay in the span of the columns
+        of both (it is fixed by an isometry, the reflection through it), so the search has at most 4 h^2 unknowns.
+        Computed in float64, pair by pair over the batch; not differentiable. Raises `GeodesicError` if no geodesic is
+        found, ValueError with eps > 0. Shapes (..., n + m, h).
+        """
+        if self.eps:
+            raise ValueError(f"logmap and dist need eps = 0, an invariant metric; found eps = {self.eps:g}")
+        self.at(y)  # raises for what is no point
+        batch = torch.broadcast_shapes(x.shape, y.shape)
+        pairs = zip(*(p.detach().expand(batch).reshape(-1, *batch[-2:]) for p in (x, y)), strict=True)
+        return torch.stack([self._logarithm(a, b) for a, b in pairs]).reshape(batch)
+
+    def _logarithm(self, x: Tensor, y: Tensor) -> Tensor:
+        dtype = x.dtype
+        x, y = x.double(), y.double()
+        here, there = singular_frame(*self.split(x)), singular_frame(*self.split(y))
+        B_G, B_H = common_span(here.left, there.left), common_span(here.right, there.right)
+        small = FixedRankQuotient(B_G.shape[1], B_H.shape[1], self.metric)
+
+        def reduce(p: Tensor) -> Tensor:
+            return torch.cat([B_G.mT @ p[: self.n], B_H.mT @ p[self.n :]])
+
+        space = small.at(reduce(x))
+        G, H = small.split(reduce(y))
+        guess = space.horizontal(space.coordinates(reduce(self.align(x, y) - x)))
+        z, miss = shoot(space, small.n, G @ H.mT, guess)
+        if not miss <= SHOOTING_TOLERANCE:
+            raise GeodesicError(
+                f"a geodesic from x should end at the orbit of y; the best one found misses by {miss:.2g} of its norm: "
+                "take points nearer to each other"
+            )
+        a, b = small.split(space.vector(z))
+        return torch.cat([B_G @ a, B_H @ b]).to(dtype)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """|log_x(y)|_x, the length of the geodesic `logmap` finds; not differentiable. Shape (...,)."""
+        result = self.at(x).norm(self.logmap(x, y))
+        return result[..., None, None] if keepdim else result
 
     def projx(self, x: Tensor) -> Tensor:
         """x itself where both factors have full column rank; else singular values are floored at rounding level."""

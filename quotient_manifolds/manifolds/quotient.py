@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import geoopt
 import torch
@@ -18,6 +20,13 @@ Metric = str | float
 
 GEODESICS = ("first", "second", "exact")
 """How far a geodesic is followed: its Taylor polynomial of degree 1 or 2 ([paper, Eq. 4]), or the curve itself."""
+
+
+class Estimate(NamedTuple):
+    """A mean over random samples and its standard error."""
+
+    mean: float
+    standard_error: float
 
 
 class GeodesicError(ValueError):
@@ -111,6 +120,42 @@ class HorizontalSpace(abc.ABC):
             )
         return y
 
+    def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
+        """The Riemannian Hessian along xi, from the Euclidean gradient and the Euclidean Hessian times xi.
+
+        It is the Euclidean Hessian of f along the second-order geodesics, H f(gamma_z) at z = 0: that of f itself in
+        coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors.
+        [Boumal 2023, Prop. 5.44, Sec. 9.12]
+        """
+        z = self.horizontal(self.coordinates(xi)).detach().requires_grad_()
+        first = self.covector(egrad)
+        with (
+            torch.enable_grad()
+        ):  # the bend of the geodesic is quadratic in z, so its gradient at z is its Hessian times z
+            (bend,) = torch.autograd.grad((egrad.detach() * self.move(z)).sum(), z)
+        return self.vector(self.horizontal(self.covector(ehess) + bend - first))
+
+    def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
+        """The Riemannian Hessian of a twice differentiable loss (point -> scalar) along xi, by autograd."""
+        with torch.enable_grad():
+            z = torch.zeros_like(self.point, requires_grad=True)
+            (slope,) = torch.autograd.grad(loss(self.move(self.horizontal(z))), z, create_graph=True)
+            (product,) = torch.autograd.grad(slope, z, self.horizontal(self.coordinates(xi)))
+        return self.vector(product)
+
+    def hessian_trace(
+        self, loss: Callable[[Tensor], Tensor], samples: int = 64, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """The trace of the Riemannian Hessian on the horizontal space, summed over the batch: Hutchinson's estimator.
+
+        Mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
+        """
+        if samples < 2:
+            raise ValueError(f"a standard error needs at least 2 samples; found samples = {samples}")
+        draws = [self.sample(generator) for _ in range(samples)]
+        values = torch.stack([self.inner(v, self.hessian_product(loss, v)).sum() for v in draws])
+        return Estimate(float(values.mean()), float(values.std() / math.sqrt(samples)))
+
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A standard Gaussian vector of the horizontal space, in the metric at the point."""
         x = self.point
@@ -176,6 +221,11 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         """The horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5]."""
         return self.at(x).gradient(u)
 
+    @__scaling__(ScalingInfo.NotCompatible)
+    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
+        """The horizontal Riemannian Hessian along u, from the Euclidean gradient and the Euclidean Hessian times u."""
+        return self.at(x).hessian(egrad, ehess, u)
+
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The second-order geodesic x + u - Gamma(u, u) / 2 [paper, Eq. 4]."""
         return self.at(x).geodesic(u)
@@ -187,6 +237,22 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Vector transport from x to y by horizontal projection at y."""
         return self.at(y).project(v)
+
+    def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
+        """The Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
+
+        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
+        times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
+        """
+        y = x[0]
+        for _ in range(steps):
+            space = self.at(y)
+            logs = self.logmap(y.expand_as(x), x)
+            step = logs.mean(dim=0)
+            if bool((space.norm(step) <= tolerance * space.norm(logs).amax(dim=0)).all()):
+                return y
+            y = space.geodesic(step, order="exact")
+        raise GeodesicError(f"the mean of points should settle within {steps} steps and did not: give it nearer points")
 
     @__scaling__(ScalingInfo(u=-1))
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:

@@ -1,0 +1,316 @@
+"""Vectors up to positive scaling, and vectors up to a common shift: spheres and flat spaces."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import geoopt
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds.quotient import HorizontalSpace, QuotientManifold, require_vector
+
+
+@final
+class ScaleQuotient(QuotientManifold):
+    r"""Nonzero vectors w, up to a w for a > 0: only the direction w / |w| matters, a point of the sphere S^{d-1}.
+
+    Points have shape (..., d) with d >= 2: weights in front of a normalisation without epsilon, e.g. all weights into
+    one unit of batch normalisation. The metric is <eta, zeta> / |w|^2 and horizontal vectors are orthogonal to w, so
+    the geodesics are great circles at constant |w|, traversed for ever. The dimension of the quotient is d - 1.
+    Source: scale invariance in [paper, Sec. 3.1].
+
+    >>> manifold = ScaleQuotient()
+    >>> w = torch.tensor([3.0, 4.0])
+    >>> manifold.same_orbit(w, manifold.action(torch.tensor(7.0), w))
+    tensor(True)
+    >>> manifold.expmap(w, torch.pi / 2 * torch.tensor([-4.0, 3.0]))
+    tensor([-4.0000,  3.0000])
+    >>> manifold.dist(w, torch.tensor([-8.0, 6.0])) / torch.pi
+    tensor(0.5000)
+    """
+
+    name = "ScaleQuotient"
+    ndim = 1
+
+    def __init__(self) -> None:
+        super().__init__("inv")  # the only metric, and invariant under scaling as `inv` is
+
+    @property
+    def vertical_equation(self) -> str:
+        return "w^T xi = 0 (horizontal space of positive scaling)"
+
+    def at(self, x: Tensor) -> HorizontalSpace:
+        """The horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry."""
+        ok, reason = self.check_point_on_manifold(x, explain=True)
+        if not ok:
+            raise ValueError(reason)
+        return _ScaleSpace(x)
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
+
+        >>> ScaleQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
+        tensor([[2., 2.],
+                [3., 3.]])
+        """
+        return A[..., None] * x
+
+    def balance(self, x: Tensor) -> Tensor:
+        """w / |w|: the representative of length 1.
+
+        >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+        """
+        return x / _length(x)
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether the directions agree: |x / |x| - y / |y|| <= rtol, by default 64 machine epsilons. Shape (...,)."""
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1) <= rtol
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """The angle between x and y, in [0, pi]. Shape (...,), or (..., 1) with `keepdim`.
+
+        2 atan2(|u - v|, |u + v|) for the directions u and v: accurate at small angles, where the cosine is not.
+
+        >>> ScaleQuotient().dist(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 5.0])) / torch.pi
+        tensor(0.2500)
+        """
+        self._assert_points(x, y)
+        u, v = self.balance(x), self.balance(y)
+        apart, together = (torch.linalg.vector_norm(w, dim=-1, keepdim=keepdim) for w in (u - v, u + v))
+        return 2 * torch.atan2(apart, together)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The horizontal vector at x whose great circle reaches the direction of y at t = 1; its norm is `dist`.
+
+        Raises ValueError for opposite directions, between which every half circle is a shortest path.
+
+        >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
+        tensor([0., 2.])
+        """
+        angle = self.dist(x, y, keepdim=True)
+        u, v = self.balance(x), self.balance(y)
+        if bool((torch.linalg.vector_norm(u + v, dim=-1) <= math.sqrt(torch.finfo(x.dtype).eps)).any()):
+            raise ValueError(
+                "x and y should not point in opposite directions, where the shortest path is not unique; "
+                "found a pair at angle pi: move one of them a little"
+            )
+        towards = v - u - ((v - u) * u).sum(dim=-1, keepdim=True) * u  # of length sin(angle)
+        return _length(x) * towards / torch.sinc(angle / math.pi)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself where it is not zero; the zero vector becomes (1, ..., 1).
+
+        >>> ScaleQuotient().projx(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[3., 4.],
+                [1., 1.]])
+        """
+        return torch.where((x == 0).all(dim=-1, keepdim=True), 1.0, x)
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., d): uniform on the sphere."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _assert_points(self, *points: Tensor) -> None:
+        for x in points:
+            ok, reason = self.check_point_on_manifold(x, explain=True)
+            if not ok:
+                raise ValueError(reason)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        return _check_vector_shape(shape, name, self.name)
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if not bool(torch.isfinite(x).all()):
+            return False, "the entries of a point should be finite; found NaN or infinity"
+        zeros = int((x == 0).all(dim=-1).sum())
+        return (False, f"w != 0 fails: {zeros} vectors are 0") if zeros else (True, None)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+@final
+class TranslationQuotient(QuotientManifold):
+    r"""Vectors b, up to b + c (1, ..., 1) for c in R: only b - mean(b) matters.
+
+    Points have shape (..., d) with d >= 2: the biases of a softmax, which does not see a common shift. The metric is
+    the Euclidean one, horizontal vectors have mean 0 and the geodesics are straight lines. The dimension of the
+    quotient is d - 1. Source: translation invariance in [paper, Sec. 3.1].
+
+    >>> manifold = TranslationQuotient()
+    >>> b = torch.tensor([1.0, 2.0, 6.0])
+    >>> manifold.same_orbit(b, manifold.action(torch.tensor(7.0), b))
+    tensor(True)
+    >>> manifold.proju(b, torch.tensor([3.0, 0.0, 0.0]))
+    tensor([ 2., -1., -1.])
+    """
+
+    name = "TranslationQuotient"
+    ndim = 1
+
+    def __init__(self) -> None:
+        super().__init__("inv")  # the only metric; no name applies
+
+    @property
+    def vertical_equation(self) -> str:
+        return "sum_i xi_i = 0 (horizontal space of translation)"
+
+    def at(self, x: Tensor) -> HorizontalSpace:
+        """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry."""
+        ok, reason = self.check_point_on_manifold(x, explain=True)
+        if not ok:
+            raise ValueError(reason)
+        return _TranslationSpace(x)
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors are carried along unchanged.
+
+        >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
+        tensor([[3., 3.],
+                [4., 4.]])
+        """
+        return x + A[..., None]
+
+    def balance(self, x: Tensor) -> Tensor:
+        """b - mean(b): the representative of mean 0.
+
+        >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
+        tensor([-2., -1.,  3.])
+        """
+        return _centred(x)
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether the centred vectors agree: |difference| <= rtol max(|x|, |y|), the accuracy the entries allow.
+
+        `rtol` defaults to 64 machine epsilons. Shape (...,).
+        """
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
+        return torch.linalg.vector_norm(_centred(y - x), dim=-1) <= rtol * torch.maximum(size, other)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """|y - x - mean(y - x)|. Shape (...,), or (..., 1) with `keepdim`.
+
+        >>> TranslationQuotient().dist(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
+        tensor(4.2426)
+        """
+        return torch.linalg.vector_norm(self.logmap(x, y), dim=-1, keepdim=keepdim)
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
+
+        >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
+        tensor([-3.,  3.])
+        """
+        return self.at(x).project(y - x)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself: every vector is a point."""
+        return x
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., d)."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        return _check_vector_shape(shape, name, self.name)
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if bool(torch.isfinite(x).all()):
+            return True, None
+        return False, "the entries of a point should be finite; found NaN or infinity"
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+@final
+class _ScaleSpace(HorizontalSpace):
+    """Coordinates z = eta / |w|."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x, ndim=1)
+        self._length = _length(x)
+        self._direction = x / self._length
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta, ndim=1)
+        return eta / self._length
+
+    def vector(self, z: Tensor) -> Tensor:
+        return z * self._length
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad, ndim=1)
+        return egrad * self._length
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        squared = (z * z).sum(dim=-1, keepdim=True)
+        cosine, sinc = {
+            "first": lambda: (torch.ones_like(squared), 1.0),
+            "second": lambda: (1 - squared / 2, 1.0),
+            "exact": lambda: _circle(squared),
+        }[order]()
+        return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
+
+
+@final
+class _TranslationSpace(HorizontalSpace):
+    """Coordinates z = eta."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x, ndim=1)
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta, ndim=1)
+        return eta
+
+    def vector(self, z: Tensor) -> Tensor:
+        return z
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad, ndim=1)
+        return egrad
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        return _centred(z)
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)
+
+
+def _circle(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(a) and sin(a) / a from a^2, smooth at a = 0."""
+    small = squared < 1e-4
+    angle = torch.where(small, 1.0, squared).sqrt()
+    cosine = torch.where(small, 1 - squared / 2 * (1 - squared / 12 * (1 - squared / 30)), angle.cos())
+    return cosine, torch.where(small, 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42)), angle.sin() / angle)
+
+
+def _length(x: Tensor) -> Tensor:
+    """|x| with a trailing 1, without overflow or underflow of its square."""
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(dim=-1, keepdim=True)
+
+
+def _check_vector_shape(shape: tuple[int, ...], name: str, manifold: str) -> tuple[bool, str | None]:
+    if len(shape) >= 1 and shape[-1] >= 2:
+        return True, None
+    return False, f"'{name}' on {manifold} should have shape (..., d) with d >= 2; found {tuple(shape)}"
