@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.manifolds import GEODESICS, METRICS, FixedRankQuotient, HorizontalSpace
+from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, HorizontalSpace, Metric
 from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries, find_symmetries
 
 Gradients = Mapping[str, Tensor | None]
@@ -74,24 +74,25 @@ class Adaptive(Geometry):
 class Quotient(Geometry):
     """Attention pairs (G, H) modulo GL(h) in their quotient metric, all other elements adaptive [paper, App. C.1].
 
-    metric: "inv" or "mix". geodesic: "first", "second" [paper, Eq. 4] or "exact". eps: the paper's relaxation of the
-    metric (0 keeps invariance). symmetries: the pairs to use; None finds them in the model.
+    metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
+    the paper's relaxation of the metric (0 keeps invariance). symmetries: the pairs to use; None finds them in the
+    model.
     """
 
-    metric: str = "inv"
+    metric: Metric = "inv"
     geodesic: str = "second"
     eps: float = 0.0
     symmetries: Symmetries | None = None
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}. Found {self.metric!r}")
+        FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
         if self.geodesic not in GEODESICS:
             raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
 
     @property
     def name(self) -> str:
-        return f"{self.metric} ({self.geodesic} order)" if self.geodesic != "exact" else f"{self.metric} (exact)"
+        metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
+        return f"{metric} (exact)" if self.geodesic == "exact" else f"{metric} ({self.geodesic} order)"
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
@@ -103,7 +104,7 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none; use Adaptive(), or pass symmetries= with the pairs of the model"
             )
         for pair in pairs:
-            _check_rank(pair, point, self.metric)
+            _check_rank(pair, point, self)
         blocks = tuple(StackedPairs.at(group, point, self) for group in _equal_shapes(pairs, point))
         return TangentSpace(point, _scales_outside(pairs, point), blocks)
 
@@ -279,10 +280,9 @@ def _is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
     return not frozen
 
 
-def _check_rank(pair: SymmetricPair, point: Params, metric: str) -> None:
-    ok, reason = FixedRankQuotient(pair.n, pair.m, metric).check_point_on_manifold(
-        pair.read(point).to(torch.float64), explain=True
-    )
+def _check_rank(pair: SymmetricPair, point: Params, geometry: Quotient) -> None:
+    manifold = FixedRankQuotient(pair.n, pair.m, geometry.metric, eps=geometry.eps)
+    ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
     if not ok:
         raise ValueError(
             f"Pair {pair.name} cannot be measured in a quotient metric, which needs G and H of full rank: {reason}; "

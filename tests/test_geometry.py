@@ -316,10 +316,16 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: ty
 
 
 def test_unknown_metric_and_geodesic_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"metric must be one of inv, mix\. Found 'euclid'"):
+    with pytest.raises(ValueError, match=r"metric should be .* found 'euclid'"):
         Quotient("euclid")
     with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
         Quotient("inv", "third")
+
+
+def test_names_tell_geometries_apart() -> None:
+    several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
+    assert len({geometry.name for geometry in several}) == len(several)
+    assert Quotient(0.5).name == "t = 0.5 (second order)"
 
 
 def test_eps_reaches_the_manifold() -> None:
@@ -329,3 +335,11 @@ def test_eps_reaches_the_manifold() -> None:
     relaxed = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "inv", eps=0.5).at(block.space.point)
     z = space.sample(generator())[block.key]
     torch.testing.assert_close(block.space.vector(z), relaxed.vector(z))
+
+
+def test_eps_admits_a_pair_without_full_rank() -> None:
+    geometry, model = broken("rank")
+    assert isinstance(geometry, Quotient)
+    relaxed = Quotient(eps=0.1, symmetries=geometry.symmetries).at(model)
+    moved = relaxed.move(relaxed.sample(generator()))
+    assert all(bool(torch.isfinite(w).all()) for w in moved.values())
