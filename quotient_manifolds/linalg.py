@@ -32,23 +32,24 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
 
     Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
     """
-    R_G, R_H = _triangular(G, eps), _triangular(H, eps)
+    (Q_G, R_G), (Q_H, R_H) = _qr(G, eps), _qr(H, eps)
     U, s, Vh = torch.linalg.svd(R_G @ R_H.mT)
     V = Vh.mT
     floor = (G.shape[-2] + H.shape[-2]) * torch.finfo(s.dtype).eps
     s = torch.maximum(s, floor * s[..., :1].detach())
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    return SingularFrame(G @ to_left, H @ to_right, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
+    return SingularFrame(Q_G @ U, Q_H @ V, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
 
 
-def _triangular(G: Tensor, eps: float) -> Tensor:
-    """R with R^T R = G^T G + eps I, upper triangular."""
+def _qr(G: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Q (..., n, h) and upper triangular R with G = Q R and R^T R = G^T G + eps I."""
+    n, h = G.shape[-2:]
     if eps:
-        h = G.shape[-1]
         ridge = eps**0.5 * torch.eye(h, dtype=G.dtype, device=G.device).expand(*G.shape[:-2], h, h)
         G = torch.cat([G, ridge], dim=-2)
-    return torch.linalg.qr(G, mode="r").R
+    Q, R = torch.linalg.qr(G)
+    return Q[..., :n, :], R
 
 
 def product_gap(G1: Tensor, H1: Tensor, G2: Tensor, H2: Tensor) -> Tensor:

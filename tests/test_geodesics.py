@@ -131,6 +131,15 @@ def test_moves_are_differentiable(case: Case, order: str) -> None:
     torch.testing.assert_close(grad, space.covector(torch.ones_like(x)), rtol=1e-7, atol=1e-7)
 
 
+@every_case
+@pytest.mark.parametrize("method", ["inner", "proju", "egrad2rgrad", "retr", "expmap"])
+def test_methods_are_differentiable_in_point_and_vector(case: Case, method: str) -> None:
+    x, xi = horizontal(case, 51, 0.05)
+    apply = getattr(case.manifold, method)
+    inputs = x.requires_grad_(), xi.requires_grad_()
+    torch.autograd.gradcheck(apply, inputs, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+
 def test_rank_one_mix_follows_the_closed_form_to_its_end() -> None:
     """(u, v) sqrt(1 + 2 b t), which leaves the manifold where 1 + 2 b t = 0."""
     manifold = FixedRankQuotient(2, 3, "mix")

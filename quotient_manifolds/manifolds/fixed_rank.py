@@ -231,7 +231,7 @@ class _FixedRankSpace(HorizontalSpace):
     @property
     def finite(self) -> bool:
         """Whether the frame is finite: it is not where a factor is singular."""
-        return bool(torch.isfinite(self._frame.left).all() and torch.isfinite(self._frame.right).all())
+        return bool(torch.isfinite(self._frame.to_left).all() and torch.isfinite(self._frame.to_right).all())
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)

@@ -43,9 +43,7 @@ class ScaleQuotient(QuotientManifold):
 
     def at(self, x: Tensor) -> HorizontalSpace:
         """The horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry."""
-        ok, reason = self.check_point_on_manifold(x, explain=True)
-        if not ok:
-            raise ValueError(reason)
+        _require_point(self, x)
         return _ScaleSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class ScaleQuotient(QuotientManifold):
         >>> ScaleQuotient().dist(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 5.0])) / torch.pi
         tensor(0.2500)
         """
-        self._assert_points(x, y)
+        _require_pair(self, x, y)
         u, v = self.balance(x), self.balance(y)
         apart, together = (torch.linalg.vector_norm(w, dim=-1, keepdim=keepdim) for w in (u - v, u + v))
         return 2 * torch.atan2(apart, together)
@@ -116,12 +114,6 @@ class ScaleQuotient(QuotientManifold):
         """A point of independent standard Gaussians, of shape `size` = (..., d): uniform on the sphere."""
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
-
-    def _assert_points(self, *points: Tensor) -> None:
-        for x in points:
-            ok, reason = self.check_point_on_manifold(x, explain=True)
-            if not ok:
-                raise ValueError(reason)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         return _check_vector_shape(shape, name, self.name)
@@ -164,9 +156,7 @@ class TranslationQuotient(QuotientManifold):
 
     def at(self, x: Tensor) -> HorizontalSpace:
         """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry."""
-        ok, reason = self.check_point_on_manifold(x, explain=True)
-        if not ok:
-            raise ValueError(reason)
+        _require_point(self, x)
         return _TranslationSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -209,7 +199,8 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
         tensor([-3.,  3.])
         """
-        return self.at(x).project(y - x)
+        _require_pair(self, x, y)
+        return _centred(y - x)
 
     def projx(self, x: Tensor) -> Tensor:
         """x itself: every vector is a point."""
@@ -259,12 +250,13 @@ class _ScaleSpace(HorizontalSpace):
 
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         squared = (z * z).sum(dim=-1, keepdim=True)
-        cosine, sinc = {
-            "first": lambda: (torch.ones_like(squared), 1.0),
-            "second": lambda: (1 - squared / 2, 1.0),
-            "exact": lambda: _circle(squared),
-        }[order]()
-        return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
+        reached = torch.ones_like(squared[..., 0])
+        if order == "first":
+            return self.point + self.vector(z), reached
+        if order == "second":
+            return (1 - squared / 2) * self.point + self.vector(z), reached
+        cosine, sinc = _circle(squared)
+        return cosine * self.point + sinc * self.vector(z), reached
 
 
 @final
@@ -308,6 +300,22 @@ def _length(x: Tensor) -> Tensor:
 
 def _centred(x: Tensor) -> Tensor:
     return x - x.mean(dim=-1, keepdim=True)
+
+
+def _require_point(manifold: QuotientManifold, x: Tensor) -> None:
+    ok, reason = manifold.check_point_on_manifold(x, explain=True)
+    if not ok:
+        raise ValueError(reason)
+
+
+def _require_pair(manifold: QuotientManifold, x: Tensor, y: Tensor) -> None:
+    _require_point(manifold, x)
+    _require_point(manifold, y)
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(
+            f"two points should have vectors of one length; found {x.shape[-1]} and {y.shape[-1]} entries: "
+            "compare points of the same layer"
+        )
 
 
 def _check_vector_shape(shape: tuple[int, ...], name: str, manifold: str) -> tuple[bool, str | None]:
