@@ -1,0 +1,197 @@
+"""Low-rank matrix completion: a matrix of rank h from some of its entries, on the quotient of pairs (G, H) by GL(h).
+
+The n x m matrix G H^T is never formed: only its known entries are, and the Euclidean gradient is a sparse matrix times
+a factor. The metric `mix` makes every step the one of a well-scaled problem, whatever the singular values are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import geoopt
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+
+from quotient_manifolds.linalg import product_gap
+from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.manifolds.quotient import Metric
+from quotient_manifolds.pymanopt import as_pymanopt, minimize
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+GEOOPT = "geoopt"
+"""The solver of `complete` that is not pymanopt's: geoopt's line search along conjugate gradients."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The known entries of G H^T, row by row, and the factors (G, H) they come from."""
+
+    known: scipy.sparse.csr_array  # (n, m)
+    rows: Array  # (entries,), the row of each of known.data; columns are known.indices
+    truth: Array  # (n + m, h)
+
+    @property
+    def n(self) -> int:
+        return int(self.known.shape[0])
+
+    @property
+    def rank(self) -> int:
+        return int(self.truth.shape[1])
+
+    def entries(self, G: Array, H: Array) -> Array:
+        """(G H^T)_ij at the known places, in their order. Shapes: G (n, h), H (m, h)."""
+        return np.einsum("ij,ij->i", G.take(self.rows, axis=0), H.take(self.known.indices, axis=0))
+
+    def sparse(self, values: Array) -> scipy.sparse.csr_array:
+        """The n x m matrix with these values at the known places."""
+        return scipy.sparse.csr_array((values, self.known.indices, self.known.indptr), shape=self.known.shape)
+
+    @property
+    def share(self) -> float:
+        """The share of entries that is known."""
+        return float(self.known.nnz) / math.prod(self.known.shape)
+
+    def residual(self, x: Array) -> Array:
+        """G H^T - X at the known places."""
+        return self.entries(x[: self.n], x[self.n :]) - self.known.data
+
+    def relative(self, cost: float) -> float:
+        """|P(G H^T - X)| / |P(X)| at a point of this cost."""
+        return math.sqrt(2 * self.share * cost) / float(np.linalg.norm(self.known.data))
+
+    def target(self, tolerance: float) -> float:
+        """The cost at which `relative` is the tolerance."""
+        return (tolerance * float(np.linalg.norm(self.known.data))) ** 2 / (2 * self.share)
+
+    def cost(self, x: Array) -> float:
+        """|P(G H^T - X)|^2 / (2 share), P(X) the known entries: an estimate of |G H^T - X|^2 / 2 over all entries."""
+        residual = self.residual(x)
+        return float(residual @ residual) / (2 * self.share)
+
+    def gradient(self, x: Array) -> Array:
+        """The Euclidean gradient (R H, R^T G), with R the sparse residual."""
+        return self._times(self.residual(x), x)
+
+    def hessian(self, x: Array, u: Array) -> Array:
+        """The Euclidean Hessian times u: (R' H + R u_H, R'^T G + R^T u_G), with R' the change of the residual."""
+        n = self.n
+        change = self.entries(u[:n], x[n:]) + self.entries(x[:n], u[n:])
+        return self._times(change, x) + self._times(self.residual(x), u)
+
+    def _times(self, values: Array, x: Array) -> Array:
+        R = self.sparse(values / self.share)
+        return np.concatenate([R @ x[self.n :], R.T @ x[: self.n]])
+
+    def start(self) -> Array:
+        """The best rank-h approximation of the known entries, scaled up by the share that is known."""
+        U, s, Vh = scipy.sparse.linalg.svds(self.known, k=self.rank, v0=np.ones(min(self.known.shape)))
+        root = np.sqrt(s / self.share)
+        return np.concatenate([U * root, Vh.T * root])
+
+    def error(self, x: Array) -> float:
+        """|G H^T - X| / |X| (Frobenius) over all entries, from the factors."""
+        (G, H), (P, Q) = (torch.from_numpy(p).split([self.n, self.known.shape[1]]) for p in (x, self.truth))
+        return float(product_gap(G, H, P, Q) / product_gap(torch.zeros_like(P), Q, P, Q))
+
+
+def random_completion(
+    n: int = 1000, m: int = 1000, rank: int = 10, oversampling: float = 5, seed: int = 0
+) -> Completion:
+    """Gaussian factors, and entries of their product at places drawn without replacement. Its norm is about 1.
+
+    The solvers' first steps have norm 1: matrices of another size are best divided by their norm.
+    There are `oversampling` times as many entries as the manifold has dimensions, (n + m - h) h.
+    Raises ValueError if that is more than the matrix has.
+    """
+    entries = round(oversampling * (n + m - rank) * rank)
+    if not 0 < entries <= n * m:
+        raise ValueError(
+            f"oversampling should leave between 1 and n m = {n * m} entries known; found {oversampling:g} times "
+            f"{(n + m - rank) * rank} dimensions"
+        )
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal((n + m, rank))
+    truth /= (n * m * rank) ** 0.25
+    rows, columns = np.divmod(np.sort(rng.choice(n * m, entries, replace=False)), m)
+    values = np.einsum("ij,ij->i", truth[rows], truth[n + columns])
+    known = scipy.sparse.csr_array((values, (rows, columns)), shape=(n, m))
+    return Completion(known, rows.astype(known.indices.dtype), truth)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A completion as a solver left it: `error` over all entries, `residual` over the known ones, both relative."""
+
+    point: Array
+    error: float
+    residual: float
+    seconds: float
+    costs: int
+    gradients: int
+    hessians: int
+
+
+def complete(
+    problem: Completion,
+    *,
+    solver: str = "conjugate-gradient",
+    metric: Metric = "mix",
+    tolerance: float = 2e-9,
+    max_steps: int = 500,
+) -> Completed:
+    """Complete a matrix from its spectral start until the relative residual over the known entries is `tolerance`.
+
+    `solver` is one of `quotient_manifolds.pymanopt.SOLVERS`, or "geoopt".
+    """
+    manifold = FixedRankQuotient(*problem.known.shape, metric)
+    if solver == GEOOPT:
+        return _with_geoopt(problem, manifold, tolerance, max_steps)
+    end = minimize(
+        as_pymanopt(manifold, problem.truth.shape),
+        problem.start(),
+        problem.cost,
+        problem.gradient,
+        problem.hessian,
+        solver=solver,
+        target=problem.target(tolerance),
+        max_iterations=max_steps,
+        min_gradient_norm=0,
+        min_step_size=0,
+    )
+    return Completed(
+        end.point,
+        problem.error(end.point),
+        problem.relative(end.cost),
+        end.seconds,
+        end.costs,
+        end.gradients,
+        end.hessians,
+    )
+
+
+def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, tolerance: float, max_steps: int) -> Completed:
+    """geoopt's conjugate gradients (Polak-Ribiere) with backtracking from the last decrease."""
+    point = geoopt.ManifoldParameter(torch.from_numpy(problem.start()), manifold=manifold)
+    optimizer = geoopt.optim.RiemannianLineSearch([point], cg_method="pr")
+    calls = 0
+
+    def closure() -> float:
+        nonlocal calls
+        calls += 1
+        x = point.detach().numpy()
+        point.grad = torch.from_numpy(problem.gradient(x))
+        return problem.cost(x)
+
+    before = time.perf_counter()
+    for _ in range(max_steps):
+        if optimizer.step(closure) <= problem.target(tolerance):
+            break
+    seconds = time.perf_counter() - before
+    x = point.detach().numpy().copy()
+    return Completed(x, problem.error(x), problem.relative(problem.cost(x)), seconds, calls, calls, 0)
