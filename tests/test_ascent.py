@@ -14,15 +14,8 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.ascent import (
-    _CHUNK,
-    Blocks,
-    combine,
-    dot,
-    norm,
-    released_checkpoints,
-    stated_checkpoints,
-)
+from quotient_manifolds.sharpness.ascent import released_checkpoints, stated_checkpoints
+from quotient_manifolds.sharpness.blocks import _CHUNK, Blocks, combine, dot, norm
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.sharpness.ascent import dot, norm
+from quotient_manifolds.sharpness.blocks import dot, norm
 from quotient_manifolds.symmetries import Factor, Params, Part, Span, SymmetricPair, Symmetries, find_symmetries
 
 QUOTIENTS: list[Geometry] = [

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Geometry, TangentSpace
-from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD, norm
+from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
+from quotient_manifolds.sharpness.blocks import norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.ascent import Blocks
+from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))

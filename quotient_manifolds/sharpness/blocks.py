@@ -1,0 +1,70 @@
+"""Algebra of dicts of tensors as one long vector: few passes over memory, sums accurate in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+Blocks = dict[str, Tensor]
+
+_CHUNK = 65536  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
+
+
+def dot(x: Blocks, y: Blocks) -> float:
+    """<x, y> over all blocks, accumulated in float64 over short chunks."""
+    return dots(x, y)[0]
+
+
+def dots(x: Blocks, *others: Blocks) -> list[float]:
+    """<x, y> for every y of `others`, in one pass over x."""
+    parts: list[list[Tensor]] = [[] for _ in others]
+    for first, *rest in _chunks(x, *others):
+        for part, other in zip(parts, rest, strict=True):
+            part.append(_dot(first, other))
+    return [_sum(part) for part in parts]
+
+
+def norm(x: Blocks) -> float:
+    """|x|_2 over all blocks."""
+    return math.sqrt(dot(x, x))
+
+
+def scale(x: Blocks, factor: float) -> None:
+    """x *= factor, in place."""
+    for block in x.values():
+        block.mul_(factor)
+
+
+def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
+    """out = sum of factor * term, in one pass over memory; out may be one of the terms. Returns |out|^2."""
+    terms = sorted(terms, key=lambda term: term[1] is not out)  # out first: its old value is read before it is written
+    factors = [factor for factor, _ in terms]
+    squares = []
+    for target, first, *others in _chunks(out, *(blocks for _, blocks in terms)):
+        torch.mul(first, factors[0], out=target)
+        for factor, other in zip(factors[1:], others, strict=True):
+            if factor:
+                target.add_(other, alpha=factor)
+        squares.append(_dot(target, target))
+    return _sum(squares)
+
+
+def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
+    """Equal pieces of all given dicts, flat: views of the tensors that are contiguous (so must be what is written)."""
+    for key, leader in blocks[0].items():
+        flat = [other[key].reshape(-1) for other in blocks]
+        if leader.is_cpu and leader.numel() > _CHUNK:
+            yield from zip(*(tensor.split(_CHUNK) for tensor in flat), strict=True)
+        else:
+            yield tuple(flat)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.dot(x.float(), y.float()) if x.dtype in (torch.float16, torch.bfloat16) else torch.dot(x, y)
+
+
+def _sum(parts: list[Tensor]) -> float:
+    return float(torch.stack([part.double() for part in parts]).sum()) if parts else 0.0
