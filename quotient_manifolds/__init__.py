@@ -12,6 +12,9 @@ from quotient_manifolds.manifolds import (
     GeodesicError,
     HorizontalSpace,
     QuotientManifold,
+    Recipe,
+    ScaleQuotient,
+    TranslationQuotient,
 )
 from quotient_manifolds.sharpness import AutoPGD, SharpnessResult, cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import (
@@ -38,10 +41,13 @@ __all__ = [
     "Proof",
     "Quotient",
     "QuotientManifold",
+    "Recipe",
+    "ScaleQuotient",
     "SharpnessResult",
     "SymmetricPair",
     "Symmetries",
     "TangentSpace",
+    "TranslationQuotient",
     "__version__",
     "cross_entropy",
     "example_inputs",

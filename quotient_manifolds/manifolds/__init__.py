@@ -10,6 +10,8 @@ from quotient_manifolds.manifolds.quotient import (
     Metric,
     QuotientManifold,
 )
+from quotient_manifolds.manifolds.recipe import Recipe
+from quotient_manifolds.manifolds.scaling import ScaleQuotient, TranslationQuotient
 
 __all__ = [
     "GEODESICS",
@@ -20,4 +22,7 @@ __all__ = [
     "HorizontalSpace",
     "Metric",
     "QuotientManifold",
+    "Recipe",
+    "ScaleQuotient",
+    "TranslationQuotient",
 ]

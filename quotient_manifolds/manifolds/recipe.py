@@ -1,0 +1,331 @@
+"""A quotient manifold from two plain functions, a group action and a metric, by automatic differentiation alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import final
+
+import geoopt
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+from torchdiffeq import odeint
+
+from quotient_manifolds.manifolds.quotient import HorizontalSpace, QuotientManifold, require_vector
+
+Action = Callable[[Tensor, Tensor], Tensor]
+"""(A, x) -> A x: the group element A applied to one point x."""
+
+MetricFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x, eta, zeta) -> <eta, zeta>_x: symmetric, bilinear, positive definite; a scalar."""
+
+MAX_STEPS = 10_000
+TOLERANCE = 1e-10
+"""Relative and absolute tolerance of the ODE solver, on a curve in orthonormal coordinates at its start."""
+ENERGY_TOLERANCE = 1e-6
+
+
+@final
+class Recipe(QuotientManifold):
+    r"""The quotient of R^shape by any smooth action that preserves a metric: both are functions, the rest is autodiff.
+
+    `action(A, x)` applies a group element to a point, `metric(x, eta, zeta)` is the inner product of two tangent
+    vectors there. Both are asked about one point of shape `shape` at a time; batches are visited one by one. `identity`
+    is the neutral element of the group, and `algebra` (k, *identity.shape) a basis of its Lie algebra: by default every
+    direction, as for invertible matrices, positive numbers and translations.
+
+    The paper treats every symmetry by the same four steps (Sec. 4 and 5, App. B):
+
+    (i)   *Vertical space.* Moving along the orbit changes nothing the function sees. Its directions are the velocities
+          d/ds action(identity + s K, x) at s = 0: one jvp for every K of the basis of the Lie algebra.
+    (ii)  *Horizontal projection.* With the vertical vectors as columns of V and the metric as a matrix M, the part of
+          eta orthogonal to them is eta - V c, where the normal equations V^T M V c = V^T M eta give c.
+    (iii) *Riemannian gradient.* M^{-1} times the Euclidean one: <gradient, eta> is then the directional derivative. For
+          an invariant function it is horizontal.
+    (iv)  *Geodesics.* x'' = -Gamma(x', x') with M Gamma(xi, xi) = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2, one
+          jvp and one vjp of the metric. x + xi - Gamma(xi, xi) / 2 is the second-order geodesic [paper, Eq. 4]. For
+          the exact one an ODE solver follows the same equation in Hamilton's form, milder near the end of the domain:
+          the momentum p = M(x) x' changes by p' = grad_x <x', x'>_x / 2.
+
+    Everything is dense: with d the number of entries of a point, O(d^3) time at every point. It is meant for reading,
+    for small problems and as the yardstick of the closed forms of the other manifolds.
+
+    The scalar toy model of [paper, App. D], two numbers of which only the product matters:
+
+    >>> def rescale(a, x):
+    ...     return torch.stack([x[0] / a, x[1] * a])
+    >>> def metric(x, eta, zeta):
+    ...     return (eta * zeta / x**2).sum()
+    >>> toy = Recipe(rescale, metric, shape=(2,), identity=torch.tensor(1.0))
+    >>> x = torch.tensor([2.0, 3.0])
+    >>> toy.vertical(x)  # (i) one direction: (-u, v)
+    tensor([[-2.,  3.]])
+    >>> xi = toy.proju(x, torch.tensor([0.5, 0.0]))  # (ii) horizontal: multiples of (u, v)
+    >>> [round(float(e), 4) for e in xi]
+    [0.25, 0.375]
+    >>> egrad = torch.func.grad(lambda x: x[0] * x[1])(x)
+    >>> [round(float(e), 4) for e in toy.egrad2rgrad(x, egrad)]  # (iii) egrad * x^2
+    [12.0, 18.0]
+    >>> [round(float(e), 4) for e in toy.expmap(x, xi) / x]  # (iv) the curve is x exp(t / 8)
+    [1.1331, 1.1331]
+    >>> toy.dimension(x)
+    tensor(1)
+
+    `balance`, if given, maps a point to a canonical one of its orbit, and `same_orbit` compares those; nothing else
+    needs it.
+    """
+
+    name = "Recipe"
+
+    def __init__(
+        self,
+        action: Action,
+        metric: MetricFunction,
+        *,
+        shape: tuple[int, ...],
+        identity: Tensor,
+        algebra: Tensor | None = None,
+        balance: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__("inv")  # a name of the family of metrics, which plays no part here
+        self.shape, self.ndim = tuple(shape), len(shape)
+        self._act, self._inner, self._canonical = action, metric, balance
+        if algebra is None:
+            algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
+        if algebra.shape[1:] != identity.shape:
+            raise ValueError(
+                f"algebra, a basis of the Lie algebra, should have shape (k, *identity.shape) = "
+                f"(k, {str(tuple(identity.shape))[1:]}; found {tuple(algebra.shape)}"
+            )
+        self._identity, self._algebra = identity, algebra
+
+    def vertical(self, x: Tensor) -> Tensor:
+        """Step (i): velocities d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape)."""
+        identity, algebra = (K.to(dtype=x.dtype, device=x.device) for K in (self._identity, self._algebra))
+
+        def at(x: Tensor) -> Tensor:
+            return torch.stack([jvp(lambda A: self._act(A, x), (identity,), (K,))[1] for K in algebra])
+
+        return _each(at, (self.ndim,), x)
+
+    def metric_matrix(self, x: Tensor) -> Tensor:
+        """The symmetric d x d matrix M of the metric at x, where d counts the entries of a point. Shape (..., d, d)."""
+        return _each(lambda x: metric_matrix(self._inner, x), (self.ndim,), x)
+
+    def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
+        """Step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. Shape (..., *shape)."""
+        return _each(lambda x, xi: christoffel(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
+
+    def force(self, x: Tensor, xi: Tensor) -> Tensor:
+        """grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape)."""
+        return _each(lambda x, xi: force(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
+
+    def dimension(self, x: Tensor) -> Tensor:
+        """The dimension of the quotient at x: entries of a point less the rank of its vertical space. Shape (...,)."""
+        vertical = self.vertical(x).flatten(-self.ndim)
+        return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
+
+    @property
+    def vertical_equation(self) -> str:
+        return "<xi, d/ds action(identity + s K, x)>_x = 0 for all K (horizontal space, [paper, App. B.3])"
+
+    def at(self, x: Tensor) -> RecipeSpace:
+        """The horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one."""
+        self._assert_check_shape(tuple(x.shape), "x")
+        reason = _not_a_metric(self.metric_matrix(x))
+        if reason:
+            raise ValueError(reason)
+        return RecipeSpace(self, x)
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """The group element A applied to the point x. Shapes: A (..., *identity.shape), x (..., *shape)."""
+        return _each(self._act, (self._identity.ndim, self.ndim), A, x)
+
+    def balance(self, x: Tensor) -> Tensor:
+        """The canonical representative, by the function given for it; NotImplementedError without one."""
+        if self._canonical is None:
+            raise NotImplementedError(
+                "canonical representatives should be given as balance=..., a function of one point, when the Recipe is "
+                "built; found none, and an action and a metric alone do not tell them"
+            )
+        return _each(self._canonical, (self.ndim,), x)
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether the canonical representatives agree: |difference| <= rtol |x|, by default 64 machine epsilons."""
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
+        return torch.linalg.vector_norm(p - q, dim=-1) <= rtol * torch.linalg.vector_norm(p, dim=-1)
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself: the points are an open set that only the metric knows."""
+        return x
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., *shape)."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= self.ndim and tuple(shape[len(shape) - self.ndim :]) == self.shape:
+            return True, None
+        wanted = ", ".join(map(str, self.shape))
+        return False, f"'{name}' on this Recipe should have shape (..., {wanted}); found {tuple(shape)}"
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        reason = _not_a_metric(self.metric_matrix(x))
+        return reason is None, reason
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}"
+
+
+@final
+class RecipeSpace(HorizontalSpace):
+    """Coordinates z = R^T eta with the Cholesky factor M = R R^T of the metric's matrix.
+
+    Row vectors throughout, so that a point's entries stay the last dimension: z = eta R, and R is `root`.
+    """
+
+    def __init__(self, manifold: Recipe, x: Tensor) -> None:
+        super().__init__(x, ndim=manifold.ndim)
+        self._manifold = manifold
+        self._root = torch.linalg.cholesky(manifold.metric_matrix(x))  # (..., d, d)
+        V = (manifold.vertical(x).flatten(-manifold.ndim) @ self._root).mT  # (..., d, k): vertical, in coordinates
+        # Step (ii): V (V^T V)^-1 V^T, by the pseudo-inverse, which also stands actions that leave a point fixed.
+        self._onto_vertical = V @ torch.linalg.pinv(V)
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta, len(self.dims))
+        return self._rows(eta, lambda row: row @ self._root)
+
+    def vector(self, z: Tensor) -> Tensor:
+        return self._rows(z, lambda row: torch.linalg.solve_triangular(self._root, row, upper=False, left=False))
+
+    def covector(self, egrad: Tensor) -> Tensor:  # step (iii): as a vector it is M^-1 egrad
+        require_vector(self.point, egrad, len(self.dims))
+        return self._rows(egrad, lambda row: torch.linalg.solve_triangular(self._root.mT, row, upper=True, left=False))
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        return z - self._rows(z, lambda row: row @ self._onto_vertical)
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        xi = self.vector(z)
+        batch = xi.shape[: xi.ndim - len(self.dims)]
+        reached = torch.ones(batch, dtype=z.dtype, device=z.device)
+        if order == "first":
+            return self.point + xi, reached
+        if order == "second":
+            return self.point + xi - self._manifold.christoffel(self.point, xi) / 2, reached
+        y, reached = RecipeSpace(self._manifold, self.point.double())._integrate(z.double())
+        return y.to(z.dtype), reached.to(z.dtype)
+
+    def _integrate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Hamilton's equations by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
+
+        The unknowns are the way y from the start and the momentum p, both in coordinates at the start, where the metric
+        is the identity: tolerances then mean the same at every representative of an orbit. A curve is stopped at the
+        end of its domain, where the metric becomes singular. The last entry of the state is a clock.
+        """
+        d = math.prod(self._manifold.shape)
+
+        def motion(_: Tensor, state: Tensor) -> Tensor:
+            y, p, clock = state.split([d, d, 1], dim=-1)
+            x = self._moved(y)
+            alive = self._inside(x)[..., None]
+            # A stopped curve is looked at where it began: infinities would disturb the others.
+            x = self._moved(torch.where(alive, y, 0.0))
+            w = torch.linalg.solve(self._relative(x), p)  # velocity from momentum
+            force = self.covector(self._manifold.force(x, self.vector(self._shaped(w)))).flatten(-len(self.dims))
+            return alive.to(state.dtype) * torch.cat([w, force, torch.ones_like(clock)], dim=-1)
+
+        flat = z.flatten(-len(self.dims))
+        start = torch.cat([torch.zeros_like(flat), flat, torch.zeros_like(flat[..., :1])], dim=-1)
+        times = torch.tensor([0.0, 1.0], dtype=z.dtype, device=z.device)
+        options = {"norm": lambda s: s.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
+        end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
+        y, p, clock = end.split([d, d, 1], dim=-1)
+        self._require_constant_energy(y, p, flat)
+        return self._moved(y), torch.where(clock > 1 - TOLERANCE, 1.0, clock)[..., 0]
+
+    def _require_constant_energy(self, y: Tensor, p: Tensor, start: Tensor) -> None:
+        with torch.no_grad():
+            energy = (p * torch.linalg.solve(self._relative(self._moved(y)), p)).sum(dim=-1)
+            first = (start * start).sum(dim=-1)
+            drift = (energy - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+            if bool((drift > ENERGY_TOLERANCE).any()):
+                raise ArithmeticError(
+                    f"energy on a geodesic should be constant; it drifts by {float(drift.max()):.3g}: "
+                    "take a shorter vector, or a metric that is smooth where the curve runs"
+                )
+
+    def _inside(self, x: Tensor) -> Tensor:
+        """Whether the metric at x is far from singular: its eigenvalues, in coordinates at the start, where they are 1,
+        are above the square root of machine precision and below the inverse of that. Shape (...,)."""
+        with torch.no_grad():
+            M = self._relative(x)
+            finite = torch.isfinite(M).all(dim=-1).all(dim=-1)
+            eigenvalues = torch.linalg.eigvalsh(torch.where(finite[..., None, None], M, 0.0))
+            floor = math.sqrt(torch.finfo(M.dtype).eps)
+            return ((eigenvalues > floor) & (eigenvalues < 1 / floor)).all(dim=-1)
+
+    def _relative(self, x: Tensor) -> Tensor:
+        """R^-1 M(x) R^-T, the matrix of the metric at x in coordinates at the point."""
+        half = torch.linalg.solve_triangular(self._root, self._manifold.metric_matrix(x), upper=False)
+        return torch.linalg.solve_triangular(self._root, half.mT, upper=False)
+
+    def _moved(self, y: Tensor) -> Tensor:
+        return self.point + self.vector(self._shaped(y))
+
+    def _shaped(self, row: Tensor) -> Tensor:
+        return row.unflatten(-1, self._manifold.shape)
+
+    def _rows(self, eta: Tensor, linear: Callable[[Tensor], Tensor]) -> Tensor:
+        """A linear map of row vectors (..., 1, d) applied to tensors (..., *shape)."""
+        row = linear(eta.flatten(-len(self.dims))[..., None, :])[..., 0, :]
+        return self._shaped(row)
+
+
+def metric_matrix(metric: MetricFunction, x: Tensor) -> Tensor:
+    """M with <eta, zeta>_x = eta^T M zeta, from the metric on pairs of basis vectors; one point x. Shape (d, d)."""
+    basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device).reshape(-1, *x.shape)
+    return vmap(lambda e: vmap(lambda f: metric(x, e, f))(basis))(basis)
+
+
+def christoffel(metric: MetricFunction, x: Tensor, xi: Tensor) -> Tensor:
+    """Gamma(xi, xi) with M Gamma = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2, at one point x."""
+
+    def lowered(y: Tensor) -> Tensor:
+        return grad(lambda eta: metric(y, eta, xi))(torch.zeros_like(xi))  # M(y) xi, the metric being linear in eta
+
+    change = jvp(lowered, (x,), (xi,))[1]
+    return torch.linalg.solve(metric_matrix(metric, x), (change - force(metric, x, xi)).flatten()).reshape(x.shape)
+
+
+def force(metric: MetricFunction, x: Tensor, xi: Tensor) -> Tensor:
+    """grad_x <xi, xi>_x / 2, by which the momentum M xi of a geodesic changes; one point x."""
+    return grad(lambda y: metric(y, xi, xi) / 2)(x)
+
+
+def _each(f: Callable[..., Tensor], ndims: tuple[int, ...], *tensors: Tensor) -> Tensor:
+    """f, which takes single tensors of `ndims` dimensions, one by one over all leading dimensions, which broadcast."""
+    split = [x.ndim - k for x, k in zip(tensors, ndims, strict=True)]
+    batch = torch.broadcast_shapes(*(x.shape[:i] for x, i in zip(tensors, split, strict=True)))
+    flat = [x.expand(batch + x.shape[i:]).reshape(-1, *x.shape[i:]) for x, i in zip(tensors, split, strict=True)]
+    result = torch.stack([f(*single) for single in zip(*flat, strict=True)])
+    return result.reshape(batch + result.shape[1:])
+
+
+def _not_a_metric(M: Tensor) -> str | None:
+    """Why the matrices M are not those of a metric, or None."""
+    if not bool(torch.isfinite(M).all()):
+        return "the metric should be finite at a point; found NaN or infinity in its matrix"
+    asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))
+    if asymmetry > math.sqrt(torch.finfo(M.dtype).eps):
+        return f"<eta, zeta> = <zeta, eta> fails: the matrix of the metric is asymmetric by {asymmetry:.3g} of its size"
+    if bool((torch.linalg.cholesky_ex(M).info != 0).any()):
+        smallest = float(torch.linalg.eigvalsh(M).min())
+        return f"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue {smallest:.3g}"
+    return None
