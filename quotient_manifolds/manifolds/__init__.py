@@ -11,6 +11,7 @@ from quotient_manifolds.manifolds.quotient import (
     QuotientManifold,
 )
 from quotient_manifolds.manifolds.recipe import Recipe
+from quotient_manifolds.manifolds.rotary import RotaryQuotient
 from quotient_manifolds.manifolds.scaling import ScaleQuotient, TranslationQuotient
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Metric",
     "QuotientManifold",
     "Recipe",
+    "RotaryQuotient",
     "ScaleQuotient",
     "TranslationQuotient",
 ]

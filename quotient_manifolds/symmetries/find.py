@@ -12,20 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.attention import TORCH_LAYOUTS, Layout, Unrecognised, pairs_of
+from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
-from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.pair import Refused, SymmetricPair
 from quotient_manifolds.symmetries.table import text_table
 
 LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
+"""Attention modules; the first layout that fits settles a module and everything in it."""
+
+MATCHERS: tuple[Matcher, ...] = ()
+"""Everything else: asked about every module of a model, whatever attention it is part of."""
 
 
 @dataclass(frozen=True)
 class Symmetries:
-    """The symmetric pairs of a model, the parameters in no pair, and the attention modules that were not recognised."""
+    """The symmetric pairs of a model, the translations of its biases, and what is none of them.
+
+    rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
+    recognised modules that have no continuous symmetry, with the reasons.
+    """
 
     pairs: tuple[SymmetricPair, ...]
     rest: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    translations: tuple[Translation, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,46 +79,50 @@ def _folded(names: Iterable[str]) -> list[str]:
     return [name if count == 1 else f"{name}  ({count})" for name, count in counts.items()]
 
 
-def find_symmetries(model: nn.Module, layouts: tuple[Layout, ...] = LAYOUTS) -> Symmetries:
-    """The symmetric pairs of `model`, the parameters in none, and the attention not recognised, with reasons.
+def find_symmetries(
+    model: nn.Module, layouts: tuple[Layout, ...] = LAYOUTS, matchers: tuple[Matcher, ...] = MATCHERS
+) -> Symmetries:
+    """The symmetric pairs of `model`, its translations, the parameters in no pair, and what was refused, with reasons.
 
     A module used twice is found once, under its first name. A model without attention has no pairs, which is no error.
     ValueError if a parameter of recognised attention has no values, is quantised, NaN or infinite.
     """
     names = {id(value): name for name, value in model.named_parameters()}
-    pairs: list[SymmetricPair] = []
+    found: list[Found] = []
     reasons: dict[str, str] = {}  # module name -> why it was refused
     settled: list[str] = []
     for name, module in model.named_modules():
+        found += [each for matcher in matchers if (each := matcher(module, name, names)) is not None]
         if any(_inside(name, other) for other in settled):
             continue
         try:
-            found = _match(layouts, module, name, names)
+            attention = _match(layouts, module, name, names)
         except Unrecognised as refusal:
             reasons[name] = f"{_label(name, module)}: {refusal}"
             settled.append(name)
             continue
-        if found:
-            pairs += found
+        if attention is not None:
+            found.append(attention)
             settled.append(name)
     reasons |= _unmatched(model, settled)
-    pairs, tied = _without_ties(model, pairs)
+    pairs, tied = _without_ties(model, [pair for each in found for pair in each.pairs])
+    translations = _translations(model, pairs, [shift for each in found for shift in each.translations])
     touched = {name for pair in pairs for name in pair.names}
     rest = tuple(name for name in names.values() if name not in touched)
-    return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied))
+    refused = tuple(refusal for each in found for refusal in each.refused)
+    return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations)
 
 
-def _match(
-    layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Mapping[int, str]
-) -> tuple[SymmetricPair, ...]:
-    """The pairs by the first layout that fits; () if none bears the module's class name."""
+def _match(layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
+    """What the first layout that fits finds; None if none bears the module's class name."""
     named = [layout for layout in layouts if layout.names_class(module)]
     for layout in named:
         if layout.fits(module):
-            return pairs_of(layout, module, name, names)
+            found = pairs_of(layout, module, name, names)
+            return found if isinstance(found, Found) else Found(found)
     if named:
         raise Unrecognised("its projections are not where this class is known to keep them")
-    return ()
+    return None
 
 
 def _unmatched(model: nn.Module, settled: list[str]) -> dict[str, str]:
@@ -125,13 +141,31 @@ def _unmatched(model: nn.Module, settled: list[str]) -> dict[str, str]:
     }
 
 
-def _without_ties(model: nn.Module, pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
-    """Drops pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
+def _users(model: nn.Module) -> dict[str, list[str]]:
+    """All names of every parameter, by the first of them."""
     first = {id(value): name for name, value in model.named_parameters()}
     users: dict[str, list[str]] = {}
     for prefix, module in model.named_modules():
         for name, value in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
             users.setdefault(first[id(value)], []).append(name)
+    return users
+
+
+def _translations(
+    model: nn.Module, pairs: Iterable[SymmetricPair], claimed: Iterable[Translation]
+) -> tuple[Translation, ...]:
+    """Those of pairs that were kept, whose biases nothing else uses; a bias that is tied stays a row of its pair."""
+    users, kept = _users(model), {pair.name for pair in pairs}
+    return tuple(
+        translation
+        for translation in claimed
+        if translation.pair in kept and all(len(users[name]) == 1 for name in translation.moved)
+    )
+
+
+def _without_ties(model: nn.Module, pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
+    """Drops pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
+    users = _users(model)
     kept: list[SymmetricPair] = []
     refused: list[str] = []
     owners: dict[tuple[str, object], str] = {}

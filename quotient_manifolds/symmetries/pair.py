@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
+from quotient_manifolds.manifolds import FixedRankQuotient, Metric, QuotientManifold, RotaryQuotient
+
 Params = dict[str, Tensor]
+
+Group = Literal["GL(h)", "GL+(1)", "GL(1, C)"]
+"""What acts on one batch entry of a pair: an invertible matrix, a positive number (h = 1), a complex one (h = 2)."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class Span:
 
     `axes` is the left side of an einops pattern: "(block out) rows" opens torch's packed in_proj_weight into blocks,
     "(heads block h) rows" opens weights that interleave query, key and value head by head. `size` is the axis' length.
+    `then` is a span of what this one leaves, whose axes are all open: Span("(block out) rows", "block", 3, 0, 1,
+    Span("block (heads h) rows", "h", 8, 0, 4)) is the first half of every query head of a fused weight.
     """
 
     axes: str
@@ -27,6 +35,12 @@ class Span:
     size: int
     start: int
     stop: int
+    then: Span | None = None
+
+    def chain(self) -> Iterator[Span]:
+        yield self
+        if self.then is not None:
+            yield from self.then.chain()
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,8 @@ class Part:
     @staticmethod
     def of(name: str, stored: Tensor, pattern: str, sizes: Mapping[str, int], span: Span | None = None) -> Part:
         """The part that `pattern` makes of a tensor shaped like `stored`; ValueError if the shape does not fit."""
-        known = tuple(sizes.items()) + (((span.axis, span.stop - span.start),) if span else ())
+        narrowed = {each.axis: each.stop - each.start for each in (span.chain() if span else ())}
+        known = tuple({**sizes, **narrowed}.items())
         probe = Part(name, pattern, known, (0, 0, 0), span)
         shape = probe.read({name: torch.empty(stored.shape, device="meta")}).shape
         return Part(name, pattern, known, (shape[0], shape[1], shape[2]), span)
@@ -78,19 +93,20 @@ class Part:
         if self.name not in params:
             raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
         stored = params[self.name]
-        if self.span is None:
-            return stored
-        axes = self.span.axes
-        flat = axes.replace("(", "").replace(")", "")
-        sizes = tuple(dict(self.sizes, **{self.span.axis: self.span.size}).items())
-        try:
-            opened = rearrange(stored, f"{axes} -> {flat}", **_lengths(axes, sizes))
-        except EinopsError:
-            raise ValueError(self._misfit(stored)) from None
-        return opened.narrow(flat.split().index(self.span.axis), self.span.start, self.span.stop - self.span.start)
+        view = stored
+        for span in self.span.chain() if self.span else ():
+            flat = span.axes.replace("(", "").replace(")", "")
+            sizes = tuple(dict(self.sizes, **{span.axis: span.size}).items())
+            try:
+                opened = rearrange(view, f"{span.axes} -> {flat}", **_lengths(span.axes, sizes))
+            except EinopsError:
+                raise ValueError(self._misfit(stored)) from None
+            view = opened.narrow(flat.split().index(span.axis), span.start, span.stop - span.start)
+        return view
 
     def _misfit(self, stored: Tensor) -> str:
-        layout = f"{self.span.axes} ({self.span.axis}={self.span.size}), then " if self.span else ""
+        spans = self.span.chain() if self.span else ()
+        layout = "".join(f"{span.axes} ({span.axis}={span.size}), then " for span in spans)
         known = ", ".join(f"{axis}={size}" for axis, size in self.sizes)
         shape = tuple(stored.shape)
         return f"{self.name!r} has shape {shape}, which does not split as {layout}{self.pattern} with {known}."
@@ -126,12 +142,18 @@ class SymmetricPair:
     """Factors G, H that a model uses only through G H^T, head by head: GL(h) acts by (G A^-1, H A^T).
 
     A point is (heads, n + m, h), G stacked on H. `name` is the module's name and the kind, unique in a model.
+
+    acts: which group. "GL+(1)" has h = 1: the neurons of a ReLU layer, say. "GL(1, C)" has h = 2: each batch entry is
+    a frequency plane of a rotary embedding (heads = key heads x planes), columns 0 and 1 the coordinates that rotate
+    into each other (real and imaginary part), and the model sees only the complex products g k^H; z acts by
+    (g / z, k conj(z)).
     """
 
     name: str
-    kind: str  # "query/key" | "value/output"
+    kind: str  # "query/key" | "value/output" | ...
     G: Factor
     H: Factor
+    acts: Group = "GL(h)"
 
     @property
     def heads(self) -> int:
@@ -151,7 +173,19 @@ class SymmetricPair:
 
     @property
     def group(self) -> str:
-        return f"GL({self.h})^{self.heads}"
+        name = f"GL({self.h})" if self.acts == "GL(h)" else self.acts
+        return f"{name}^{self.heads}"
+
+    @property
+    def group_dimension(self) -> int:
+        """The number of real dimensions of the group, over all heads: as many directions as change nothing."""
+        return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
+
+    def manifold(self, metric: Metric = "inv", eps: float = 0.0) -> QuotientManifold:
+        """The quotient manifold of the pair's points, by its group."""
+        if self.acts == "GL(1, C)":
+            return RotaryQuotient(self.n, self.m, metric, eps=eps)
+        return FixedRankQuotient(self.n, self.m, metric, eps=eps)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -172,6 +206,25 @@ class SymmetricPair:
         if tuple(x.shape) != expected:
             raise ValueError(f"a point of the pair {self.name!r} has shape {expected}. Found {tuple(x.shape)}.")
         Factor(self.parts).write(params, x)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A part of a model that has the shape of a symmetric pair but not the symmetry, and the reason why."""
+
+    name: str  # the module's name and the kind, as a pair's
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+QK_NORM = (
+    "queries and keys are normalised between projection and product, which leaves no GL(h) and no rotary commutant; "
+    "only a positive factor on each head's projection survives, up to the norm's eps"
+)
+"""Why normalised queries and keys are no pair."""
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:

@@ -1,0 +1,176 @@
+"""The pair (g, k) of complex vectors under the complex numbers GL(1, C): a frequency plane of rotary attention."""
+
+from __future__ import annotations
+
+from typing import final
+
+import geoopt
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import product_gap
+from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
+from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
+
+
+@final
+class RotaryQuotient(QuotientManifold):
+    r"""Pairs of complex vectors g (n entries), k (m entries), up to (g / z, k conj(z)), z != 0: only g k^H matters.
+
+    Points have shape (..., n + m, 2), g stacked on k, real and imaginary parts in the two columns. The rotations that a
+    rotary embedding puts between a query and a key commute with these z alone; a frequency plane of a head is one point
+    of the batch. Metrics, with |.| the Euclidean norm of all real and imaginary parts:
+
+    - `inv`: Re eta_g^H zeta_g / |g|^2 + Re eta_k^H zeta_k / |k|^2,
+    - `mix`: |k|^2 Re eta_g^H zeta_g + |g|^2 Re eta_k^H zeta_k,
+    - a number t: weights |k|^(2t) |g|^(2t - 2) and |g|^(2t) |k|^(2t - 2).
+
+    They are those of `FixedRankQuotient` for h = 1 on R^2n x R^2m, of which phases are isometries: geodesics are the
+    same, and one more direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and
+    |k|^2 + eps in place of the squares, invariant under phases only.
+
+    The dimension of the quotient is 2 (n + m) - 2.
+
+    >>> manifold = RotaryQuotient(2, 1)
+    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> manifold.action(torch.tensor(2j), x)  # g / 2i, -2i k
+    tensor([[ 0.0000, -0.5000],
+            [ 1.0000,  0.0000],
+            [ 2.0000, -2.0000]])
+    >>> manifold.same_orbit(x, manifold.action(torch.tensor(2j), x))
+    tensor(True)
+    """
+
+    name = "RotaryQuotient"
+
+    def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
+        super().__init__(metric)
+        if n < 1 or m < 1:
+            raise ValueError(f"n and m, the numbers of entries of g and k, should be at least 1; found {n} and {m}")
+        self.n, self.m, self.eps = n, m, float(eps)
+        self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
+
+    @property
+    def vertical_equation(self) -> str:
+        return "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
+
+    def at(self, x: Tensor) -> HorizontalSpace:
+        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0."""
+        self._assert_check_shape(tuple(x.shape), "x")
+        ok, reason = self._check_point_on_manifold(x)
+        if not ok:
+            raise ValueError(reason)
+        return _RotarySpace(x, self._real.at(_column(x)), self.n)
+
+    def action(self, A: Tensor, x: Tensor) -> Tensor:
+        """(g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a vector."""
+        g, k = self.split(x)
+        A = A[..., None]
+        return _parts(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """g (..., n) and k (..., m), complex, of a point or a tangent vector."""
+        c = torch.complex(x[..., 0], x[..., 1])
+        return c[..., : self.n], c[..., self.n :]
+
+    def balance(self, x: Tensor) -> Tensor:
+        """The representative with |g| = |k|, whose entry of g of largest magnitude is real and positive."""
+        g, k = self.split(x)
+        peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
+        stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
+        return self.action(stretch * torch.sgn(peak), x)
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Whether g k^H is the same for both: |difference| <= rtol |g| |k|, the accuracy the factors allow.
+
+        `rtol` defaults to 64 machine epsilons.
+        """
+        (g, k), (p, q) = self.split(x), self.split(y)
+        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+        size = torch.maximum(_size(g) * _size(k), _size(p) * _size(q))
+        return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()) <= rtol * size
+
+    def projx(self, x: Tensor) -> Tensor:
+        """x itself where g and k are not 0; else they are lifted to rounding level."""
+        return self._real.projx(_column(x)).reshape(x.shape)
+
+    def random(
+        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of shape `size` = (..., n + m, 2)."""
+        self._assert_check_shape(tuple(size), "x")
+        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+        if len(shape) >= 2 and shape[-2:] == (self.n + self.m, 2):
+            return True, None
+        return False, (
+            f"'{name}' on RotaryQuotient({self.n}, {self.m}) should have shape (..., {self.n + self.m}, 2), real and "
+            f"imaginary parts; found {tuple(shape)}"
+        )
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        """Finite, and g != 0, k != 0."""
+        if not bool(torch.isfinite(x).all()):
+            return False, "the entries of a point should be finite; found NaN or infinity"
+        zero = [(part == 0).all(dim=-1) for part in self.split(x)]
+        if self.eps or not bool((zero[0] | zero[1]).any()):
+            return True, None
+        where = "g" if bool(zero[0].any()) else "k"
+        return False, f"g != 0 and k != 0 fails: {where} is 0 in every entry; leave that plane out, or use eps > 0"
+
+    def extra_repr(self) -> str:
+        return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
+
+
+@final
+class _RotarySpace(HorizontalSpace):
+    """The horizontal space of the real pair (2n + 2m, 1), less the phase direction i (g, k).
+
+    The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection takes it away.
+    """
+
+    def __init__(self, x: Tensor, real: HorizontalSpace, n: int) -> None:
+        super().__init__(x)
+        self._real = real
+        turned = real.coordinates(_column(torch.stack([-x[..., 1], x[..., 0]], dim=-1)))
+        self._phase = turned / torch.linalg.vector_norm(turned, dim=self.dims, keepdim=True)
+        g, k = (torch.linalg.vector_norm(part, dim=self.dims) for part in (x[..., :n, :], x[..., n:, :]))
+        self.singular_values = (g * k)[..., None]
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        return _like(self._real.coordinates(_column(eta)))
+
+    def vector(self, z: Tensor) -> Tensor:
+        return _like(self._real.vector(_column(z)))
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        return _like(self._real.covector(_column(egrad)))
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        real = self._real.horizontal(_column(z))
+        return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        y, reached = self._real.follow(_column(z), order)
+        return _like(y), reached
+
+
+def _column(x: Tensor) -> Tensor:
+    """(..., n + m, 2) as a real pair of one column, (..., 2n + 2m, 1)."""
+    return x.flatten(-2)[..., None]
+
+
+def _like(x: Tensor) -> Tensor:
+    """The inverse of `_column`."""
+    return x[..., 0].unflatten(-1, (-1, 2))
+
+
+def _parts(c: Tensor) -> Tensor:
+    return torch.stack([c.real, c.imag], dim=-1)
+
+
+def _size(c: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(c, dim=-1)
