@@ -12,14 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, QuotientManifold
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    FixedRankQuotient,
+    QuotientManifold,
+    ScaleQuotient,
+    TranslationQuotient,
+)
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
     manifold: QuotientManifold
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dimension: int
     metric: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(x, eta, zeta) -> <eta, zeta>_x"""
@@ -157,6 +163,34 @@ def diagonal(d: int, metric: str | float) -> Case:
     )
 
 
+def scale(d: int) -> Case:
+    return Case(
+        name=f"scale-{d}",
+        manifold=ScaleQuotient(),
+        shape=(d,),
+        dimension=d - 1,
+        metric=lambda x, eta, zeta: (eta @ zeta) / (x @ x),
+        vertical=lambda x: x[None],
+        acceleration=lambda x, v: (2 * (x @ v) * v - (v @ v) * x) / (x @ x),
+        group=lambda generator, condition: torch.tensor(condition, dtype=torch.float64),
+        product=lambda x: x / x.norm(dim=-1, keepdim=True),
+    )
+
+
+def translation(d: int) -> Case:
+    return Case(
+        name=f"translation-{d}",
+        manifold=TranslationQuotient(),
+        shape=(d,),
+        dimension=d - 1,
+        metric=lambda x, eta, zeta: eta @ zeta,
+        vertical=lambda x: torch.ones_like(x)[None],
+        acceleration=lambda x, v: torch.zeros_like(x),
+        group=lambda generator, condition: condition * torch.randn((), generator=generator, dtype=torch.float64),
+        product=lambda x: x - x.mean(dim=-1, keepdim=True),
+    )
+
+
 PAIRS = [(4, 3, 2), (3, 5, 1), (3, 3, 3), (1, 1, 1), (6, 4, 3)]
 
 INVARIANT = [
@@ -171,3 +205,6 @@ RELAXED = [fixed_rank(4, 3, 2, metric, eps=0.3) for metric in ("inv", "mix")]
 """The paper's relaxation: a metric on the same points, invariant under orthogonal group elements only."""
 
 CASES = INVARIANT + RELAXED
+
+VECTORS = [*(scale(d) for d in (2, 5)), *(translation(d) for d in (2, 5))]
+"""Invariant metrics on points that are vectors. Translation acts on points only and leaves tangent vectors alone."""

@@ -94,9 +94,10 @@ class Recipe(QuotientManifold):
         if algebra is None:
             algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
         if algebra.shape[1:] != identity.shape:
+            wanted = ", ".join(["k", *map(str, identity.shape)])
             raise ValueError(
-                f"algebra, a basis of the Lie algebra, should have shape (k, *identity.shape) = "
-                f"(k, {str(tuple(identity.shape))[1:]}; found {tuple(algebra.shape)}"
+                f"algebra, a basis of the Lie algebra, should have shape (k, *identity.shape) = ({wanted}); "
+                f"found {tuple(algebra.shape)}"
             )
         self._identity, self._algebra = identity, algebra
 
