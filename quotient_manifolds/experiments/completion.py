@@ -149,7 +149,7 @@ def complete(
 
     `solver` is one of `quotient_manifolds.pymanopt.SOLVERS`, or "geoopt".
     """
-    manifold = FixedRankQuotient(*problem.known.shape, metric)
+    manifold = FixedRankQuotient(problem.n, int(problem.known.shape[1]), metric)
     if solver == GEOOPT:
         return _with_geoopt(problem, manifold, tolerance, max_steps)
     end = minimize(

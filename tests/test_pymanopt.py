@@ -1,0 +1,258 @@
+"""The view of our manifolds in pymanopt, against pymanopt's own manifolds and against differences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from pymanopt.manifolds import Euclidean, FixedRankEmbedded, Positive, PSDFixedRank
+from pymanopt.manifolds.manifold import Manifold
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from quotient_manifolds.pymanopt import SOLVERS, as_pymanopt, minimize
+from tests.cases import INVARIANT, Case
+
+small = [case for case in INVARIANT if case.dimension > 1]
+every_case = pytest.mark.parametrize("case", small, ids=str)
+Array = np.ndarray
+
+
+class Fit:
+    """|product(x) - target|^2 / 2, with Euclidean derivatives by torch's autograd."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor], target: Tensor) -> None:
+        self.loss = lambda x: ((product(x) - target) ** 2).sum() / 2
+
+    def cost(self, x: Array) -> float:
+        return float(self.loss(torch.from_numpy(x)))
+
+    def gradient(self, x: Array) -> Array:
+        return torch.func.grad(self.loss)(torch.from_numpy(x)).numpy()
+
+    def hessian(self, x: Array, u: Array) -> Array:
+        return torch.func.jvp(torch.func.grad(self.loss), (torch.from_numpy(x),), (torch.from_numpy(u),))[1].numpy()
+
+
+def fit(case: Case) -> Fit:
+    return Fit(case.product, 1.5 * case.product(case.point(1)))
+
+
+def slope(error: Callable[[float], float], rounding: float) -> float:
+    """The exponent p of error(t) ~ t^p: the median over halvings of t. Infinite where the error is but rounding."""
+    times = 2.0 ** -np.arange(6, 12)
+    errors = np.array([error(t) for t in times])
+    if errors[0] < 100 * rounding:
+        return np.inf
+    errors = errors[errors > 100 * rounding]
+    return float(np.median(np.log2(errors[:-1] / errors[1:])))
+
+
+@every_case
+def test_it_is_a_manifold_of_pymanopt(case: Case) -> None:
+    view = as_pymanopt(case.manifold, case.shape)
+    assert isinstance(view, Manifold)
+    assert view.dim == case.dimension
+    assert view.typical_dist > 0
+    x = view.random_point()
+    u = view.random_tangent_vector(x)
+    assert x.shape == u.shape == view.zero_vector(x).shape == case.shape
+    assert x.dtype == u.dtype == np.float64
+    np.testing.assert_allclose(view.norm(x, u), 1, rtol=1e-12)
+    np.testing.assert_allclose(view.to_tangent_space(x, u), u, rtol=1e-9, atol=1e-12)
+
+
+@every_case
+def test_metric_and_projection_are_those_of_the_dense_formulas(case: Case) -> None:
+    view = as_pymanopt(case.manifold, case.shape)
+    x, u, v = (case.point(seed) for seed in range(3))
+    a, b, c = (p.numpy() for p in (x, u, v))
+    np.testing.assert_allclose(view.inner_product(a, b, c), float(case.metric(x, u, v)), rtol=1e-9)
+    np.testing.assert_allclose(view.norm(a, b), float(case.metric(x, u, u)) ** 0.5, rtol=1e-9)
+    np.testing.assert_allclose(view.projection(a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(view.transport(c, a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
+
+
+@every_case
+def test_gradient_is_dual_to_the_euclidean_one(case: Case) -> None:
+    """The oracle is pymanopt's `Euclidean`: both pair with a horizontal vector to the same derivative."""
+    view, flat, problem = as_pymanopt(case.manifold, case.shape), Euclidean(*case.shape), fit(case)
+    x = case.point(3).numpy()
+    u = view.random_tangent_vector(x)
+    egrad = problem.gradient(x)
+    wanted = flat.inner_product(x, flat.euclidean_to_riemannian_gradient(x, egrad), u)
+    got = view.inner_product(x, view.euclidean_to_riemannian_gradient(x, egrad), u)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
+@every_case
+@pytest.mark.parametrize("curve", ["exp", "retraction"])
+def test_taylor_remainders_have_slopes_2_and_3(case: Case, curve: str) -> None:
+    """f(gamma(t)) less its model of order 1 falls as t^2, less that of order 2 as t^3."""
+    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
+    x = case.point(4).numpy()
+    u = 0.5 * view.random_tangent_vector(x)
+    egrad = problem.gradient(x)
+    first = view.inner_product(x, view.euclidean_to_riemannian_gradient(x, egrad), u)
+    hess = view.euclidean_to_riemannian_hessian(x, egrad, problem.hessian(x, u), u)
+    second = view.inner_product(x, hess, u)
+
+    def rest(t: float, order: int) -> float:
+        model = problem.cost(x) + t * first + (t**2 / 2 * second if order == 2 else 0)
+        return abs(problem.cost(getattr(view, curve)(x, t * u)) - model)
+
+    rounding = np.finfo(float).eps * problem.cost(x)
+    assert abs(slope(lambda t: rest(t, 1), rounding) - 2) < 0.1
+    # more than 3 where the third derivative is small: geodesics of `mix` may move the product on a straight line
+    assert slope(lambda t: rest(t, 2), rounding) > 2.9
+
+
+@every_case
+def test_hessian_is_self_adjoint_and_horizontal(case: Case) -> None:
+    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
+    x = case.point(5).numpy()
+    u, v = (view.random_tangent_vector(x) for _ in range(2))
+    egrad = problem.gradient(x)
+    Hu, Hv = (view.euclidean_to_riemannian_hessian(x, egrad, problem.hessian(x, w), w) for w in (u, v))
+    size = view.norm(x, Hu) + view.norm(x, Hv)
+    assert abs(view.inner_product(x, Hu, v) - view.inner_product(x, u, Hv)) < 1e-9 * size
+    assert view.norm(x, Hu - view.projection(x, Hu)) < 1e-9 * size
+
+
+def test_positive_is_the_inv_metric_of_each_factor() -> None:
+    """A horizontal vector (b u, b v) is a vector of Positive in both factors at once, so squared lengths add up."""
+    d = 4
+    view, positive = as_pymanopt(DiagonalQuotient("inv"), (2, d)), Positive(2, d)
+    x = positive.random_point()
+    xi, eta = (view.random_tangent_vector(x) for _ in range(2))
+    np.testing.assert_allclose(view.inner_product(x, xi, eta), positive.inner_product(x, xi, eta), rtol=1e-12)
+    np.testing.assert_allclose(view.norm(x, xi), positive.norm(x, xi), rtol=1e-12)
+    np.testing.assert_allclose(view.exp(x, xi), positive.exp(x, xi), rtol=1e-12)
+    np.testing.assert_allclose(view.retraction(x, xi), positive.retraction(x, xi), rtol=1e-12)
+    y = positive.exp(x, xi)
+    np.testing.assert_allclose(view.log(x, y), positive.log(x, y), rtol=1e-10)
+    np.testing.assert_allclose(view.dist(x, y), positive.dist(x, y), rtol=1e-10)
+    np.testing.assert_allclose(view.dist(x, y), 1, rtol=1e-10)  # xi is a unit vector
+    egrad = positive.random_point()
+    wanted = view.projection(x, positive.euclidean_to_riemannian_gradient(x, egrad))
+    np.testing.assert_allclose(view.euclidean_to_riemannian_gradient(x, egrad), wanted, rtol=1e-12)
+
+
+def test_log_and_dist_do_not_see_the_representative() -> None:
+    manifold = DiagonalQuotient("inv")
+    view = as_pymanopt(manifold, (2, 3))
+    x, y = np.exp(np.random.default_rng(0).standard_normal((2, 2, 3)))
+    moved = manifold.action(torch.tensor([2.0, -0.5, 30.0], dtype=torch.float64), torch.from_numpy(y)).numpy()
+    np.testing.assert_allclose(view.dist(x, moved), view.dist(x, y), rtol=1e-12)
+    reached = view.exp(x, view.log(x, moved))
+    np.testing.assert_allclose(reached.prod(0), y.prod(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_fixed_rank_embedded_reaches_the_same_matrix(solver: str, metric: str | float) -> None:
+    """The nearest matrix of rank 2 in a weighted norm: no closed form, so pymanopt's own manifold is the oracle."""
+    n, m, h = 6, 5, 2
+    rng = np.random.default_rng(0)
+    target, weight = rng.standard_normal((n, m)), rng.uniform(0.5, 1.5, (n, m))
+    U, s, Vt = np.linalg.svd(target, full_matrices=False)
+    U, s, Vt = U[:, :h], s[:h], Vt[:h]
+
+    embedded = FixedRankEmbedded(n, m, h)
+    end = minimize(
+        embedded,
+        embedded.random_point().__class__(U, s, Vt),
+        lambda u, s, vt: float((weight * ((u * s) @ vt - target) ** 2).sum()) / 2,
+        lambda u, s, vt: embedded.projection((u, s, vt), weight * ((u * s) @ vt - target)),
+        riemannian=True,
+        min_gradient_norm=1e-9,
+    )
+    wanted = (end.point[0] * end.point[1]) @ end.point[2]
+
+    problem = Fit(lambda x: torch.from_numpy(weight) ** 0.5 * (x[:n] @ x[n:].T), torch.from_numpy(weight**0.5 * target))
+    view = as_pymanopt(FixedRankQuotient(n, m, metric), (n + m, h))
+    start = np.concatenate([U * s / 7, 7 * Vt.T])
+    got = minimize(view, start, problem.cost, problem.gradient, problem.hessian, solver=solver, min_gradient_norm=1e-9)
+    np.testing.assert_allclose(got.cost, end.cost, rtol=1e-12)
+    np.testing.assert_allclose(got.point[:n] @ got.point[n:].T, wanted, atol=1e-6)
+    assert np.abs(wanted - (U * s) @ Vt).max() > 1e-2  # the weights matter: it is not the truncated SVD
+
+
+def test_psd_fixed_rank_is_the_balanced_metric_where_both_factors_agree() -> None:
+    """At G = H and equal velocities, W_G = W_H = I for t = 1/2: twice the metric, and its projection of both halves."""
+    n, h = 5, 2
+    view, psd = as_pymanopt(FixedRankQuotient(n, n, 0.5), (2 * n, h)), PSDFixedRank(n, h)
+    Y = psd.random_point()
+    xi, eta = (psd.random_tangent_vector(Y) for _ in range(2))
+
+    def twice(y: Array) -> Array:
+        return np.concatenate([y, y])
+
+    inner = view.inner_product(twice(Y), twice(xi), twice(eta))
+    np.testing.assert_allclose(inner, 2 * psd.inner_product(Y, xi, eta), rtol=1e-10)
+    ambient = np.random.default_rng(0).standard_normal((n, h))
+    projected = view.projection(twice(Y), twice(ambient))
+    np.testing.assert_allclose(projected, twice(psd.projection(Y, ambient)), rtol=1e-9, atol=1e-12)
+
+
+def test_psd_fixed_rank_reaches_the_same_matrix() -> None:
+    n, h = 5, 2
+    B = np.random.default_rng(0).standard_normal((n, n))
+    target = B @ B.T
+    psd = PSDFixedRank(n, h)
+    Y = psd.random_point()
+    own = Fit(lambda y: y @ y.T, torch.from_numpy(target))
+    wanted = minimize(psd, Y, own.cost, own.gradient, own.hessian, solver="trust-regions", min_gradient_norm=1e-9).point
+    pair = Fit(lambda x: x[:n] @ x[n:].T, torch.from_numpy(target))
+    view = as_pymanopt(FixedRankQuotient(n, n, "mix"), (2 * n, h))
+    start = np.concatenate([Y, Y])
+    got = minimize(
+        view, start, pair.cost, pair.gradient, pair.hessian, solver="trust-regions", min_gradient_norm=1e-9
+    ).point
+    np.testing.assert_allclose(got[:n] @ got[n:].T, wanted @ wanted.T, atol=1e-7)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_runs_do_not_see_the_representative(solver: str) -> None:
+    case = small[0]
+    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
+    A = case.group(torch.Generator().manual_seed(2), 30.0)
+    x = case.point(6)
+    ends = [
+        minimize(view, start.numpy(), problem.cost, problem.gradient, problem.hessian, solver=solver, max_iterations=6)
+        for start in (x, case.manifold.action(A, x))
+    ]
+    np.testing.assert_allclose(ends[0].cost, ends[1].cost, rtol=1e-6)
+    assert (ends[0].costs, ends[0].gradients) == (ends[1].costs, ends[1].gradients)
+
+
+def test_a_point_changed_in_place_is_a_new_point() -> None:
+    view = as_pymanopt(DiagonalQuotient("inv"), (2, 3))
+    x = view.random_point()
+    u = view.random_tangent_vector(x)
+    before = view.norm(x, u)
+    x *= 2
+    np.testing.assert_allclose(view.norm(x, u), before / 2, rtol=1e-12)
+
+
+def test_bad_input() -> None:
+    manifold = FixedRankQuotient(4, 3)
+    with pytest.raises(ValueError, match="shape should be that of one point, with 2 dimensions"):
+        as_pymanopt(manifold, (8, 7, 2))
+    with pytest.raises(ValueError, match=r"should have shape \(..., 7, h\)"):
+        as_pymanopt(manifold, (8, 2))
+    view = as_pymanopt(manifold, (7, 2))
+    x = view.random_point()
+    with pytest.raises(ValueError, match="solver should be one of 'trust-regions'"):
+        minimize(view, x, lambda x: 0.0, lambda x: x, solver="newton")
+    with pytest.raises(ValueError, match="trust-regions needs the function `hessian`"):
+        minimize(view, x, lambda x: 0.0, lambda x: x, solver="trust-regions")
+
+
+def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymanopt", None)
+    with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[pymanopt\]"\.$'):
+        as_pymanopt(DiagonalQuotient(), (2, 3))
