@@ -51,7 +51,7 @@ def test_every_pair_of_the_table_is_proved(case: ModelCase) -> None:
 
 def heads_swapped(pair: SymmetricPair) -> SymmetricPair:
     """G read as if the heads were interleaved."""
-    parts = tuple(replace(part, pattern=part.pattern.replace("(heads h)", "(h heads)")) for part in pair.G.parts)
+    parts = tuple(replace(part, pattern=part.pattern.replace("(heads g h)", "(h g heads)")) for part in pair.G.parts)
     return replace(pair, G=Factor(parts))
 
 

@@ -1,41 +1,16 @@
 """The layouts of Hugging Face attention modules, by class name and attributes: transformers itself is never imported.
 
-Rows name classes of transformers 4 and 5 whose forward pass is plain softmax attention, and no others: rotary
-embeddings or norms between projection and product break GL(h) while the attributes stay the same.
+Rows name classes of transformers 4 and 5 whose forward pass was read: what stands between projection and product is in
+the row, not in the attributes, which look the same with rotary embeddings or norms and without. This file holds plain
+softmax attention: scores that see queries and keys through their product alone, whatever is added to the scores.
 """
 
 from __future__ import annotations
 
-from quotient_manifolds.symmetries.attention import BIAS, LINEAR, TRANSPOSED, Layout, Place
-
-
-def _linear(path: str) -> tuple[Place, ...]:
-    """A Linear's weight, and its bias if it has one as a further row."""
-    return (Place(f"{path}.weight", LINEAR), Place(f"{path}.bias", BIAS, optional=True))
-
-
-def _output(path: str) -> tuple[Place, ...]:
-    """The output projection's weight; its bias belongs to no head."""
-    return (Place(f"{path}.weight", TRANSPOSED),)
-
-
-def _fused(path: str, blocks: int, index: int) -> tuple[Place, ...]:
-    """One of `blocks` equal blocks of a fused Conv1D, stored (in, out)."""
-    weight = Place(
-        f"{path}.weight",
-        "rows block (heads h) -> heads (block rows) h",
-        axes="rows (block out)",
-        blocks=blocks,
-        index=index,
-    )
-    bias = Place(
-        f"{path}.bias", "block (heads h) -> heads block h", True, axes="(block out)", blocks=blocks, index=index
-    )
-    return (weight, bias)
-
-
-def _conv1d(path: str) -> tuple[Place, ...]:
-    return (Place(f"{path}.weight", TRANSPOSED), Place(f"{path}.bias", BIAS, optional=True))
+from quotient_manifolds.symmetries.fused import linear, optional, output
+from quotient_manifolds.symmetries.huggingface_fused import FUSED_LAYOUTS
+from quotient_manifolds.symmetries.huggingface_rotary import ROTARY_LAYOUTS
+from quotient_manifolds.symmetries.layout import Layout
 
 
 def _classes(*families: str) -> tuple[str, ...]:
@@ -44,79 +19,117 @@ def _classes(*families: str) -> tuple[str, ...]:
     return tuple(f"{family}{kernel}" for family in families for kernel in kernels)
 
 
-HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (
-    Layout(  # BERT and its descendants: projections in `self`, output and its norm in `output`
-        classes=_classes("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "Ernie", "MegatronBert"),
+def _separate(classes: tuple[str, ...], projections: str, heads: str, beside: tuple[str, ...] = ()) -> Layout:
+    """Separate Linears, their paths in the order query key value output."""
+    query, key, value, out = projections.split()
+    return Layout(
+        classes=classes,
+        heads=heads,
+        query=linear(query),
+        key=linear(key),
+        value=linear(value),
+        output=output(out),
+        beside=(f"{out}.bias", *beside),
+    )
+
+
+_BERT = "self.query self.key self.value output.dense"
+_BERT_BESIDE = ("output.LayerNorm.", "ln.", "LayerNorm.", "self.dropout", "self.distance_embedding.")
+
+BERT_LIKE = _classes(
+    *(
+        "Bert",
+        "Roberta",
+        "XLMRoberta",
+        "Camembert",
+        "Electra",
+        "Ernie",
+        "MegatronBert",
+        "BertGeneration",
+        "BridgeTower",
+    ),
+    *("Data2VecText", "RobertaPreLayerNorm", "RoCBert", "XLMRobertaXL", "AlignText", "AltRoberta", "ChineseCLIPText"),
+    *("ClapText", "LayoutLM", "MarkupLM", "Splinter", "VisualBert", "RemBert", "Tapas", "Canine", "BlipText", "Bros"),
+    *("Git", "LayoutLMv3", "Flava"),
+)
+
+PLAIN_LAYOUTS: tuple[Layout, ...] = (
+    _separate(BERT_LIKE, _BERT, "self.num_attention_heads", _BERT_BESIDE),
+    _separate(  # window attention: a learned bias is added to the scores
+        _classes("ClapAudio", "DonutSwin", "MaskFormerSwin", "Swin"),
+        _BERT,
+        "self.num_attention_heads",
+        ("self.relative_position_bias",),
+    ),
+    _separate(_classes("Albert"), "query key value dense", "num_attention_heads", ("LayerNorm.",)),
+    _separate(
+        (*_classes("DistilBert"), "DistilBertSelfAttention", "MultiHeadSelfAttention"),
+        "q_lin k_lin v_lin out_lin",
+        "n_heads",
+    ),
+    _separate(("MPNetAttention",), "attn.q attn.k attn.v attn.o", "attn.num_attention_heads", ("LayerNorm.",)),
+    _separate(  # ViT of transformers 5
+        _classes(
+            *("ViT", "DeiT", "ViTMSN", "AST", "Beit", "Dinov2", "Dinov2WithRegisters", "IJepa", "LwDetrViT", "Pixio"),
+            *("MoonshineStreamingEncoder", "RfDetrDinov2", "Tipsv2Vision", "ViTMAE", "Vivit"),
+        ),
+        "q_proj k_proj v_proj o_proj",
+        "num_attention_heads|config.num_attention_heads",
+        ("relative_position_bias.",),
+    ),
+    _separate(  # ViT of transformers 4, and those that keep its layout
+        _classes("ViT", "DeiT", "ViTMSN", "DPTViT", "VitPoseBackbone", "Yolos", "Flava"),
+        "attention.query attention.key attention.value output.dense",
+        "attention.num_attention_heads",
+    ),
+    _separate(  # CLIP and the decoders of the BART family, self- and cross-attention
+        _classes(
+            *("CLIP", "Siglip", "Siglip2", "Aimv2", "Idefics2Vision", "Idefics3Vision", "SmolVLMVision", "Eomt"),
+            *(
+                "AltCLIP",
+                "ChineseCLIPVision",
+                "CLIPSeg",
+                "MetaClip2",
+                "XCLIP",
+                "GitVision",
+                "Ovis2Vision",
+                "Blenderbot",
+            ),
+            *("Bart", "BigBirdPegasusDecoder", "BioGpt", "BlenderbotSmall", "Informer", "M2M100", "Marian", "MBart"),
+            *("Pegasus", "PegasusX", "PLBart", "TimeSeriesTransformer", "OPT", "Whisper", "Speech2Text", "Musicgen"),
+            *("MusicgenMelody", "Data2VecAudio", "Hubert", "PatchTSMixer", "PatchTST", "SEW", "UniSpeech", "NllbMoe"),
+            *("UniSpeechSat", "Wav2Vec2", "Qwen2Audio", "Voxtral", "Kosmos2Vision", "GroupViT", "OwlViT", "Owlv2"),
+            *("LEDDecoder", "SeamlessM4T", "SeamlessM4Tv2", "AudioFlamingo3", "Mvp", "PPFormulaNet", "DetrEncoder"),
+        ),
+        "q_proj k_proj v_proj out_proj",
+        "num_heads|num_attention_heads",
+    ),
+    _separate(
+        tuple(
+            f"{family}SelfAttention"
+            for family in ("Detr", "ConditionalDetr", "DeformableDetr", "DFine", "RTDetr", "RTDetrV2", "MaskFormerDetr")
+        )
+        + ("DetrCrossAttention", "MaskFormerDetrCrossAttention"),
+        "q_proj k_proj v_proj o_proj",
+        "num_attention_heads|config.num_attention_heads",
+    ),
+    _separate(("GPTNeoSelfAttention",), "q_proj k_proj v_proj out_proj", "num_heads"),
+    _separate(  # T5: a learned bias is added to the scores
+        _classes("T5", "MT5", "LongT5", "SwitchTransformers", "Pop2Piano", "Udop", "UMT5"),
+        "q k v o",
+        "n_heads",
+        ("relative_attention_bias.",),
+    ),
+    Layout(  # DeBERTa-v2: projected positions meet the other side's content, so they are further rows of this side
+        classes=("DebertaV2Attention",),
         heads="self.num_attention_heads",
-        query=_linear("self.query"),
-        key=_linear("self.key"),
-        value=_linear("self.value"),
-        output=_output("output.dense"),
-        beside=("output.dense.bias", "output.LayerNorm.", "ln."),
-    ),
-    Layout(  # ALBERT: one module, shared by all layers
-        classes=_classes("Albert"),
-        heads="num_attention_heads",
-        query=_linear("query"),
-        key=_linear("key"),
-        value=_linear("value"),
-        output=_output("dense"),
-        beside=("dense.bias", "LayerNorm."),
-    ),
-    Layout(
-        classes=(*_classes("DistilBert"), "DistilBertSelfAttention", "MultiHeadSelfAttention"),
-        heads="n_heads",
-        query=_linear("q_lin"),
-        key=_linear("k_lin"),
-        value=_linear("v_lin"),
-        output=_output("out_lin"),
-        beside=("out_lin.bias",),
-    ),
-    Layout(  # ViT of transformers 5
-        classes=_classes("ViT", "DeiT", "ViTMSN"),
-        heads="num_attention_heads",
-        query=_linear("q_proj"),
-        key=_linear("k_proj"),
-        value=_linear("v_proj"),
-        output=_output("o_proj"),
-        beside=("o_proj.bias",),
-    ),
-    Layout(  # ViT of transformers 4
-        classes=_classes("ViT", "DeiT", "ViTMSN"),
-        heads="attention.num_attention_heads",
-        query=_linear("attention.query"),
-        key=_linear("attention.key"),
-        value=_linear("attention.value"),
-        output=_output("output.dense"),
-        beside=("output.dense.bias",),
-    ),
-    Layout(  # CLIP, text and vision towers
-        classes=_classes("CLIP", "Siglip"),
-        heads="num_heads",
-        query=_linear("q_proj"),
-        key=_linear("k_proj"),
-        value=_linear("v_proj"),
-        output=_output("out_proj"),
-        beside=("out_proj.bias",),
-    ),
-    Layout(  # GPT-2's cross-attention comes first: its c_attn holds two blocks, not three
-        classes=_classes("GPT2"),
-        heads="num_heads",
-        query=_conv1d("q_attn"),
-        key=_fused("c_attn", 2, 0),
-        value=_fused("c_attn", 2, 1),
-        output=(Place("c_proj.weight", LINEAR),),
-        beside=("c_proj.bias",),
-        linears=("Conv1D",),
-    ),
-    Layout(
-        classes=_classes("GPT2"),
-        heads="num_heads",
-        query=_fused("c_attn", 3, 0),
-        key=_fused("c_attn", 3, 1),
-        value=_fused("c_attn", 3, 2),
-        output=(Place("c_proj.weight", LINEAR),),
-        beside=("c_proj.bias",),
-        linears=("Conv1D",),
+        query=linear("self.query_proj") + optional(linear("self.pos_query_proj")),
+        key=linear("self.key_proj") + optional(linear("self.pos_key_proj")),
+        value=linear("self.value_proj"),
+        output=output("output.dense"),
+        beside=("output.dense.bias", "output.LayerNorm."),
+        key_bias=False,  # position-to-content scores see it times a position
     ),
 )
+
+HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (*PLAIN_LAYOUTS, *FUSED_LAYOUTS, *ROTARY_LAYOUTS)

@@ -1,0 +1,167 @@
+"""Layouts as data: where an attention class keeps its projections, and what stands between them and their product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.pair import Span
+
+# How the rows of a factor are stored. Linear keeps (out, in), so each head's outputs are columns of its factor; g
+# queries share a key. Conv1D keeps (in, out), as do the output projections, whose inputs are the heads.
+LINEAR = "(heads g h) rows -> heads (g rows) h"
+TRANSPOSED = "rows (heads g h) -> heads (g rows) h"
+BIAS = "(heads g h) -> heads g h"
+
+# Submodules that change nothing between projection and product, or only rotate (which a layout declares).
+HARMLESS = frozenset({"Dropout", "Identity", "StableDropout", "XDropout", "Softmax"})
+
+
+class Unrecognised(Exception):
+    """An attention module whose pairs are not known; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A piece of a factor in a layout: a parameter's path below the attention module, and how rows are stored there.
+
+    `axes` opens a fused tensor; `axis`, one of its axes, is the concatenation of `pieces`, of which this place is
+    number `index`. A piece is a number, or the name of a size of the layout, or a product of such ("heads*g"). An
+    optional place (a bias) may be missing.
+    """
+
+    path: str
+    pattern: str
+    optional: bool = False
+    axes: str = ""
+    axis: str = "block"
+    pieces: tuple[int | str, ...] = ()
+    index: int = 0
+
+    def span(self, sizes: Mapping[str, int]) -> Span | None:
+        if not self.axes:
+            return None
+        lengths = [_length(piece, sizes) for piece in self.pieces]
+        start = sum(lengths[: self.index])
+        return Span(self.axes, self.axis, sum(lengths), start, start + lengths[self.index])
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary embeddings between projection and product: which coordinates of a head make a plane, and how many rotate.
+
+    style: "half" pairs coordinates i and i + r/2, "interleaved" 2i and 2i + 1. dims: attribute that counts the r
+    coordinates that rotate (or their share, a fraction), all if empty; they are the first ones. unless: attributes and
+    the values at which the module does not rotate at all.
+    """
+
+    style: Literal["half", "interleaved"] = "half"
+    dims: str = ""
+    unless: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """An attribute or submodule that, where it is there, not None and not False, takes a pair's symmetry away."""
+
+    kind: Literal["query/key", "value/output"]
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an attention class keeps its projections: one row of the table of known layouts.
+
+    classes: class names, all under `package` (any, if empty). query, key, value, output: the pieces of the four
+    factors. heads: attribute that counts the query heads, and key_heads the key heads if they differ; or width, the
+    width of a head, from which both follow by the projections' shapes. Alternatives are separated by "|". sizes:
+    further axis lengths, as attributes. beside: parameters allowed next to the projections, as path prefixes; any other
+    means that the module computes something else. linears: classes that own the pieces. key_bias: whether the scores
+    see the key bias through the product alone. sinks: attributes that give attention a place without key or value.
+    """
+
+    classes: tuple[str, ...]
+    query: tuple[Place, ...]
+    key: tuple[Place, ...]
+    value: tuple[Place, ...]
+    output: tuple[Place, ...]
+    heads: str = ""
+    key_heads: str = ""
+    width: str = ""
+    sizes: tuple[tuple[str, str | int], ...] = ()
+    rotary: Rotary | None = None
+    obstacles: tuple[Obstacle, ...] = ()
+    beside: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    linears: tuple[str, ...] = ("Linear", "NonDynamicallyQuantizableLinear")
+    package: str = ""
+    key_bias: bool = True
+    sinks: tuple[str, ...] = ("sinks", "add_zero_attn")
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return self.query + self.key + self.value + self.output
+
+    def names_class(self, module: nn.Module) -> bool:
+        return type(module).__name__ in self.classes and type(module).__module__.startswith(self.package)
+
+    def fits(self, module: nn.Module) -> bool:
+        """Whether every piece that is not optional exists."""
+        own = {path for path, _ in module.named_parameters(remove_duplicate=False)}
+        return all(place.path in own for place in self.places if not place.optional)
+
+    def keeps_sinks(self, module: nn.Module) -> bool:
+        return any(truth(attribute(module, path, None)) for path in self.sinks)
+
+    def read_sizes(self, module: nn.Module) -> dict[str, int]:
+        """Axis lengths: heads (of keys), g (query heads to a key head), and the further ones."""
+        sizes = {axis: path if isinstance(path, int) else _count(module, path) for axis, path in self.sizes}
+        if self.width:
+            sizes["h"] = width = _count(module, self.width)
+            queries, keys = (module.get_parameter(place[0].path).shape[0] for place in (self.query, self.key))
+            heads, key_heads = queries // width, keys // width
+        else:
+            heads = _count(module, self.heads)
+            key_heads = _count(module, self.key_heads) if self.key_heads else heads
+        if key_heads < 1 or heads % key_heads:
+            raise Unrecognised(f"its {heads} query heads are no multiple of its {key_heads} key heads")
+        return {**sizes, "heads": key_heads, "g": heads // key_heads}
+
+
+_MISSING = object()
+
+
+def attribute(module: Any, paths: str, default: Any = _MISSING) -> Any:
+    """The first of the paths ("a.b|c") that exists, through attributes and dictionary keys."""
+    for path in paths.split("|"):
+        value = module
+        for name in path.split("."):
+            value = value.get(name, _MISSING) if isinstance(value, dict) else getattr(value, name, _MISSING)
+            if value is _MISSING:
+                break
+        else:
+            return value
+    if default is _MISSING:
+        raise Unrecognised(f"it has no attribute {paths!r} that counts its heads or their width")
+    return default
+
+
+def truth(value: Any) -> bool:
+    """Whether an attribute is there: a tensor or module always is, None, False and 0 are not."""
+    return isinstance(value, (Tensor, nn.Module)) or bool(value)
+
+
+def _count(module: nn.Module, paths: str) -> int:
+    count = attribute(module, paths)
+    if not isinstance(count, int) or count < 1:
+        raise Unrecognised(f"{paths!r} is {count!r}, expected a positive number")
+    return count
+
+
+def _length(piece: int | str, sizes: Mapping[str, int]) -> int:
+    return piece if isinstance(piece, int) else prod(sizes[name] for name in piece.split("*"))

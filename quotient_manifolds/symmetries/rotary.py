@@ -1,0 +1,73 @@
+"""Rotary embeddings: of GL(h) on queries and keys only what commutes with every rotation survives.
+
+Scores are q' R(i - j) k with R block-diagonal in planes of distinct frequencies, so A acts plane by plane as a complex
+number: GL(1, C) for each plane of each key head. Coordinates that do not rotate keep a GL of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.layout import Layout, Rotary, Unrecognised, attribute
+from quotient_manifolds.symmetries.pair import Factor, Part, Span, SymmetricPair
+
+_PLANES = {"half": "(two planes)", "interleaved": "(planes two)"}
+
+
+def rotated_pairs(
+    layout: Layout, module: nn.Module, pair: SymmetricPair, stored: Mapping[str, Tensor]
+) -> tuple[SymmetricPair, ...]:
+    """The pairs that rotary embeddings leave of the query/key pair `pair`; itself if the module does not rotate.
+
+    Coordinates that do not rotate are the last pair.
+    """
+    rotary = layout.rotary
+    if rotary is None or any(_equals(attribute(module, path, None), value) for path, value in rotary.unless):
+        return (pair,)
+    rotated = _rotated(rotary, module, pair.h)
+    planes = _slice(pair, f"{pair.name} rotary", 0, rotated, stored, _PLANES[rotary.style])
+    rest = _slice(pair, pair.name, rotated, pair.h, stored, "h") if rotated < pair.h else None
+    return (replace(planes, acts="GL(1, C)"), *([rest] if rest else []))
+
+
+def _rotated(rotary: Rotary, module: nn.Module, h: int) -> int:
+    share = attribute(module, rotary.dims, h) if rotary.dims else h
+    share = h if share is None else share
+    rotated = int(share * h) if share <= 1 else share
+    if not isinstance(rotated, int) or not 0 < rotated <= h or rotated % 2:
+        raise Unrecognised(f"{rotary.dims!r} is {share!r}, expected an even number of rotating coordinates up to {h}")
+    return rotated
+
+
+def _slice(
+    pair: SymmetricPair, name: str, start: int, stop: int, stored: Mapping[str, Tensor], opened: str
+) -> SymmetricPair:
+    """Coordinates start <= i < stop of every head as a pair of their own, (heads, n + m, stop - start) or by planes."""
+    G, H = (
+        Factor(tuple(_part(part, pair.h, start, stop, stored[part.name], opened) for part in factor.parts))
+        for factor in (pair.G, pair.H)
+    )
+    return SymmetricPair(name, pair.kind, G, H)
+
+
+def _part(part: Part, h: int, start: int, stop: int, stored: Tensor, opened: str) -> Part:
+    left, right = (side.strip() for side in part.pattern.split("->"))
+    flat = left.replace("(", "").replace(")", "").split()
+    span = _append(part.span, Span(left, "h", h, start, stop))
+    if opened == "h":
+        return Part.of(part.name, stored, f"{' '.join(flat)} -> {right}", dict(part.sizes), span)
+    heads, rest = right.split(" ", 1)
+    rows = rest.rpartition(" ")[0]
+    pattern = f"{' '.join(opened if axis == 'h' else axis for axis in flat)} -> ({heads} planes) {rows} two"
+    return Part.of(part.name, stored, pattern, {**dict(part.sizes), "two": 2}, span)
+
+
+def _append(chain: Span | None, last: Span) -> Span:
+    return last if chain is None else replace(chain, then=_append(chain.then, last))
+
+
+def _equals(value: object, other: object) -> bool:
+    return value is None if other is None else value == other
