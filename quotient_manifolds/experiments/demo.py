@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from quotient_manifolds.experiments.digits import TRAIN_POINTS, Batch, Digits, load_digits
-from quotient_manifolds.experiments.measuring import DTYPES, across_zoo, along_orbit, measures, pair_rows, rank
+from quotient_manifolds.experiments.measuring import across_zoo, measures, on_orbit, pair_rows, rank
+from quotient_manifolds.experiments.orbit import DTYPES
 from quotient_manifolds.experiments.page import demo_page
 from quotient_manifolds.experiments.records import (
     DemoResult,
@@ -145,7 +146,7 @@ class _Run:
         with self.timed("symmetries"):
             symmetries, proof = self.prove(reference, batches[0])
         with self.timed("orbit"):
-            orbit = along_orbit(reference, symmetries, batches[:1], settings, self.progress)
+            orbit = on_orbit(reference, symmetries, batches[:1], settings, self.progress)
         with self.timed("measuring"):
             rows, curves = across_zoo(zoo, batches, settings, self.progress)
         with self.timed("ranking"):

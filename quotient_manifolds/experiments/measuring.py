@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
-import torch
 from torch import nn
 
 from quotient_manifolds.experiments.digits import Batch
+from quotient_manifolds.experiments.orbit import DTYPES, along_orbit, like
 from quotient_manifolds.experiments.records import (
     CorrelationRow,
     Measure,
@@ -22,12 +21,10 @@ from quotient_manifolds.experiments.statistics import kendall
 from quotient_manifolds.experiments.zoo import Progress, TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
-from quotient_manifolds.symmetries import Proof, Symmetries, random_move
+from quotient_manifolds.symmetries import Proof, Symmetries
 
 Batches = tuple[Batch, ...]
 Curves = dict[str, tuple[float, ...]]
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 # key in the records: name for readers, geometry
 GEOMETRIES: dict[str, tuple[str, Geometry]] = {
@@ -49,15 +46,10 @@ def measures(settings: Settings) -> tuple[Measure, ...]:
 
 def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> SharpnessResult:
     """One measure of one model, on its own device and in its own dtype."""
-    parameter = next(model.parameters())
-    there = [
-        {"pixel_values": batch["pixel_values"].to(parameter), "labels": batch["labels"].to(parameter.device)}
-        for batch in batches
-    ]
     return worst_case_sharpness(
         model,
         cross_entropy,
-        there,
+        [like(batch, next(model.parameters())) for batch in batches],
         geometry=GEOMETRIES[measure.key][1],
         radius=measure.radius,
         steps=settings.steps,
@@ -65,48 +57,20 @@ def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Se
     )
 
 
-def along_orbit(
+def on_orbit(
     model: nn.Module, symmetries: Symmetries, batches: Batches, settings: Settings, progress: Progress
 ) -> tuple[OrbitRow, ...]:
-    """Sharpness of a model, and of the same function elsewhere on its orbit: A = scale x Gaussian, drawn anew."""
-    wanted = [measure for measure in measures(settings) if measure.key in ON_ORBIT]
-    rows: list[OrbitRow] = []
-    total, done = len(DTYPES) * len(wanted) * (1 + len(settings.scales)), 0
-
-    def measured(at: nn.Module) -> dict[str, SharpnessResult]:
-        nonlocal done
-        results = {}
-        for measure in wanted:
-            progress("moving along the orbit", done, total)
-            results[measure.key] = sharpness(at, measure, batches, settings)
-            done += 1
-        return results
-
-    for name, dtype in DTYPES.items():
-        start = copy.deepcopy(model).to(dtype)
-        before = measured(start)
-        _check_rise(before, name)
-        for index, scale in enumerate(settings.scales):
-            moved = copy.deepcopy(start)
-            there = random_move(start, symmetries, scale=scale, seed=settings.seed + index)
-            moved.load_state_dict(there, strict=False)  # buffers stay
-            after = measured(moved)
-            rows += [_orbit_row(name, key, scale, before[key], after[key]) for key in before]
-    progress("moving along the orbit", total, total)
-    return tuple(rows)
-
-
-def _check_rise(before: dict[str, SharpnessResult], dtype: str) -> None:
-    for key, result in before.items():
-        if not result.mean > 0:
-            raise ValueError(
-                f"The loss of model 0 does not rise within radius {result.radius:g} of the {key} metric in {dtype}, "
-                "so there is no ratio of sharpness to speak of; choose a larger radius."
-            )
-
-
-def _orbit_row(dtype: str, key: str, scale: float, before: SharpnessResult, after: SharpnessResult) -> OrbitRow:
-    return OrbitRow(dtype, key, scale, before.mean, after.mean, before.base_losses[0], after.base_losses[0])
+    """The adaptive and both quotient measures of one model along its orbit."""
+    wanted = {measure.key: measure for measure in measures(settings) if measure.key in ON_ORBIT}
+    return along_orbit(
+        model,
+        symmetries,
+        tuple(wanted),
+        lambda at, key: sharpness(at, wanted[key], batches, settings),
+        scales=settings.scales,
+        seed=settings.seed,
+        progress=progress,
+    )
 
 
 def across_zoo(

@@ -1,0 +1,108 @@
+"""Sharpness along a symmetry orbit: the same function elsewhere in parameter space, measured before and after."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quotient_manifolds.experiments.records import OrbitRow
+from quotient_manifolds.sharpness import SharpnessResult
+from quotient_manifolds.symmetries import Symmetries, random_move
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+Sharpness = Callable[[nn.Module, str], SharpnessResult]  # (model, key of the measure)
+Progress = Callable[[str, int, int], None]
+
+
+def along_orbit(
+    model: nn.Module,
+    symmetries: Symmetries,
+    keys: Sequence[str],
+    sharpness: Sharpness,
+    *,
+    scales: Sequence[float] = SCALES,
+    seed: int = 0,
+    progress: Progress,
+) -> tuple[OrbitRow, ...]:
+    """Each measure of a model, and of its move by A = scale x Gaussian per head, drawn anew for every scale.
+
+    In float32 and in float64; the model itself is copied. [paper, ICML version, Sec. 6.2]
+    Raises ValueError if a sharpness to compare with is not positive.
+    """
+    rows: list[OrbitRow] = []
+    total, done = len(DTYPES) * len(keys) * (1 + len(scales)), 0
+
+    def measured(at: nn.Module) -> dict[str, SharpnessResult]:
+        nonlocal done
+        results = {}
+        for key in keys:
+            progress("moving along the orbit", done, total)
+            results[key] = sharpness(at, key)
+            done += 1
+        return results
+
+    for name, dtype in DTYPES.items():
+        start = copy.deepcopy(model).to(dtype)
+        before = measured(start)
+        _check_rise(before, name)
+        for index, scale in enumerate(scales):
+            moved = copy.deepcopy(start)
+            there = random_move(start, symmetries, scale=scale, seed=seed + index)
+            moved.load_state_dict(there, strict=False)  # buffers stay
+            after = measured(moved)
+            rows += [_row(name, key, scale, before[key], after[key]) for key in keys]
+    progress("moving along the orbit", total, total)
+    return tuple(rows)
+
+
+def distance(model: nn.Module, batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
+    """Mean squared distance of the model's first output from fixed targets: a loss for a model without a head."""
+    inputs, targets = batch
+    return F.mse_loss(first_output(model(**inputs)), targets)
+
+
+def distance_batch(model: nn.Module, inputs: Mapping[str, Tensor], seed: int) -> tuple[Mapping[str, Tensor], Tensor]:
+    """A batch for `distance`: the inputs, and targets that are standard Gaussian, of the shape of the output."""
+    with torch.no_grad():
+        output = first_output(model(**inputs))
+    targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return inputs, targets.to(output)
+
+
+def first_output(output: Any) -> Tensor:
+    """The first floating-point tensor of a model's output."""
+    if isinstance(output, Tensor):
+        return output
+    for value in output.values() if isinstance(output, Mapping) else output:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise TypeError(f"the model should return a floating-point tensor; found {type(output).__name__} without one")
+
+
+def like(batch: Any, parameter: Tensor) -> Any:
+    """The batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
+    if isinstance(batch, Tensor):
+        return batch.to(parameter) if batch.is_floating_point() else batch.to(parameter.device)
+    if isinstance(batch, Mapping):
+        return {name: like(value, parameter) for name, value in batch.items()}
+    return tuple(like(value, parameter) for value in batch)
+
+
+def _check_rise(before: dict[str, SharpnessResult], dtype: str) -> None:
+    for key, result in before.items():
+        if not result.mean > 0:
+            raise ValueError(
+                f"The loss of the model does not rise within radius {result.radius:g} of the {key} metric in {dtype}, "
+                "so there is no ratio of sharpness to speak of; choose a larger radius."
+            )
+
+
+def _row(dtype: str, key: str, scale: float, before: SharpnessResult, after: SharpnessResult) -> OrbitRow:
+    return OrbitRow(dtype, key, scale, before.mean, after.mean, before.base_losses[0], after.base_losses[0])
