@@ -8,12 +8,12 @@ appended tokens).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, SymmetricPair
 
@@ -24,9 +24,8 @@ TranslationKind = Literal["key bias", "value/output bias"]
 class Translation:
     """b_K -> b_K + c, or (b_V, b_O) -> (b_V + c, b_O - W_O c): the function does not change, for any c.
 
-    `pair` is the name of the pair that has the bias as a row. bias: (heads, 1, h), or (heads, k, h) with several rows.
-    weight (heads, m, h) and output (1, d, 1) are W_O and b_O of a value/output bias; m = g d, output heads outermost,
-    where g of them share a value head.
+    `pair` is the name of the pair that has the bias as a row. bias: (heads, 1, h). weight (heads, m, h) and output
+    (1, d, 1) are W_O and b_O of a value/output bias; m = g d, and the g query heads that share a value head are outer.
     """
 
     name: str
@@ -51,27 +50,71 @@ class Translation:
         return (self.bias.name, *([self.output.name] if self.output else []))
 
     def shift(self, params: Params, c: Tensor, *, compensate: bool = True) -> None:
-        """Translates the dict's tensors by c (heads, 1, h), in place (clone them first), in float64."""
-        self.bias.write(params, self.bias.read(params).double() + c)
+        """Translates the dict's tensors by c (heads, 1, h), in place (clone them first); sums in float64."""
+        before = self.bias.read(params).double()
+        self.bias.write(params, before + c)
         if compensate and self.weight is not None and self.output is not None:
-            b = self.output.read(params).double()
-            self.output.write(params, b - self._reaching(params, c))
+            reaching = torch.einsum("kmh,krh->km", self.weight.read(params).double(), c.double())
+            constant = reaching.reshape(-1, self.output.rows).sum(dim=0).reshape(1, -1, 1)  # W_O c
+            self.output.write(params, self.output.read(params).double() - constant)
 
-    def _reaching(self, params: Mapping[str, Tensor], c: Tensor) -> Tensor:
-        """W_O c, the constant that a value bias c adds to every output, (1, d, 1)."""
-        weight = self.weight
-        if weight is None or self.output is None:
-            raise TypeError(f"{self.name} has no output bias")
-        each = torch.einsum("kmh,kh->km", weight.read(params).double(), c.double().sum(dim=1))
-        return each.reshape(-1, self.output.rows).sum(dim=0).reshape(1, -1, 1)
+    def remove(self, params: Params) -> None:
+        """The canonical representative: b_K = 0, or b_V = 0 and b_O + W_O b_V, in place."""
+        self.shift(params, -self.bias.read(params).double())
+
+
+def translations_of(pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str]) -> list[Translation]:
+    """The translations that the biases among the rows of attention's pairs allow.
+
+    None if the keys have a partner without the bias: appended tokens, or a sink in the softmax.
+    """
+    own = dict(module.named_parameters())
+    appended = bool(getattr(module, "add_zero_attn", False)) or any(path.endswith(PARTNERS) for path in own)
+    if appended:
+        return []
+    stored = {names[id(value)]: value for value in own.values() if id(value) in names}
+    found: list[Translation] = []
+    for pair in pairs:
+        if pair.acts == "GL(h)" and pair.kind == "query/key":
+            found += [key_bias(pair, part) for part in pair.H.parts if _is_bias(part, stored)]
+        if pair.acts == "GL(h)" and pair.kind == "value/output" and len(pair.H.parts) == 1:
+            output = stored.get(f"{pair.H.parts[0].name.removesuffix('.weight')}.bias")
+            biases = [part for part in pair.G.parts if _is_bias(part, stored)]
+            if output is not None and output.ndim == 1 and pair.m % len(output) == 0:
+                absorber = Part.of(names[id(output)], output, "rows -> 1 rows 1", {})
+                found += [value_output_bias(pair, part, absorber) for part in biases]
+    return found
+
+
+PARTNERS = ("bias_k", "bias_v", "sinks", "sink")
+"""Parameters, by the end of their names, that stand beside the keys in a softmax."""
+
+
+def _is_bias(part: Part, stored: Mapping[str, Tensor]) -> bool:
+    return part.rows == 1 and part.name in stored and stored[part.name].ndim == 1
 
 
 def key_bias(pair: SymmetricPair, bias: Part) -> Translation:
     """The translation of the key bias `bias`, a part of pair.H: softmax over keys ignores it."""
-    return Translation(f"{pair.name.removesuffix('query/key')}key bias", "key bias", pair.name, bias)
+    return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, bias)
 
 
 def value_output_bias(pair: SymmetricPair, bias: Part, output: Part) -> Translation:
     """The translation of the value bias `bias`, a part of pair.G, into the output bias `output` of shape (1, d, 1)."""
-    name = f"{pair.name.removesuffix('value/output')}value/output bias"
+    name = pair.name.replace("value/output", "value/output bias")
     return Translation(name, "value/output bias", pair.name, bias, pair.H, output)
+
+
+def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:
+    """The pairs without the rows that translations can make 0."""
+    rows: dict[str, set[Part]] = {}
+    for translation in translations:
+        rows.setdefault(translation.pair, set()).add(translation.bias)
+
+    def left(factor: Factor, gone: set[Part]) -> Factor:
+        return Factor(tuple(part for part in factor.parts if part not in gone))
+
+    return tuple(
+        replace(pair, G=left(pair.G, rows.get(pair.name, set())), H=left(pair.H, rows.get(pair.name, set())))
+        for pair in pairs
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.attention import TORCH_LAYOUTS, Layout, Unrecognised, pairs_of
-from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.biases import Translation, translations_of
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
 from quotient_manifolds.symmetries.pair import Refused, SymmetricPair
@@ -44,6 +44,12 @@ class Symmetries:
         """The parameters that any pair touches, each once."""
         return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
 
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """The parameters that any pair or translation touches, each once."""
+        shifted = (name for translation in self.translations for name in translation.moved)
+        return tuple(dict.fromkeys((*self.names, *shifted)))
+
     def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For every parameter a boolean mask of its shape: True where a pair owns the element."""
         masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
@@ -57,7 +63,16 @@ class Symmetries:
             {**asdict(pair), "group": pair.group, "heads": pair.heads, "n": pair.n, "m": pair.m, "h": pair.h}
             for pair in self.pairs
         ]
-        return {"pairs": pairs, "rest": list(self.rest), "unrecognised": list(self.unrecognised)}
+        translations = [
+            {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
+        ]
+        return {
+            "pairs": pairs,
+            "translations": translations,
+            "refused": [asdict(refusal) for refusal in self.refused],
+            "rest": list(self.rest),
+            "unrecognised": list(self.unrecognised),
+        }
 
     def __str__(self) -> str:
         rows = [
@@ -66,6 +81,11 @@ class Symmetries:
         ]
         header = ("symmetric pair", "group", "G", "H", "tensors")
         blocks = [text_table(header, rows) if rows else "no symmetric pairs"]
+        if self.translations:
+            moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
+            blocks.append(text_table(("translation", "group", "of"), moves))
+        if self.refused:
+            blocks.append("\n  ".join(("no symmetry:", *map(str, self.refused))))
         if self.rest:
             blocks.append("\n  ".join((f"in no pair, {len(self.rest)} tensors:", *_folded(self.rest))))
         if self.unrecognised:
@@ -119,7 +139,8 @@ def _match(layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Map
     for layout in named:
         if layout.fits(module):
             found = pairs_of(layout, module, name, names)
-            return found if isinstance(found, Found) else Found(found)
+            pairs, refused = (found.pairs, found.refused) if isinstance(found, Found) else (found, ())
+            return Found(pairs, tuple(translations_of(pairs, module, names)), refused)
     if named:
         raise Unrecognised("its projections are not where this class is known to keep them")
     return None

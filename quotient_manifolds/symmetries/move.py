@@ -7,48 +7,120 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.symmetries.find import Symmetries
+from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair, check_weights
 
 
 def random_move(
-    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries, *, scale: float = 1.0, seed: int = 0
+    model_or_params: nn.Module | Mapping[str, Tensor],
+    symmetries: Symmetries | None = None,
+    *,
+    scale: float = 1.0,
+    seed: int = 0,
+    translations: bool = True,
 ) -> Params:
-    """(G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: all named parameters, as new tensors.
+    """A random element of every symmetry group, applied: all named parameters, as new tensors.
 
-    Computed in float64 and cast back to each parameter's dtype. ValueError for weights without values, NaN or infinite,
-    and for a scale so extreme that moved weights overflow. [paper, the invariance test of Sec. 6.2, ICML version]
+    (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
+    planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
+    of what their projections answer (`translations=False` leaves them alone). `symmetries` are found if not given,
+    which needs a model. Computed in float64 and cast back to each parameter's dtype. ValueError for weights without
+    values, NaN or infinite, and for a scale so extreme that moved weights overflow. [paper, the invariance test of Sec.
+    6.2, ICML version]
     """
     if not 0 < scale < float("inf"):
         raise ValueError(f"the scale of a random move is a positive number. Found {scale}.")
-    stored = dict(model_or_params.named_parameters()) if isinstance(model_or_params, nn.Module) else model_or_params
-    check_weights(stored, symmetries.names)
-    moved = {name: value.detach().clone() for name, value in stored.items()}
+    symmetries, moved = _start(model_or_params, symmetries)
     generator = torch.Generator().manual_seed(seed)
     for pair in symmetries.pairs:
-        A = scale * torch.randn(pair.heads, pair.h, pair.h, generator=generator, dtype=torch.float64)
+        A = scale * _gaussian_element(pair, generator)
         pair.write(moved, act(pair, A, pair.read(moved)))
-    overflown = [name for name in symmetries.names if not bool(torch.isfinite(moved[name]).all())]
-    if overflown:
-        raise ValueError(
-            f"moving {overflown[0]!r} by A = {scale:g} x Gaussian overflows {moved[overflown[0]].dtype}: "
-            "choose a scale nearer 1 or a wider dtype."
-        )
+    for translation in symmetries.translations if translations else ():
+        translation.shift(moved, random_shift(translation, symmetries, moved, generator))
+    _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
+    return moved
+
+
+def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None = None) -> Params:
+    """The canonical representative of the orbit: the same parameters from every point of it, up to rounding.
+
+    Biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
+    embedding). All named parameters, as new tensors; computed in float64.
+    """
+    symmetries, moved = _start(model_or_params, symmetries)
+    for translation in symmetries.translations:
+        translation.remove(moved)
+    for pair in symmetries.pairs:
+        x = pair.read(moved).double()
+        balanced = pair.manifold().balance(x)
+        if pair.acts == "GL+(1)":  # a sign is no positive number
+            balanced = balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
+        pair.write(moved, balanced)
+    _check_range(moved, symmetries, "balancing")
     return moved
 
 
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    """(G A^-1, H A^T) for a point x (heads, n + m, h) of any dtype, in float64; A (heads, h, h)."""
-    return FixedRankQuotient(pair.n, pair.m).action(A.to(x.device), x.double())
+    """The group element A of the pair, as `group_element` makes them, on a point x of any dtype, in float64."""
+    return pair.manifold().action(A.to(x.device), x.double())
 
 
 def group_element(pair: SymmetricPair, condition: float, generator: torch.Generator) -> Tensor:
-    """A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced around 1 to the condition."""
+    """A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced around 1 to the condition.
+
+    Numbers have no condition: they lie between condition^-1/2 and condition^1/2, complex ones (heads,) at any angle.
+    """
+    if pair.acts != "GL(h)":
+        size = condition ** (torch.rand(pair.heads, generator=generator, dtype=torch.float64) - 0.5)
+        if pair.acts == "GL+(1)":
+            return size[:, None, None]
+        return torch.polar(size, 2 * torch.pi * torch.rand(pair.heads, generator=generator, dtype=torch.float64))
     shape = (pair.heads, pair.h, pair.h)
     U, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
     V, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
-    if pair.h == 1:  # one number has no condition: scale by it instead
+    if pair.h == 1:
         return U * condition**0.5
     exponents = torch.linspace(-0.5, 0.5, pair.h, dtype=torch.float64)
     return U * condition**exponents @ V.mT
+
+
+def random_shift(
+    translation: Translation, symmetries: Symmetries, params: Mapping[str, Tensor], generator: torch.Generator
+) -> Tensor:
+    """c (heads, 1, h), Gaussian, of the size of the projection's outputs for inputs of size one."""
+    heads, rows, h = translation.bias.shape
+    factor = {pair.name: pair.H if translation.kind == "key bias" else pair.G for pair in symmetries.pairs}
+    weight = factor[translation.pair].read(params).double()
+    size = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True) / h**0.5
+    return size * torch.randn(heads, rows, h, generator=generator, dtype=torch.float64).to(size.device)
+
+
+def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor:
+    if pair.acts == "GL(1, C)":
+        return torch.randn(pair.heads, generator=generator, dtype=torch.complex128)
+    A = torch.randn(pair.heads, pair.h, pair.h, generator=generator, dtype=torch.float64)
+    return A.exp() if pair.acts == "GL+(1)" else A
+
+
+def _start(
+    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None
+) -> tuple[Symmetries, Params]:
+    if isinstance(model_or_params, nn.Module):
+        symmetries = find_symmetries(model_or_params) if symmetries is None else symmetries
+        stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
+    else:
+        stored = model_or_params
+    if symmetries is None:
+        raise ValueError("parameters alone do not tell their symmetries: give the model, or its symmetries too.")
+    check_weights(stored, symmetries.moved)
+    return symmetries, {name: value.detach().clone() for name, value in stored.items()}
+
+
+def _check_range(moved: Params, symmetries: Symmetries, by: str) -> None:
+    overflown = [name for name in symmetries.moved if not bool(torch.isfinite(moved[name]).all())]
+    if overflown:
+        raise ValueError(
+            f"moving {overflown[0]!r} by {by} overflows {moved[overflown[0]].dtype}: "
+            "choose a scale nearer 1 or a wider dtype."
+        )

@@ -6,20 +6,25 @@ Everything runs in float64 on swapped parameters; the model itself is never touc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
-from quotient_manifolds.symmetries.move import act, group_element
+from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair, check_weights
 from quotient_manifolds.symmetries.table import text_table
 
 Verdict = Literal["proved", "refuted", "inconclusive"]
+
+Evaluate = Callable[[nn.Module, Any], Any]
+"""(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
 
 MARGIN = 100.0  # a move may change the output by this often the rounding noise, times its condition number
 REACH = 1e3  # the control must stand out of the noise this often, or the inputs do not exercise the pair
@@ -28,10 +33,11 @@ SEPARATION = 1e-2  # a move that changes the output by more than this part of th
 
 @dataclass(frozen=True)
 class PairProof:
-    """What one pair did to the output: changes are relative to the largest output, the largest over all output tensors.
+    """What one pair, or one translation, did to the output: changes are relative to the largest output.
 
-    changes: per condition number of the group element, the largest change over the trials; control: the change when G
-    alone is moved; noise: the model's own rounding noise.
+    changes: per condition number of the group element (for a translation, per size), the largest change over the
+    trials; control: the change when G alone is moved (for a translation, when the value bias moves and the output bias
+    does not, or when the keys move otherwise); noise: the model's own rounding noise.
     """
 
     pair: str
@@ -49,23 +55,38 @@ class PairProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """The proofs of all pairs of a model; with no pair there is nothing to prove, and all are proved."""
+    """The proofs of all pairs and translations of a model; without any there is nothing to prove: all are proved."""
 
     pairs: tuple[PairProof, ...]
     noise: float
     seed: int
+    translations: tuple[PairProof, ...] = ()
 
     @property
     def all_proved(self) -> bool:
-        return all(proof.verdict == "proved" for proof in self.pairs)
+        return all(proof.verdict == "proved" for proof in (*self.pairs, *self.translations))
+
+    def proved(self, symmetries: Symmetries) -> Symmetries:
+        """What is left of `symmetries` without those this proof refutes or cannot tell."""
+        good = {proof.pair for proof in (*self.pairs, *self.translations) if proof.verdict == "proved"}
+        pairs = tuple(pair for pair in symmetries.pairs if pair.name in good)
+        kept = {pair.name for pair in pairs}
+        shifts = tuple(shift for shift in symmetries.translations if shift.name in good and shift.pair in kept)
+        lost = {name for pair in symmetries.pairs if pair.name not in good for name in pair.names}
+        rest = (*symmetries.rest, *(lost - {name for pair in pairs for name in pair.names}))
+        return replace(symmetries, pairs=pairs, translations=shifts, rest=rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        pairs = [{**asdict(proof), "change": proof.change} for proof in self.pairs]
-        return {"pairs": pairs, "noise": self.noise, "seed": self.seed, "all_proved": self.all_proved}
+        pairs, translations = (
+            [{**asdict(proof), "change": proof.change} for proof in proofs]
+            for proofs in (self.pairs, self.translations)
+        )
+        proofs = {"pairs": pairs, "translations": translations}
+        return {**proofs, "noise": self.noise, "seed": self.seed, "all_proved": self.all_proved}
 
     def __str__(self) -> str:
-        if not self.pairs:
+        if not self.pairs and not self.translations:
             return "no symmetric pairs to prove"
         rows = [
             (
@@ -75,7 +96,7 @@ class Proof:
                 f"{proof.control:.1e}",
                 f"{proof.verdict}: {proof.reason}" if proof.reason else proof.verdict,
             )
-            for proof in self.pairs
+            for proof in (*self.pairs, *self.translations)
         ]
         header = ("symmetric pair", "group", "output change", "one side only", "verdict")
         return f"{text_table(header, rows)}\n\nrounding noise of the model {self.noise:.1e}, all relative to the output"
@@ -89,39 +110,70 @@ def prove_symmetries(
     seed: int = 0,
     trials: int = 1,
     conditions: tuple[float, ...] = (10.0, 1e3),
+    evaluate: Evaluate | None = None,
+    together: bool = False,
 ) -> Proof:
     """Output(G A^-1, H A^T) = Output(G, H) for random A of the given condition numbers, pair by pair, in float64.
 
-    inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs). Two short sequences
-    suffice. ValueError in train mode, for weights that are no finite floating point numbers, and for outputs that are
-    NaN, not repeatable or hold no floating point tensor.
+    Translations likewise: key biases replaced by noise, value biases shifted with the output bias making up for it.
+
+    inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
+    evaluate(model, inputs) takes, where given. Two short sequences suffice. together: move everything at once first,
+    which takes a handful of evaluations, and pair by pair only if that changes the output. ValueError in train mode,
+    for weights that are no finite floating point numbers, and for outputs that are NaN, not repeatable or hold no
+    floating point tensor.
     """
     symmetries = find_symmetries(model) if symmetries is None else symmetries
     if trials < 1 or not conditions or min(conditions) < 1:
         raise ValueError(f"a proof needs trials >= 1 and conditions >= 1. Found {trials} and {conditions}.")
-    if not symmetries.pairs:
+    if not symmetries.pairs and not symmetries.translations:
         return Proof((), 0.0, seed)
-    check_weights(dict(model.named_parameters()), symmetries.names)
+    check_weights(dict(model.named_parameters()), symmetries.moved)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        run = _Run(model, inputs)
+        run = _Run(model, inputs, evaluate)
         noise = _rounding_noise(run, symmetries, generator)
-        proofs = tuple(_prove_pair(run, pair, noise, generator, trials, conditions) for pair in symmetries.pairs)
-    return Proof(proofs, noise, seed)
+        claims = _claims(symmetries)
+        if together:
+            joint = _judged(_together(claims), run, symmetries, noise, generator, trials, conditions[:1])
+            if joint.verdict == "proved":
+                proofs = tuple(replace(joint, pair=claim.name, group=claim.group) for claim in claims)
+                return _proof(proofs, symmetries, noise, seed)
+        proofs = tuple(_judged(claim, run, symmetries, noise, generator, trials, conditions) for claim in claims)
+    return _proof(proofs, symmetries, noise, seed)
+
+
+def _proof(proofs: tuple[PairProof, ...], symmetries: Symmetries, noise: float, seed: int) -> Proof:
+    count = len(symmetries.pairs)
+    return Proof(proofs[:count], noise, seed, proofs[count:])
+
+
+class _Call(nn.Module):
+    """The model behind a function of it, as one module."""
+
+    def __init__(self, model: nn.Module, evaluate: Evaluate | None) -> None:
+        super().__init__()
+        self.model, self.evaluate = model, evaluate
+        self.training = False
+
+    def forward(self, inputs: Any) -> Any:
+        if self.evaluate is not None:
+            return self.evaluate(self.model, inputs)
+        if isinstance(inputs, Mapping):
+            return self.model(**inputs)
+        return self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
 
 
 class _Run:
     """The model as a function of float64 parameters on one input, and what it answers at its own parameters."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None) -> None:
         training = [name or "the model" for name, module in model.named_modules() if module.training]
         if training:
             raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
-        self._model = model
-        self._buffers = {name: _double(value.detach()) for name, value in model.named_buffers()}
-        inputs = _double(inputs)
-        self._kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
-        self._args = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+        self._call = _Call(model, evaluate)
+        self._buffers = {name: _double(value.detach()) for name, value in self._call.named_buffers()}
+        self._inputs = _double(inputs)
         self.params: Params = {name: value.detach().double() for name, value in model.named_parameters()}
         self.outputs = self.at({})
         if not self.outputs:
@@ -133,8 +185,9 @@ class _Run:
 
     def at(self, moved: Params) -> list[Tensor]:
         """The floating point outputs with some parameters replaced."""
-        state = {**self.params, **{name: value.clone() for name, value in self._buffers.items()}, **moved}
-        return _floating(functional_call(self._model, state, self._args, self._kwargs))
+        state = {f"model.{name}": value for name, value in (self.params | moved).items()}
+        state |= {name: value.clone() for name, value in self._buffers.items()}
+        return _floating(functional_call(self._call, state, (self._inputs,)))
 
     def change(self, moved: Params) -> float:
         """The largest change of an output entry, relative to the largest finite entry of its tensor."""
@@ -143,27 +196,97 @@ class _Run:
             default=0.0,
         )
 
-    def with_point(self, pair: SymmetricPair, x: Tensor) -> Params:
-        moved = {name: self.params[name].clone() for name in pair.names}
-        pair.write(moved, x)
-        return moved
+
+Mover = Callable[[Params, Symmetries, float, torch.Generator, bool], None]
+"""(params to write into, symmetries, condition, generator, control): a move that keeps the output, or its control."""
 
 
-def _prove_pair(
-    run: _Run, pair: SymmetricPair, noise: float, generator: torch.Generator, trials: int, conditions: tuple[float, ...]
+@dataclass(frozen=True)
+class _Claim:
+    """That a move keeps the output: what it is called, the parameters it touches, and the move."""
+
+    name: str
+    group: str
+    names: tuple[str, ...]
+    move: Mover
+
+
+def _claims(symmetries: Symmetries) -> list[_Claim]:
+    """One for every pair, then one for every translation."""
+    rows = {pair.name: pair.names for pair in symmetries.pairs}
+    return [
+        *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
+        *(
+            _Claim(shift.name, shift.group, (*shift.moved, *rows[shift.pair]), partial(_shift, shift))
+            for shift in symmetries.translations
+        ),
+    ]
+
+
+def _together(claims: Iterable[_Claim]) -> _Claim:
+    claims = list(claims)
+
+    def all_at_once(
+        params: Params, symmetries: Symmetries, condition: float, generator: torch.Generator, control: bool
+    ) -> None:
+        for claim in claims:
+            claim.move(params, symmetries, condition, generator, control)
+
+    return _Claim("all", "", tuple(dict.fromkeys(name for claim in claims for name in claim.names)), all_at_once)
+
+
+def _move_pair(
+    pair: SymmetricPair,
+    params: Params,
+    symmetries: Symmetries,
+    condition: float,
+    generator: torch.Generator,
+    control: bool,
+) -> None:
+    x = pair.read(params)
+    moved = act(pair, group_element(pair, condition, generator), x)
+    pair.write(params, torch.cat([moved[..., : pair.n, :], x[..., pair.n :, :]], dim=-2) if control else moved)
+
+
+def _shift(
+    translation: Translation,
+    params: Params,
+    symmetries: Symmetries,
+    condition: float,
+    generator: torch.Generator,
+    control: bool,
+) -> None:
+    c = random_shift(translation, symmetries, params, generator) * condition**0.5
+    if control and translation.output is None:  # whatever else the keys are moved by is seen
+        H = next(pair for pair in symmetries.pairs if pair.name == translation.pair).H
+        keys = H.read(params)
+        noise = torch.randn(keys.shape, generator=generator, dtype=torch.float64).to(keys.device)
+        H.write(params, keys + noise * keys.std())
+    else:
+        translation.shift(params, c, compensate=not control)
+
+
+def _judged(
+    claim: _Claim,
+    run: _Run,
+    symmetries: Symmetries,
+    noise: float,
+    generator: torch.Generator,
+    trials: int,
+    conditions: tuple[float, ...],
 ) -> PairProof:
-    x = pair.read(run.params)
-    changes = []
-    for condition in conditions:
-        moves = (act(pair, group_element(pair, condition, generator), x) for _ in range(trials))
-        changes.append((float(condition), max(run.change(run.with_point(pair, moved)) for moved in moves)))
-    moved = act(pair, group_element(pair, conditions[0], generator), x)
-    control = run.change(run.with_point(pair, torch.cat([moved[..., : pair.n, :], x[..., pair.n :, :]], dim=-2)))
+    def change(condition: float, control: bool = False) -> float:
+        params = {name: run.params[name].clone() for name in dict.fromkeys(claim.names)}
+        claim.move(params, symmetries, condition, generator, control)
+        return run.change(params)
+
+    changes = tuple((float(condition), max(change(condition) for _ in range(trials))) for condition in conditions)
+    control = change(conditions[0], control=True)
     verdict, reason = _judge(changes, control, noise)
-    return PairProof(pair.name, pair.group, tuple(changes), control, noise, verdict, reason)
+    return PairProof(claim.name, claim.group, changes, control, noise, verdict, reason)
 
 
-def _judge(changes: list[tuple[float, float]], control: float, noise: float) -> tuple[Verdict, str]:
+def _judge(changes: tuple[tuple[float, float], ...], control: float, noise: float) -> tuple[Verdict, str]:
     """Proved: every change is within noise and far below the control. Refuted: some change is of the control's kind."""
     if not control >= REACH * noise:
         return "inconclusive", "these inputs hardly see the pair: moving one side alone is lost in rounding noise"
