@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quotient_manifolds.experiments.completion import GEOOPT, Completion, complete, random_completion
-from quotient_manifolds.manifolds.quotient import Metric
+from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.pymanopt import SOLVERS
 
 

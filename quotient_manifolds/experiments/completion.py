@@ -18,8 +18,7 @@ import scipy.sparse.linalg
 import torch
 
 from quotient_manifolds.linalg import product_gap
-from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.manifolds.quotient import Metric
+from quotient_manifolds.manifolds import FixedRankQuotient, Metric
 from quotient_manifolds.pymanopt import as_pymanopt, minimize
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -2,14 +2,8 @@
 
 from quotient_manifolds.manifolds.diagonal import DiagonalQuotient
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
-from quotient_manifolds.manifolds.quotient import (
-    GEODESICS,
-    METRICS,
-    GeodesicError,
-    HorizontalSpace,
-    Metric,
-    QuotientManifold,
-)
+from quotient_manifolds.manifolds.horizontal import GEODESICS, METRICS, GeodesicError, HorizontalSpace, Metric
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.recipe import Recipe
 from quotient_manifolds.manifolds.rotary import RotaryQuotient
 from quotient_manifolds.manifolds.scaling import ScaleQuotient, TranslationQuotient

@@ -8,7 +8,8 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_vector
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
@@ -38,30 +39,57 @@ class DiagonalQuotient(QuotientManifold):
         return "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
 
     def at(self, x: Tensor) -> _DiagonalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry."""
+        """The horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient("mix").at(x).norm(x)  # sqrt(2 (4^2 + 16^2))
+        tensor(23.3238)
+        """
         ok, reason = self.check_point_on_manifold(x, explain=True)
         if not ok:
             raise ValueError(reason)
         return _DiagonalSpace(x, self.t)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d)."""
+        """(u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d).
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient().action(torch.tensor([2.0, -1.0]), x)
+        tensor([[ 0.5000, -2.0000],
+                [ 8.0000, -8.0000]])
+        """
         return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
 
     def balance(self, x: Tensor) -> Tensor:
-        """(sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|."""
+        """(sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|.
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient().balance(x)
+        tensor([[2., 4.],
+                [2., 4.]])
+        """
         beta = x[..., 0, :] * x[..., 1, :]
         root = beta.abs().sqrt()
         return torch.stack([root, beta.sign() * root], dim=-2)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether u v is the same in both, coordinate by coordinate. `rtol` defaults to 64 machine epsilons."""
+        """Whether u v is the same in both, coordinate by coordinate. `rtol` defaults to 64 machine epsilons.
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient().same_orbit(x, x.flip(0))
+        tensor(True)
+        """
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         beta, other = x.prod(dim=-2), y.prod(dim=-2)
         return ((beta - other).abs() <= rtol * beta.abs()).all(dim=-1)
 
     def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
-        """The metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d)."""
+        """The metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d).
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient().component_inner(x, x)
+        tensor([[2., 2.]])
+        """
         space = self.at(x)
         z = space.coordinates(u)
         return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
@@ -70,6 +98,10 @@ class DiagonalQuotient(QuotientManifold):
         """| |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2. Shape (...,).
 
         Points whose beta differ in sign lie in different components: ValueError.
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient("mix").dist(x, 2 * x)  # |(12, 48)| / sqrt 2
+        tensor(34.9857)
         """
         result = self.at(x).norm(self.logmap(x, y))
         return result[..., None, None] if keepdim else result
@@ -78,6 +110,11 @@ class DiagonalQuotient(QuotientManifold):
         """The horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that orbit.
 
         b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
+
+        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> DiagonalQuotient("mix").logmap(x, 2 * x)
+        tensor([[ 1.5000,  3.0000],
+                [ 6.0000, 12.0000]])
         """
         ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
         if not bool((ratio > 0).all()):
@@ -89,14 +126,23 @@ class DiagonalQuotient(QuotientManifold):
         return b * x
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them."""
+        """x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them.
+
+        >>> DiagonalQuotient().projx(torch.tensor([[0.0, 2.0], [4.0, 8.0]]))
+        tensor([[2., 2.],
+                [4., 8.]])
+        """
         magnitude = torch.where(x == 0, torch.inf, x.abs()).amin(dim=(-2, -1), keepdim=True)
         return torch.where(x == 0, torch.where(magnitude.isfinite(), magnitude, 1.0), x)
 
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., 2, d)."""
+        """A point of independent standard Gaussians, of shape `size` = (..., 2, d).
+
+        >>> DiagonalQuotient().random(5, 2, 3).shape
+        torch.Size([5, 2, 3])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 

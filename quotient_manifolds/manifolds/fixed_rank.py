@@ -10,15 +10,10 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
 from quotient_manifolds.manifolds.geodesics import integrate, inv_exponential, slope, weigh
+from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, require_vector
 from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
 from quotient_manifolds.manifolds.logarithm import common_span, shoot
-from quotient_manifolds.manifolds.quotient import (
-    GeodesicError,
-    HorizontalSpace,
-    Metric,
-    QuotientManifold,
-    require_vector,
-)
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 ENERGY_TOLERANCE = 1e-6
 
@@ -61,7 +56,13 @@ class FixedRankQuotient(QuotientManifold):
         return "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h."""
+        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.at(x).norm(x)  # relative lengths 1 and 1
+        tensor(1.4142)
+        """
         self._assert_check_shape(tuple(x.shape), "x")
         if not bool(torch.isfinite(x).all()):
             raise ValueError("the entries of a point should be finite; found NaN or infinity")
@@ -73,18 +74,39 @@ class FixedRankQuotient(QuotientManifold):
         return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent vector."""
+        """(G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent vector.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.action(torch.tensor([[2.0]]), x)
+        tensor([[ 1.5000],
+                [ 2.0000],
+                [10.0000]])
+        """
         G, H = self.split(x)
         return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """G (..., n, h) and H (..., m, h) of a point or a tangent vector."""
+        """G (..., n, h) and H (..., m, h) of a point or a tangent vector.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.split(x)[1]
+        tensor([[5.]])
+        """
         return x[..., : self.n, :], x[..., self.n :, :]
 
     def balance(self, x: Tensor) -> Tensor:
         """(L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: the representative with equal Gram matrices S.
 
         Signs are fixed by making the entry of largest magnitude in every column of L positive.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.balance(manifold.action(torch.tensor([[2.0]]), x))
+        tensor([[3.],
+                [4.],
+                [5.]])
         """
         left, right, s, *_ = singular_frame(*self.split(x))
         peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
@@ -94,6 +116,11 @@ class FixedRankQuotient(QuotientManifold):
         """Whether G H^T is the same for both: |difference| <= rtol |G| |H|, the accuracy the factors allow.
 
         `rtol` defaults to 64 machine epsilons.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.same_orbit(x, -x), manifold.same_orbit(x, 2 * x)
+        (tensor(True), tensor(False))
         """
         (G, H), (P, Q) = self.split(x), self.split(y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
@@ -105,6 +132,11 @@ class FixedRankQuotient(QuotientManifold):
 
         (L_y S_y^{1/2} Q, R_y S_y^{1/2} Q) with the rotation Q nearest to the balanced x, brought to the frame of x.
         It is equivariant in x and does not depend on the representative y. Shapes (..., n + m, h).
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> torch.allclose(manifold.align(x, manifold.action(torch.tensor([[-7.0]]), x)), x)
+        True
         """
         here, there = singular_frame(*self.split(x)), singular_frame(*self.split(y))
         P, R = (torch.cat([f.left, f.right], dim=-2) * f.s.sqrt()[..., None, :] for f in (here, there))
@@ -120,6 +152,13 @@ class FixedRankQuotient(QuotientManifold):
         of both (it is fixed by an isometry, the reflection through it), so the search has at most 4 h^2 unknowns.
         Computed in float64, pair by pair over the batch; not differentiable. Raises `GeodesicError` if no geodesic is
         found, ValueError with eps > 0. Shapes (..., n + m, h).
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
+        tensor([[1.3863],
+                [1.3863],
+                [1.3863]])
         """
         if self.eps:
             raise ValueError(f"logmap and dist need eps = 0, an invariant metric; found eps = {self.eps:g}")
@@ -151,18 +190,36 @@ class FixedRankQuotient(QuotientManifold):
         return torch.cat([B_G @ a, B_H @ b]).to(dtype)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|log_x(y)|_x, the length of the geodesic `logmap` finds; not differentiable. Shape (...,)."""
+        """|log_x(y)|_x, the length of the geodesic `logmap` finds; not differentiable. Shape (...,).
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.dist(x, 4 * x)
+        tensor(1.9605)
+        """
         result = self.at(x).norm(self.logmap(x, y))
         return result[..., None, None] if keepdim else result
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where both factors have full column rank; else singular values are floored at rounding level."""
+        """x itself where both factors have full column rank; else singular values are floored at rounding level.
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> torch.equal(manifold.projx(x), x)
+        True
+        """
         return torch.cat([_full_rank(part) for part in self.split(x)], dim=-2)
 
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., n + m, h)."""
+        """A point of independent standard Gaussians, of shape `size` = (..., n + m, h).
+
+        >>> manifold = FixedRankQuotient(2, 1)
+        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
+        >>> manifold.random(5, 3, 1).shape
+        torch.Size([5, 3, 1])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 

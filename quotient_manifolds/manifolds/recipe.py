@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torchdiffeq import odeint
 
-from quotient_manifolds.manifolds.quotient import HorizontalSpace, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 Action = Callable[[Tensor, Tensor], Tensor]
 """(A, x) -> A x: the group element A applied to one point x."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
-from quotient_manifolds.manifolds.quotient import HorizontalSpace, Metric, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_vector
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final

@@ -9,7 +9,8 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.quotient import HorizontalSpace, QuotientManifold, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
