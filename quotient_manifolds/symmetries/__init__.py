@@ -1,16 +1,18 @@
 """The continuous symmetries of a model's attention: found as data, proved by moving along them."""
 
 from quotient_manifolds.symmetries.attention import Layout, Place
-from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias
+from quotient_manifolds.symmetries.batch import prove_on_batch
+from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
-from quotient_manifolds.symmetries.move import random_move
+from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
-from quotient_manifolds.symmetries.prove import PairProof, Proof, prove_symmetries
+from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, prove_symmetries
 
 __all__ = [
     "LAYOUTS",
     "MATCHERS",
+    "Evaluate",
     "Factor",
     "Found",
     "Layout",
@@ -25,9 +27,12 @@ __all__ = [
     "SymmetricPair",
     "Symmetries",
     "Translation",
+    "balance",
     "find_symmetries",
     "key_bias",
+    "prove_on_batch",
     "prove_symmetries",
     "random_move",
     "value_output_bias",
+    "without_biases",
 ]

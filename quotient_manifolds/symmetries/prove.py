@@ -49,6 +49,11 @@ class PairProof:
     reason: str = ""
 
     @property
+    def holds(self) -> bool:
+        """Whether the output stayed within rounding, be it that these inputs see the pair or not."""
+        return all(change <= MARGIN * condition * self.noise for condition, change in self.changes)
+
+    @property
     def change(self) -> float:
         return max(change for _, change in self.changes)
 
@@ -112,6 +117,7 @@ def prove_symmetries(
     conditions: tuple[float, ...] = (10.0, 1e3),
     evaluate: Evaluate | None = None,
     together: bool = False,
+    double: bool = True,
 ) -> Proof:
     """Output(G A^-1, H A^T) = Output(G, H) for random A of the given condition numbers, pair by pair, in float64.
 
@@ -119,9 +125,11 @@ def prove_symmetries(
 
     inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
     evaluate(model, inputs) takes, where given. Two short sequences suffice. together: move everything at once first,
-    which takes a handful of evaluations, and pair by pair only if that changes the output. ValueError in train mode,
-    for weights that are no finite floating point numbers, and for outputs that are NaN, not repeatable or hold no
-    floating point tensor.
+    which takes a handful of evaluations, and pair by pair only if that changes the output; all then share one verdict.
+    double: evaluate in float64; else in the model's own precision, for functions that insist on it.
+
+    ValueError in train mode, for weights that are no finite floating point numbers, and for outputs that are NaN, not
+    repeatable or hold no floating point tensor.
     """
     symmetries = find_symmetries(model) if symmetries is None else symmetries
     if trials < 1 or not conditions or min(conditions) < 1:
@@ -131,12 +139,12 @@ def prove_symmetries(
     check_weights(dict(model.named_parameters()), symmetries.moved)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        run = _Run(model, inputs, evaluate)
+        run = _Run(model, inputs, evaluate, double)
         noise = _rounding_noise(run, symmetries, generator)
         claims = _claims(symmetries)
         if together:
             joint = _judged(_together(claims), run, symmetries, noise, generator, trials, conditions[:1])
-            if joint.verdict == "proved":
+            if joint.holds:
                 proofs = tuple(replace(joint, pair=claim.name, group=claim.group) for claim in claims)
                 return _proof(proofs, symmetries, noise, seed)
         proofs = tuple(_judged(claim, run, symmetries, noise, generator, trials, conditions) for claim in claims)
@@ -167,14 +175,17 @@ class _Call(nn.Module):
 class _Run:
     """The model as a function of float64 parameters on one input, and what it answers at its own parameters."""
 
-    def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None) -> None:
+    def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None, double: bool) -> None:
         training = [name or "the model" for name, module in model.named_modules() if module.training]
         if training:
             raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
         self._call = _Call(model, evaluate)
-        self._buffers = {name: _double(value.detach()) for name, value in self._call.named_buffers()}
-        self._inputs = _double(inputs)
-        self.params: Params = {name: value.detach().double() for name, value in model.named_parameters()}
+        cast = _double if double else _as_it_is
+        self._buffers = {name: cast(value.detach()) for name, value in self._call.named_buffers()}
+        self._inputs = cast(inputs)
+        self.params: Params = {name: cast(value.detach()) for name, value in model.named_parameters()}
+        moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
+        self.precision = torch.float64 if double else moved
         self.outputs = self.at({})
         if not self.outputs:
             raise ValueError("the model's output holds no floating point tensor that could be compared.")
@@ -303,16 +314,22 @@ def _rounding_noise(run: _Run, symmetries: Symmetries, generator: torch.Generato
     """The output's rounding noise, from third differences along a random direction of all pairs' parameters.
 
     A smooth function's third difference is O(step^3), far below rounding; what remains is noise, of variance
-    20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least float64's own.
+    20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least that of
+    the parameters' precision. A few numbers are too small a sample: then the largest of three directions counts.
     """
-    names = symmetries.names
+    few = sum(output.numel() for output in run.outputs) < 30
+    sizes = [_third_difference(run, symmetries.names, generator, step) for _ in range(3 if few else 1)]
+    return max(max(sizes) / 20**0.5, torch.finfo(run.precision).eps)
+
+
+def _third_difference(run: _Run, names: Iterable[str], generator: torch.Generator, step: float) -> float:
     direction = {name: _noise_like(run.params[name], generator) for name in names}
     third = list(run.outputs)
     for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
-        at = run.at({name: run.params[name] * (1 + count * step * direction[name]) for name in names})
+        at = run.at({name: run.params[name] * (1 + count * step * noise) for name, noise in direction.items()})
         third = [total + weight * value for total, value in zip(third, at, strict=True)]
     sizes = [_relative(value, old, same=~torch.isfinite(old)) for value, old in zip(third, run.outputs, strict=True)]
-    return max(max(sizes) / 20**0.5, torch.finfo(torch.float64).eps)
+    return max(sizes)
 
 
 def _noise_like(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -326,6 +343,10 @@ def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
     difference = difference.masked_fill(same, 0.0).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
     change = float(difference.max()) if difference.numel() else 0.0
     return change / size if size > 0 else change
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _double(value: Any) -> Any:
