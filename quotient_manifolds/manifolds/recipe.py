@@ -103,7 +103,14 @@ class Recipe(QuotientManifold):
         self._identity, self._algebra = identity, algebra
 
     def vertical(self, x: Tensor) -> Tensor:
-        """Step (i): velocities d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape)."""
+        """Step (i): velocities d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.vertical(x)
+        tensor([[3., 4.]])
+        """
         identity, algebra = (K.to(dtype=x.dtype, device=x.device) for K in (self._identity, self._algebra))
 
         def at(x: Tensor) -> Tensor:
@@ -112,19 +119,48 @@ class Recipe(QuotientManifold):
         return _each(at, (self.ndim,), x)
 
     def metric_matrix(self, x: Tensor) -> Tensor:
-        """The symmetric d x d matrix M of the metric at x, where d counts the entries of a point. Shape (..., d, d)."""
+        """The symmetric d x d matrix M of the metric at x, where d counts the entries of a point. Shape (..., d, d).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.metric_matrix(x)
+        tensor([[0.0400, 0.0000],
+                [0.0000, 0.0400]])
+        """
         return _each(lambda x: metric_matrix(self._inner, x), (self.ndim,), x)
 
     def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
-        """Step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. Shape (..., *shape)."""
+        """Step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. Shape (..., *shape).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.christoffel(x, torch.tensor([-4.0, 3.0]))  # at a right angle: x turns without growing
+        tensor([3., 4.])
+        """
         return _each(lambda x, xi: christoffel(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
 
     def force(self, x: Tensor, xi: Tensor) -> Tensor:
-        """grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape)."""
+        """grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.force(x, torch.tensor([-4.0, 3.0]))
+        tensor([-0.1200, -0.1600])
+        """
         return _each(lambda x, xi: force(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
 
     def dimension(self, x: Tensor) -> Tensor:
-        """The dimension of the quotient at x: entries of a point less the rank of its vertical space. Shape (...,)."""
+        """The dimension of the quotient at x: entries of a point less the rank of its vertical space. Shape (...,).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.dimension(x)
+        tensor(1)
+        """
         vertical = self.vertical(x).flatten(-self.ndim)
         return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
 
@@ -133,7 +169,14 @@ class Recipe(QuotientManifold):
         return "<xi, d/ds action(identity + s K, x)>_x = 0 for all K (horizontal space, [paper, App. B.3])"
 
     def at(self, x: Tensor) -> RecipeSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one."""
+        """The horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one.
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.at(x).norm(x)
+        tensor(1.)
+        """
         self._assert_check_shape(tuple(x.shape), "x")
         reason = _not_a_metric(self.metric_matrix(x))
         if reason:
@@ -141,11 +184,25 @@ class Recipe(QuotientManifold):
         return RecipeSpace(self, x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """The group element A applied to the point x. Shapes: A (..., *identity.shape), x (..., *shape)."""
+        """The group element A applied to the point x. Shapes: A (..., *identity.shape), x (..., *shape).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.action(torch.tensor(2.0), x)
+        tensor([6., 8.])
+        """
         return _each(self._act, (self._identity.ndim, self.ndim), A, x)
 
     def balance(self, x: Tensor) -> Tensor:
-        """The canonical representative, by the function given for it; NotImplementedError without one."""
+        """The canonical representative, by the function given for it; NotImplementedError without one.
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.balance(x)
+        tensor([0.6000, 0.8000])
+        """
         if self._canonical is None:
             raise NotImplementedError(
                 "canonical representatives should be given as balance=..., a function of one point, when the Recipe is "
@@ -154,19 +211,40 @@ class Recipe(QuotientManifold):
         return _each(self._canonical, (self.ndim,), x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether the canonical representatives agree: |difference| <= rtol |x|, by default 64 machine epsilons."""
+        """Whether the canonical representatives agree: |difference| <= rtol |x|, by default 64 machine epsilons.
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.same_orbit(x, 2 * x)
+        tensor(True)
+        """
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
         return torch.linalg.vector_norm(p - q, dim=-1) <= rtol * torch.linalg.vector_norm(p, dim=-1)
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself: the points are an open set that only the metric knows."""
+        """x itself: the points are an open set that only the metric knows.
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.projx(x)
+        tensor([3., 4.])
+        """
         return x
 
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., *shape)."""
+        """A point of independent standard Gaussians, of shape `size` = (..., *shape).
+
+        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> rays.random(5, 2).shape
+        torch.Size([5, 2])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 

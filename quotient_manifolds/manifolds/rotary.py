@@ -56,7 +56,13 @@ class RotaryQuotient(QuotientManifold):
         return "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0."""
+        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.at(x).norm(x)
+        tensor(1.4142)
+        """
         self._assert_check_shape(tuple(x.shape), "x")
         ok, reason = self._check_point_on_manifold(x)
         if not ok:
@@ -64,18 +70,37 @@ class RotaryQuotient(QuotientManifold):
         return _RotarySpace(x, self._real.at(_column(x)), self.n)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a vector."""
+        """(g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a vector.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.action(torch.tensor(1j), x)  # g / i, k conj(i)
+        tensor([[ 4., -3.],
+                [ 0., -5.]])
+        """
         g, k = self.split(x)
         A = A[..., None]
         return _parts(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """g (..., n) and k (..., m), complex, of a point or a tangent vector."""
+        """g (..., n) and k (..., m), complex, of a point or a tangent vector.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.split(x)[0]
+        tensor([3.+4.j])
+        """
         c = torch.complex(x[..., 0], x[..., 1])
         return c[..., : self.n], c[..., self.n :]
 
     def balance(self, x: Tensor) -> Tensor:
-        """The representative with |g| = |k|, whose entry of g of largest magnitude is real and positive."""
+        """The representative with |g| = |k|, whose entry of g of largest magnitude is real and positive.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.same_orbit(manifold.balance(x), x)
+        tensor(True)
+        """
         g, k = self.split(x)
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
         stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
@@ -85,6 +110,11 @@ class RotaryQuotient(QuotientManifold):
         """Whether g k^H is the same for both: |difference| <= rtol |g| |k|, the accuracy the factors allow.
 
         `rtol` defaults to 64 machine epsilons.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.same_orbit(x, manifold.action(torch.tensor(2.0 + 1.0j), x))
+        tensor(True)
         """
         (g, k), (p, q) = self.split(x), self.split(y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
@@ -92,13 +122,25 @@ class RotaryQuotient(QuotientManifold):
         return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()) <= rtol * size
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where g and k are not 0; else they are lifted to rounding level."""
+        """x itself where g and k are not 0; else they are lifted to rounding level.
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> torch.equal(manifold.projx(x), x)
+        True
+        """
         return self._real.projx(_column(x)).reshape(x.shape)
 
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., n + m, 2)."""
+        """A point of independent standard Gaussians, of shape `size` = (..., n + m, 2).
+
+        >>> manifold = RotaryQuotient(1, 1)
+        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
+        >>> manifold.random(5, 2, 2).shape
+        torch.Size([5, 2, 2])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 

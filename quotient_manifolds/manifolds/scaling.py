@@ -43,7 +43,11 @@ class ScaleQuotient(QuotientManifold):
         return "w^T xi = 0 (horizontal space of positive scaling)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry."""
+        """The horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry.
+
+        >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
+        tensor(1.)
+        """
         _require_point(self, x)
         return _ScaleSpace(x)
 
@@ -65,7 +69,11 @@ class ScaleQuotient(QuotientManifold):
         return x / _length(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether the directions agree: |x / |x| - y / |y|| <= rtol, by default 64 machine epsilons. Shape (...,)."""
+        """Whether the directions agree: |x / |x| - y / |y|| <= rtol, by default 64 machine epsilons. Shape (...,).
+
+        >>> ScaleQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]))
+        tensor(True)
+        """
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1) <= rtol
 
@@ -112,7 +120,11 @@ class ScaleQuotient(QuotientManifold):
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., d): uniform on the sphere."""
+        """A point of independent standard Gaussians, of shape `size` = (..., d): uniform on the sphere.
+
+        >>> ScaleQuotient().random(5, 3).shape
+        torch.Size([5, 3])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
@@ -156,7 +168,11 @@ class TranslationQuotient(QuotientManifold):
         return "sum_i xi_i = 0 (horizontal space of translation)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry."""
+        """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry.
+
+        >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
+        tensor(5.)
+        """
         _require_point(self, x)
         return _TranslationSpace(x)
 
@@ -181,6 +197,9 @@ class TranslationQuotient(QuotientManifold):
         """Whether the centred vectors agree: |difference| <= rtol max(|x|, |y|), the accuracy the entries allow.
 
         `rtol` defaults to 64 machine epsilons. Shape (...,).
+
+        >>> TranslationQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0]))
+        tensor(True)
         """
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
@@ -204,13 +223,21 @@ class TranslationQuotient(QuotientManifold):
         return _centred(y - x)
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself: every vector is a point."""
+        """x itself: every vector is a point.
+
+        >>> TranslationQuotient().projx(torch.tensor([3.0, 4.0]))
+        tensor([3., 4.])
+        """
         return x
 
     def random(
         self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., d)."""
+        """A point of independent standard Gaussians, of shape `size` = (..., d).
+
+        >>> TranslationQuotient().random(5, 3).shape
+        torch.Size([5, 3])
+        """
         self._assert_check_shape(tuple(size), "x")
         return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
