@@ -105,8 +105,8 @@ class Recipe(QuotientManifold):
     def vertical(self, x: Tensor) -> Tensor:
         """Step (i): velocities d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.vertical(x)
         tensor([[3., 4.]])
@@ -121,8 +121,8 @@ class Recipe(QuotientManifold):
     def metric_matrix(self, x: Tensor) -> Tensor:
         """The symmetric d x d matrix M of the metric at x, where d counts the entries of a point. Shape (..., d, d).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.metric_matrix(x)
         tensor([[0.0400, 0.0000],
@@ -133,8 +133,8 @@ class Recipe(QuotientManifold):
     def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
         """Step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. Shape (..., *shape).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.christoffel(x, torch.tensor([-4.0, 3.0]))  # at a right angle: x turns without growing
         tensor([3., 4.])
@@ -144,8 +144,8 @@ class Recipe(QuotientManifold):
     def force(self, x: Tensor, xi: Tensor) -> Tensor:
         """grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.force(x, torch.tensor([-4.0, 3.0]))
         tensor([-0.1200, -0.1600])
@@ -155,8 +155,8 @@ class Recipe(QuotientManifold):
     def dimension(self, x: Tensor) -> Tensor:
         """The dimension of the quotient at x: entries of a point less the rank of its vertical space. Shape (...,).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.dimension(x)
         tensor(1)
@@ -171,8 +171,8 @@ class Recipe(QuotientManifold):
     def at(self, x: Tensor) -> RecipeSpace:
         """The horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one.
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.at(x).norm(x)
         tensor(1.)
@@ -186,8 +186,8 @@ class Recipe(QuotientManifold):
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """The group element A applied to the point x. Shapes: A (..., *identity.shape), x (..., *shape).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.action(torch.tensor(2.0), x)
         tensor([6., 8.])
@@ -197,8 +197,8 @@ class Recipe(QuotientManifold):
     def balance(self, x: Tensor) -> Tensor:
         """The canonical representative, by the function given for it; NotImplementedError without one.
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.balance(x)
         tensor([0.6000, 0.8000])
@@ -213,8 +213,8 @@ class Recipe(QuotientManifold):
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
         """Whether the canonical representatives agree: |difference| <= rtol |x|, by default 64 machine epsilons.
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.same_orbit(x, 2 * x)
         tensor(True)
@@ -226,8 +226,8 @@ class Recipe(QuotientManifold):
     def projx(self, x: Tensor) -> Tensor:
         """x itself: the points are an open set that only the metric knows.
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.projx(x)
         tensor([3., 4.])
@@ -239,8 +239,8 @@ class Recipe(QuotientManifold):
     ) -> geoopt.ManifoldTensor:
         """A point of independent standard Gaussians, of shape `size` = (..., *shape).
 
-        >>> metric = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, metric, identity=torch.tensor(1.0), shape=(2,), balance=lambda x: x / x.norm())
+        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
+        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
         >>> x = torch.tensor([3.0, 4.0])
         >>> rays.random(5, 2).shape
         torch.Size([5, 2])
