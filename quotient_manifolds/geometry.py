@@ -15,12 +15,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, HorizontalSpace, Metric
 from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries, find_symmetries
@@ -72,7 +71,10 @@ class Adaptive(Geometry):
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
-    """Attention pairs (G, H) modulo GL(h) in their quotient metric, all other elements adaptive [paper, App. C.1].
+    """Symmetric pairs (G, H) modulo their group in a quotient metric, all other elements adaptive [paper, App. C.1].
+
+    Invariant under the groups of the pairs. Translations of biases, where a model has them, do change it: a bias in a
+    pair is a row of its factor [paper, App. C.1].
 
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
     the paper's relaxation of the metric (0 keeps invariance). symmetries: the pairs to use; None finds them in the
@@ -112,7 +114,7 @@ class Quotient(Geometry):
 @final
 @dataclass(frozen=True)
 class StackedPairs:
-    """Pairs of equal (n, m, h), over layers and heads, as one batched point of FixedRankQuotient.
+    """Pairs of equal shape and group, over layers and heads, as one batched point of their quotient manifold.
 
     Factored in float64 whatever the model's dtype. Steps in z then run in the model's own precision (at least float32)
     where they are a few products of well-scaled matrices, and in float64 where they are exponentials or an ODE.
@@ -127,10 +129,10 @@ class StackedPairs:
     def at(cls, pairs: tuple[SymmetricPair, ...], point: Params, geometry: Quotient) -> StackedPairs:
         n, m, h = pairs[0].n, pairs[0].m, pairs[0].h
         x = _read(pairs, point)
-        space = FixedRankQuotient(n, m, geometry.metric, eps=geometry.eps).at(x.to(torch.float64))
+        space = pairs[0].manifold(geometry.metric, geometry.eps).at(x.to(torch.float64))
         if geometry.geodesic != "exact":
             space = _in_precision(space, torch.promote_types(x.dtype, torch.float32))
-        return cls(f"pairs {n} {m} {h} {x.device}", pairs, space, geometry.geodesic)
+        return cls(f"pairs {pairs[0].acts} {n} {m} {h} {x.device}", pairs, space, geometry.geodesic)
 
     def read_gradient(self, grads: Gradients, point: Params) -> Tensor:
         """The Euclidean gradient, (heads of all pairs, n + m, h); parameters without gradient count as zero."""
@@ -281,7 +283,7 @@ def _is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
 
 
 def _check_rank(pair: SymmetricPair, point: Params, geometry: Quotient) -> None:
-    manifold = FixedRankQuotient(pair.n, pair.m, geometry.metric, eps=geometry.eps)
+    manifold = pair.manifold(geometry.metric, geometry.eps)
     ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
     if not ok:
         raise ValueError(
@@ -293,7 +295,7 @@ def _check_rank(pair: SymmetricPair, point: Params, geometry: Quotient) -> None:
 def _equal_shapes(pairs: Iterable[SymmetricPair], point: Params) -> list[tuple[SymmetricPair, ...]]:
     groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
     for pair in pairs:
-        groups.setdefault((pair.n, pair.m, pair.h, point[pair.names[0]].device), []).append(pair)
+        groups.setdefault((pair.n, pair.m, pair.h, pair.acts, point[pair.names[0]].device), []).append(pair)
     return [tuple(group) for group in groups.values()]
 
 
@@ -322,9 +324,14 @@ def _read(pairs: Iterable[SymmetricPair], params: Params) -> Tensor:
 
 def _in_precision(space: HorizontalSpace, dtype: torch.dtype) -> HorizontalSpace:
     """The same factored space, its tensors rounded to `dtype`."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, HorizontalSpace):
+            return _in_precision(value, dtype)
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
     rounded = copy.copy(space)
-    cast = partial(torch.Tensor.to, dtype=dtype)
-    rounded.__dict__.update(tree_map_only(Tensor, cast, vars(space)))
+    rounded.__dict__.update(tree_map(cast, vars(space)))
     return rounded
 
 

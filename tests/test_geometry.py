@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
-from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.blocks import dot, norm
 from quotient_manifolds.symmetries import Factor, Params, Part, Span, SymmetricPair, Symmetries, find_symmetries
 
@@ -241,6 +241,28 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
     torch.testing.assert_close(pulled["W"][4], kept[4] * W[4])
     assert not pulled["W"][:4].any()
     torch.testing.assert_close(space.move(z)["W"][4], W[4] + W[4] * z["W"][4])
+
+
+@pytest.mark.parametrize("order", ["first", "second", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, order: str) -> None:
+    model = nn.Module()
+    model.G, model.H = (nn.Parameter(torch.randn(2 * rows, 2, dtype=dtype)) for rows in (3, 2))  # two planes
+    G, H = (
+        Factor((Part.of(name, getattr(model, name), "(planes rows) c -> planes rows c", {"planes": 2}),))
+        for name in ("G", "H")
+    )
+    pair = SymmetricPair("planes", "query/key", G, H, "GL(1, C)")
+    space = Quotient("mix", order, symmetries=Symmetries((pair,))).at(model)
+    (key,) = space.zero()
+    grads = {name: torch.randn_like(w) for name, w in model.named_parameters()}
+    exact = RotaryQuotient(3, 2, "mix").at(pair.read(space.point).double())
+    expected = exact.horizontal(exact.covector(pair.read(grads).double()))
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(space.pull_back(space.zero(), grads)[key].double(), expected, **tolerance)
+    z = {key: 0.1 * space.sample(generator())[key]}
+    moved = exact.move(z[key].double(), order)
+    torch.testing.assert_close(pair.read(space.move(z)).double(), moved, **tolerance)
 
 
 def test_frozen_parameters_are_not_measured() -> None:
