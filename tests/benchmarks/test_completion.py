@@ -17,7 +17,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from quotient_manifolds.experiments.completion import GEOOPT, Completed, Completion, complete, random_completion
 from quotient_manifolds.pymanopt import Minimum, minimize
 
-ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
 TOLERANCE = 2e-9
 
 
