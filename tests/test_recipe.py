@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import quotient_manifolds.manifolds.recipe as recipe_module
 from quotient_manifolds.manifolds import (
     QuotientManifold,
     Recipe,
@@ -24,11 +25,16 @@ exact = {"rtol": 1e-9, "atol": 1e-9}
 
 def cook(case: Case) -> Recipe:
     """The recipe, from the case's own formula of the metric: it never sees the package's frames."""
-    A = case.group(torch.Generator(), 1.0)
+    A, action = case.group(torch.Generator(), 1.0), case.manifold.action
+    rotary = A.is_complex()
+    if rotary:  # a pair of real numbers, to differentiate by
+        A, action = torch.view_as_real(A), lambda a, x: case.manifold.action(torch.view_as_complex(a), x)
     identity = torch.eye(len(A), dtype=A.dtype) if A.ndim == 2 else torch.ones_like(A)
     if isinstance(case.manifold, TranslationQuotient):
         identity = torch.zeros_like(A)
-    return Recipe(case.manifold.action, case.metric, shape=case.shape, identity=identity, balance=case.manifold.balance)
+    if rotary:
+        identity = torch.tensor([1.0, 0.0], dtype=A.dtype)
+    return Recipe(action, case.metric, shape=case.shape, identity=identity, balance=case.manifold.balance)
 
 
 @every_case
@@ -228,3 +234,10 @@ def test_a_metric_that_breaks_off_is_noticed() -> None:
     x = torch.ones(2, dtype=torch.float64)
     with pytest.raises(ArithmeticError, match="energy on a geodesic should be constant"):
         jump.expmap(x, 0.3 * x)
+
+
+def test_a_solver_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "MAX_STEPS", 1)
+    x = torch.ones(2, dtype=torch.float64)
+    with pytest.raises(ArithmeticError, match="should be reached within 1 steps and was not"):
+        toy().expmap(x, -0.4 * x)

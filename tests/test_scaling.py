@@ -119,6 +119,14 @@ def test_exact_geodesics_have_the_acceleration_and_speed_they_should(case: Case,
     torch.testing.assert_close(case.manifold.proju(y, v), v, **exact)
 
 
+@pytest.mark.parametrize("length", [1e-5, 9e-3, 1.1e-2])
+def test_small_circles_are_accurate_to_rounding(length: float) -> None:
+    x = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    y = ScaleQuotient().expmap(x, torch.tensor([0.0, 2.0 * length], dtype=torch.float64))
+    expected = torch.tensor([2 * math.cos(length), 2 * math.sin(length)], dtype=torch.float64)
+    torch.testing.assert_close(y, expected, rtol=3e-16, atol=0)
+
+
 @every_case
 def test_second_order_geodesics_are_taylor_polynomials(case: Case) -> None:
     x, xi = horizontal(case, 1)

@@ -21,7 +21,7 @@ Action = Callable[[Tensor, Tensor], Tensor]
 MetricFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x, eta, zeta) -> <eta, zeta>_x: symmetric, bilinear, positive definite; a scalar."""
 
-MAX_STEPS = 10_000
+MAX_STEPS = 1_000
 TOLERANCE = 1e-10
 """Relative and absolute tolerance of the ODE solver, on a curve in orthonormal coordinates at its start."""
 ENERGY_TOLERANCE = 1e-6
@@ -34,7 +34,8 @@ class Recipe(QuotientManifold):
     `action(A, x)` applies a group element to a point, `metric(x, eta, zeta)` is the inner product of two tangent
     vectors there. Both are asked about one point of shape `shape` at a time; batches are visited one by one. `identity`
     is the neutral element of the group, and `algebra` (k, *identity.shape) a basis of its Lie algebra: by default every
-    direction, as for invertible matrices, positive numbers and translations.
+    direction (and i times every direction if `identity` is complex), as for invertible matrices, positive numbers and
+    translations.
 
     The paper treats every symmetry by the same four steps (Sec. 4 and 5, App. B):
 
@@ -94,6 +95,7 @@ class Recipe(QuotientManifold):
         self._act, self._inner, self._canonical = action, metric, balance
         if algebra is None:
             algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
+            algebra = torch.cat([algebra, 1j * algebra]) if identity.is_complex() else algebra
         if algebra.shape[1:] != identity.shape:
             wanted = ", ".join(["k", *map(str, identity.shape)])
             raise ValueError(
@@ -111,7 +113,8 @@ class Recipe(QuotientManifold):
         >>> rays.vertical(x)
         tensor([[3., 4.]])
         """
-        identity, algebra = (K.to(dtype=x.dtype, device=x.device) for K in (self._identity, self._algebra))
+        dtype = x.dtype.to_complex() if self._identity.is_complex() else x.dtype
+        identity, algebra = (K.to(dtype=dtype, device=x.device) for K in (self._identity, self._algebra))
 
         def at(x: Tensor) -> Tensor:
             return torch.stack([jvp(lambda A: self._act(A, x), (identity,), (K,))[1] for K in algebra])
@@ -325,7 +328,13 @@ class RecipeSpace(HorizontalSpace):
         start = torch.cat([torch.zeros_like(flat), flat, torch.zeros_like(flat[..., :1])], dim=-1)
         times = torch.tensor([0.0, 1.0], dtype=z.dtype, device=z.device)
         options = {"norm": lambda s: s.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
-        end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
+        try:
+            end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
+        except AssertionError as error:  # torchdiffeq's way to say that it gives up
+            raise ArithmeticError(
+                f"the geodesic should be reached within {MAX_STEPS} steps and was not ({error}): "
+                "take a shorter vector, or a metric that is smooth where the curve runs"
+            ) from error
         y, p, clock = end.split([d, d, 1], dim=-1)
         self._require_constant_energy(y, p, flat)
         return self._moved(y), torch.where(clock > 1 - TOLERANCE, 1.0, clock)[..., 0]
