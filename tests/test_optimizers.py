@@ -29,7 +29,7 @@ class Row:
     why: str
 
 
-DECAY = "weight decay adds the point to the Euclidean gradient: the penalty tr G^T G + tr H^T H is not constant on the orbit"
+DECAY = "it adds the point to the Euclidean gradient: the penalty tr G^T G + tr H^T H is not constant on the orbit"
 BUFFER = "the momentum buffer starts as the Euclidean gradient, which is no tangent vector and moves as a covector"
 
 TABLE = [
