@@ -3,43 +3,68 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What a model's inputs are made of: its configuration, its class, the text length, the randomness."""
+
+    config: Any
+    model: nn.Module
+    length: int
+    generator: torch.Generator
+
+    def noise(self, *shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=self.generator)
+        return values.to(next(self.model.parameters()).dtype)
+
+    def first(self, *names: str, default: int) -> int:
+        """The first attribute that the configuration, or its vision or audio part, has as a number."""
+        parts = [self.config, *(getattr(self.config, part, None) for part in ("vision_config", "audio_config"))]
+        found = (getattr(part, name, None) for name in names for part in parts)
+        return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default)
+
+
 def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict[str, Tensor]:
     """Random inputs that the model's forward accepts, made from its signature and its configuration.
 
     Text: input_ids (rows, length) and attention_mask, the last quarter of the last row being padding where the model
-    knows a padding token. Vision: Gaussian pixel_values (rows, channels, height, width). A model that takes both gets
-    both.
-    Raises ValueError for a model that has no Hugging Face configuration or takes neither.
+    knows a padding token; decoder_input_ids where it is an encoder-decoder; bbox (rows, length, 4) where it reads
+    layouts. Vision: Gaussian pixel_values (rows, channels, height, width), with frames before the channels for video.
+    Audio: input_values (rows, samples) or (rows, frames, mel bins), input_features (rows, mel bins, frames). A model
+    that takes several gets all of them.
+    Raises ValueError for a model that has no Hugging Face configuration or takes none.
     """
     config = getattr(model, "config", None)
     accepted = inspect.signature(model.forward).parameters
-    generator = torch.Generator().manual_seed(seed)
     inputs: dict[str, Tensor] = {}
-    if config is not None and "input_ids" in accepted:
-        inputs |= _example_text(config, length, generator)
-    if config is not None and "pixel_values" in accepted:
-        inputs |= _example_images(model, config, generator)
+    if config is not None:
+        wanted = _Wanted(config, model, length, torch.Generator().manual_seed(seed))
+        for name, make in _MAKERS.items():
+            if name in accepted:
+                inputs |= make(wanted)
     if not inputs:
         raise ValueError(
             f"No example inputs can be made for {type(model).__name__}: expected a Hugging Face model that takes "
-            "input_ids or pixel_values; give inputs of your own."
+            "input_ids, pixel_values, input_values or input_features; give inputs of your own."
         )
     device = next(model.parameters()).device
     return {name: value.to(device) for name, value in inputs.items() if name in accepted}
 
 
-def _example_text(config: Any, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _text(wanted: _Wanted) -> dict[str, Tensor]:
+    config, generator = wanted.config, wanted.generator
     text = config.get_text_config()
     pad = getattr(config, "pad_token_id", None)
     # Position tables of the RoBERTa family begin after the padding index, which costs pad + 1 places.
-    longest = (getattr(text, "max_position_embeddings", None) or length + 2) - 2
-    rows, length = 1 if pad is None else 2, max(1, min(length, longest))
+    longest = (getattr(text, "max_position_embeddings", None) or wanted.length + 2) - 2
+    rows, length = 1 if pad is None else 2, max(1, min(wanted.length, longest))
     ids = torch.randint(text.vocab_size, (rows, length), generator=generator)
     mask = torch.ones_like(ids)
     if pad is not None and 0 <= pad < text.vocab_size:
@@ -49,9 +74,51 @@ def _example_text(config: Any, length: int, generator: torch.Generator) -> dict[
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _example_images(model: nn.Module, config: Any, generator: torch.Generator) -> dict[str, Tensor]:
-    vision = getattr(config, "vision_config", config)
+def _decoder_text(wanted: _Wanted) -> dict[str, Tensor]:
+    if not getattr(wanted.config, "is_encoder_decoder", False):
+        return {}
+    decoder = wanted.config.get_text_config(decoder=True)
+    rows = 2 if getattr(wanted.config, "pad_token_id", None) is not None else 1
+    return {"decoder_input_ids": torch.randint(3, decoder.vocab_size, (rows, 6), generator=wanted.generator)}
+
+
+def _images(wanted: _Wanted) -> dict[str, Tensor]:
+    vision = getattr(wanted.config, "vision_config", wanted.config)
     size = getattr(vision, "image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    pixels = torch.randn(2, getattr(vision, "num_channels", 3), height, width, generator=generator)
-    return {"pixel_values": pixels.to(next(model.parameters()).dtype)}
+    height, width = (size, size) if isinstance(size, int) else size[-2:]
+    channels = wanted.first("num_channels", "in_channels", "in_chans", default=3)
+    frames = wanted.first("num_frames", default=0)
+    return {"pixel_values": wanted.noise(2, *([frames] if frames else []), channels, height, width)}
+
+
+def _sound(wanted: _Wanted) -> dict[str, Tensor]:
+    """Spectrograms where the configuration counts mel bins, a waveform otherwise."""
+    mels, frames = wanted.first("num_mel_bins", default=0), wanted.first("max_length", default=0)
+    return {"input_values": wanted.noise(2, frames, mels) if mels and frames else wanted.noise(2, 1600)}
+
+
+def _features(wanted: _Wanted) -> dict[str, Tensor]:
+    config = wanted.config
+    if hasattr(config, "input_feat_per_channel"):
+        return {"input_features": wanted.noise(2, 24, config.input_feat_per_channel * config.input_channels)}
+    mels = wanted.first("num_mel_bins", "feature_projection_input_dim", default=80)
+    if hasattr(config, "max_source_positions"):
+        return {"input_features": wanted.noise(2, mels, 2 * config.max_source_positions)}
+    return {"input_features": wanted.noise(2, 24, mels)}
+
+
+def _boxes(wanted: _Wanted) -> dict[str, Tensor]:
+    """Boxes (left, top, right, bottom) on a page of 0 to 20 points."""
+    shape = _text(wanted)["input_ids"].shape
+    corners = torch.randint(1, 9, (*shape, 4), generator=wanted.generator)
+    return {"bbox": corners + torch.tensor([0, 0, 10, 10])}
+
+
+_MAKERS: dict[str, Callable[[_Wanted], dict[str, Tensor]]] = {
+    "input_ids": _text,
+    "decoder_input_ids": _decoder_text,
+    "pixel_values": _images,
+    "input_values": _sound,
+    "input_features": _features,
+    "bbox": _boxes,
+}

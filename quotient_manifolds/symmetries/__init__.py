@@ -1,10 +1,10 @@
 """The continuous symmetries of a model's attention: found as data, proved by moving along them."""
 
-from quotient_manifolds.symmetries.attention import Layout, Place
 from quotient_manifolds.symmetries.batch import prove_on_batch
 from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
+from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
 from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, prove_symmetries
@@ -17,12 +17,14 @@ __all__ = [
     "Found",
     "Layout",
     "Matcher",
+    "Obstacle",
     "PairProof",
     "Params",
     "Part",
     "Place",
     "Proof",
     "Refused",
+    "Rotary",
     "Span",
     "SymmetricPair",
     "Symmetries",

@@ -13,14 +13,11 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias
+from quotient_manifolds.symmetries.biases import translations_of
 from quotient_manifolds.symmetries.found import Found
-from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
 from quotient_manifolds.symmetries.layout import HARMLESS, Layout, Place, Unrecognised, attribute, truth
 from quotient_manifolds.symmetries.pair import QK_NORM, Factor, Part, Refused, SymmetricPair, check_weights
 from quotient_manifolds.symmetries.rotary import rotated_pairs
-
-__all__ = ["TORCH_LAYOUTS", "Layout", "Place", "Unrecognised", "pairs_of"]
 
 QK_NORMS = frozenset(
     f"{side}{middle}{norm}"
@@ -32,7 +29,7 @@ V_NORMS = frozenset({"v_norm", "value_norm", "v_layernorm", "value_layernorm"})
 O_NORMS = frozenset({"o_norm", "attn_sub_norm", "inner_attn_ln", "sub_norm", "groupnorm", "attention_norm"})
 
 
-def pairs_of(layout: Layout, module: nn.Module, name: str, names: Mapping[int, str]) -> Found:
+def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, str]) -> Found:
     """The pairs of `module`, its translations and refusals; raises Unrecognised with the reason.
 
     name: the module's name in its model. names: from a parameter's id to its (first) name in the model.
@@ -43,20 +40,18 @@ def pairs_of(layout: Layout, module: nn.Module, name: str, names: Mapping[int, s
     refused = tuple(Refused(f"{prefix}{kind}", kind, reason) for kind, reason in _obstacles(layout, module).items())
     kept = {"query/key", "value/output"} - {refusal.kind for refusal in refused}
     pairs: list[SymmetricPair] = []
-    translations: list[Translation] = []
-    if "query/key" in kept and layout.query:
+    if "query/key" in kept:
         pair = reader.pair(f"{prefix}query/key", "query/key", layout.query, layout.key)
-        pairs += rotated_pairs(layout, module, pair, reader.stored)
-        still = pairs[-1]  # whose coordinates do not rotate
-        if still.acts == "GL(h)" and layout.key_bias and reader.bias_of(still.H) and not layout.keeps_sinks(module):
-            translations.append(key_bias(still, still.H.parts[1]))
-    if "value/output" in kept and layout.value:
-        pair = reader.pair(f"{prefix}value/output", "value/output", layout.value, layout.output)
-        pairs.append(pair)
-        output = reader.output_bias()
-        if output and reader.bias_of(pair.G) and len(pair.H.parts) == 1 and not layout.keeps_sinks(module):
-            translations.append(value_output_bias(pair, pair.G.parts[1], output))
-    return Found(tuple(pairs), tuple(translations), refused)
+        if layout.rotating[0]:
+            rotating = reader.pair(pair.name, pair.kind, *layout.rotating)
+            pairs += (*rotated_pairs(layout, module, rotating, reader.stored), pair)
+        else:
+            pairs += rotated_pairs(layout, module, pair, reader.stored)
+    if "value/output" in kept:
+        pairs.append(reader.pair(f"{prefix}value/output", "value/output", layout.value, layout.output))
+    shifts = () if layout.keeps_sinks(module) else translations_of(pairs, module, names)
+    translations = tuple(shift for shift in shifts if layout.key_bias or shift.kind != "key bias")
+    return Found(tuple(pairs), translations, refused)
 
 
 class _Reader:
@@ -79,8 +74,9 @@ class _Reader:
         if strangers:
             raise Unrecognised(f"it has a parameter {strangers[0]!r} that the known layout does not explain")
         for place in layout.places:
-            owner = place.path.rpartition(".")[0]
-            found = type(self._module.get_submodule(owner)).__name__ if place.path in self._own else ""
+            owner, _, leaf = place.path.rpartition(".")
+            projects = place.path in self._own and leaf in ("weight", "bias")
+            found = type(self._module.get_submodule(owner)).__name__ if projects else ""
             if owner and found and found not in layout.linears:
                 raise Unrecognised(f"{owner!r} is a {found}, expected {layout.linears[0]}")
 
@@ -92,16 +88,6 @@ class _Reader:
             one, other = kind.split("/")
             raise Unrecognised(f"{one} has {heads} heads of width {wide}, {other} {others} of width {narrow}")
         return pair
-
-    def bias_of(self, factor: Factor) -> bool:
-        """Whether the factor is a weight with a bias below it, and nothing else."""
-        return len(factor.parts) == 2 and factor.parts[1].name.endswith("bias") and factor.parts[1].rows == 1
-
-    def output_bias(self) -> Part | None:
-        """The bias of the output projection as (1, d, 1), if there is one."""
-        path = self._layout.output[0].path.removesuffix("weight") + "bias"
-        stored = self._own.get(path)
-        return None if stored is None else Part.of(self._names[id(stored)], stored, "rows -> 1 rows 1", {})
 
     def _factor(self, places: tuple[Place, ...]) -> Factor:
         sizes = self._layout.read_sizes(self._module)

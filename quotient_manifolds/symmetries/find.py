@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.attention import TORCH_LAYOUTS, Layout, Unrecognised, pairs_of
-from quotient_manifolds.symmetries.biases import Translation, translations_of
+from quotient_manifolds.symmetries.attention import found_in
+from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.found import Found, Matcher
+from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
 from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
+from quotient_manifolds.symmetries.layout import Layout, Unrecognised
 from quotient_manifolds.symmetries.pair import Refused, SymmetricPair
 from quotient_manifolds.symmetries.table import text_table
 
@@ -138,9 +140,7 @@ def _match(layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Map
     named = [layout for layout in layouts if layout.names_class(module)]
     for layout in named:
         if layout.fits(module):
-            found = pairs_of(layout, module, name, names)
-            pairs, refused = (found.pairs, found.refused) if isinstance(found, Found) else (found, ())
-            return Found(pairs, tuple(translations_of(pairs, module, names)), refused)
+            return found_in(layout, module, name, names)
     if named:
         raise Unrecognised("its projections are not where this class is known to keep them")
     return None

@@ -7,8 +7,11 @@ softmax attention: scores that see queries and keys through their product alone,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quotient_manifolds.symmetries.fused import linear, optional, output
 from quotient_manifolds.symmetries.huggingface_fused import FUSED_LAYOUTS
+from quotient_manifolds.symmetries.huggingface_latent import LATENT_LAYOUTS
 from quotient_manifolds.symmetries.huggingface_rotary import ROTARY_LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout
 
@@ -50,7 +53,7 @@ BERT_LIKE = _classes(
     ),
     *("Data2VecText", "RobertaPreLayerNorm", "RoCBert", "XLMRobertaXL", "AlignText", "AltRoberta", "ChineseCLIPText"),
     *("ClapText", "LayoutLM", "MarkupLM", "Splinter", "VisualBert", "RemBert", "Tapas", "Canine", "BlipText", "Bros"),
-    *("Git", "LayoutLMv3", "Flava"),
+    *("Git", "LayoutLMv3", "Flava", "MobileBert", "BigBird"),
 )
 
 PLAIN_LAYOUTS: tuple[Layout, ...] = (
@@ -71,10 +74,10 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
     _separate(  # ViT of transformers 5
         _classes(
             *("ViT", "DeiT", "ViTMSN", "AST", "Beit", "Dinov2", "Dinov2WithRegisters", "IJepa", "LwDetrViT", "Pixio"),
-            *("MoonshineStreamingEncoder", "RfDetrDinov2", "Tipsv2Vision", "ViTMAE", "Vivit"),
+            *("MoonshineStreamingEncoder", "RfDetrDinov2", "Tipsv2Vision", "ViTMAE", "Vivit", "MllamaVision", "Radio"),
         ),
         "q_proj k_proj v_proj o_proj",
-        "num_attention_heads|config.num_attention_heads",
+        "num_attention_heads|num_heads|config.num_attention_heads",
         ("relative_position_bias.",),
     ),
     _separate(  # ViT of transformers 4, and those that keep its layout
@@ -99,21 +102,61 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
             *("Pegasus", "PegasusX", "PLBart", "TimeSeriesTransformer", "OPT", "Whisper", "Speech2Text", "Musicgen"),
             *("MusicgenMelody", "Data2VecAudio", "Hubert", "PatchTSMixer", "PatchTST", "SEW", "UniSpeech", "NllbMoe"),
             *("UniSpeechSat", "Wav2Vec2", "Qwen2Audio", "Voxtral", "Kosmos2Vision", "GroupViT", "OwlViT", "Owlv2"),
-            *("LEDDecoder", "SeamlessM4T", "SeamlessM4Tv2", "AudioFlamingo3", "Mvp", "PPFormulaNet", "DetrEncoder"),
+            *(
+                "LEDDecoder",
+                "SeamlessM4T",
+                "SeamlessM4Tv2",
+                "AudioFlamingo3",
+                "Mvp",
+                "PPFormulaNet",
+                "XGLM",
+                "Sam",
+                "SamHQ",
+                "Tipsv2Text",
+            ),
         ),
         "q_proj k_proj v_proj out_proj",
         "num_heads|num_attention_heads",
     ),
     _separate(
-        tuple(
-            f"{family}SelfAttention"
-            for family in ("Detr", "ConditionalDetr", "DeformableDetr", "DFine", "RTDetr", "RTDetrV2", "MaskFormerDetr")
-        )
-        + ("DetrCrossAttention", "MaskFormerDetrCrossAttention"),
+        (
+            *(
+                f"{family}SelfAttention"
+                for family in (
+                    "Detr",
+                    "ConditionalDetr",
+                    "DeformableDetr",
+                    "DFine",
+                    "RTDetr",
+                    "RTDetrV2",
+                    "MaskFormerDetr",
+                )
+            ),
+            *("DetrCrossAttention", "MaskFormerDetrCrossAttention"),
+        ),
         "q_proj k_proj v_proj o_proj",
         "num_attention_heads|config.num_attention_heads",
     ),
     _separate(("GPTNeoSelfAttention",), "q_proj k_proj v_proj out_proj", "num_heads"),
+    _separate(
+        ("InternVLVisionAttention", "JanusVisionAttention"), "q_proj k_proj v_proj projection_layer", "num_heads"
+    ),
+    _separate(("LxmertSelfAttentionLayer",), _BERT, "self.num_attention_heads", _BERT_BESIDE),
+    _separate(
+        ("LxmertCrossAttentionLayer",),
+        "att.query att.key att.value output.dense",
+        "att.num_attention_heads",
+        _BERT_BESIDE,
+    ),
+    *(
+        replace(_separate((name,), projections, heads), package=f"transformers.models.{family}.")
+        for family, name, projections, heads in (
+            ("fsmt", "Attention", "q_proj k_proj v_proj out_proj", "num_heads"),
+            ("ctrl", "MultiHeadAttention", "Wq Wk Wv dense", "num_heads"),
+            ("xlm", "MultiHeadAttention", "q_lin k_lin v_lin out_lin", "n_heads"),
+            ("flaubert", "MultiHeadAttention", "q_lin k_lin v_lin out_lin", "n_heads"),
+        )
+    ),
     _separate(  # T5: a learned bias is added to the scores
         _classes("T5", "MT5", "LongT5", "SwitchTransformers", "Pop2Piano", "Udop", "UMT5"),
         "q k v o",
@@ -132,4 +175,4 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
     ),
 )
 
-HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (*PLAIN_LAYOUTS, *FUSED_LAYOUTS, *ROTARY_LAYOUTS)
+HUGGINGFACE_LAYOUTS: tuple[Layout, ...] = (*PLAIN_LAYOUTS, *FUSED_LAYOUTS, *ROTARY_LAYOUTS, *LATENT_LAYOUTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.symmetries.fused import Order, fused, fused_bias, fused_weight, linear, optional, output
+from quotient_manifolds.symmetries.fused import Order, fused, fused_weight, linear, optional, output
 from quotient_manifolds.symmetries.layout import BIAS, LINEAR, TRANSPOSED, Layout, Obstacle, Place, Rotary
 
 CLIPPED = "projections are clipped before the product"
@@ -20,6 +20,7 @@ def _fused(
     obstacles: tuple[Obstacle, ...] = (),
     linears: tuple[str, ...] = ("Linear",),
     ignores: tuple[str, ...] = (),
+    beside: tuple[str, ...] = (),
     package: str = "",
 ) -> Layout:
     """One Linear for queries, keys and values, one for the output."""
@@ -31,7 +32,7 @@ def _fused(
         key=fused(qkv, 1, order),
         value=fused(qkv, 2, order),
         output=output(out),
-        beside=(f"{out}.bias",),
+        beside=(f"{out}.bias", *beside),
         rotary=rotary,
         obstacles=obstacles,
         linears=linears,
@@ -100,6 +101,15 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
         "dense",
         "heads",
         rotary=Rotary(dims="rotary_ndims|rotary_dim"),
+        ignores=("rotary_emb",),
+    ),
+    _fused(
+        ("GPTNeoXJapaneseAttention",),
+        "query_key_value",
+        "dense",
+        "heads",
+        rotary=Rotary(dims="rotary_ndims"),
+        beside=("dense_bias",),
         ignores=("rotary_emb",),
     ),
     _fused(("PersimmonAttention",), "query_key_value", "dense", "heads", rotary=Rotary(dims="rotary_ndims")),
@@ -173,6 +183,7 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
         )
         for classes, rotary, package in (
             (("MgpstrAttention", "Florence2VisionWindowAttention"), None, ""),
+            (("Attention",), None, "timm.models.vision_transformer"),
             (
                 tuple(
                     f"{family}VisionAttention"

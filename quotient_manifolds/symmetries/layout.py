@@ -54,12 +54,13 @@ class Place:
 class Rotary:
     """Rotary embeddings between projection and product: which coordinates of a head make a plane, and how many rotate.
 
-    style: "half" pairs coordinates i and i + r/2, "interleaved" 2i and 2i + 1. dims: attribute that counts the r
+    style: "half" pairs coordinates i and i + r/2, "interleaved" 2i and 2i + 1; anything else is an attribute that says
+    whether they are interleaved. dims: attribute that counts the r
     coordinates that rotate (or their share, a fraction), all if empty; they are the first ones. unless: attributes and
     the values at which the module does not rotate at all.
     """
 
-    style: Literal["half", "interleaved"] = "half"
+    style: str = "half"
     dims: str = ""
     unless: tuple[tuple[str, object], ...] = ()
 
@@ -81,8 +82,10 @@ class Layout:
     factors. heads: attribute that counts the query heads, and key_heads the key heads if they differ; or width, the
     width of a head, from which both follow by the projections' shapes. Alternatives are separated by "|". sizes:
     further axis lengths, as attributes. beside: parameters allowed next to the projections, as path prefixes; any other
-    means that the module computes something else. linears: classes that own the pieces. key_bias: whether the scores
-    see the key bias through the product alone. sinks: attributes that give attention a place without key or value.
+    means that the module computes something else. ignores: submodules that do not matter, by name. rotating: query and
+    key places of coordinates with projections of their own, which alone rotate. linears: classes that own the
+    pieces. key_bias: whether scores see the key bias through the product alone. sinks: attributes that give attention a
+    place without key or value.
     """
 
     classes: tuple[str, ...]
@@ -95,6 +98,7 @@ class Layout:
     width: str = ""
     sizes: tuple[tuple[str, str | int], ...] = ()
     rotary: Rotary | None = None
+    rotating: tuple[tuple[Place, ...], tuple[Place, ...]] = ((), ())
     obstacles: tuple[Obstacle, ...] = ()
     beside: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
@@ -105,7 +109,7 @@ class Layout:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        return self.query + self.key + self.value + self.output
+        return self.query + self.key + self.value + self.output + self.rotating[0] + self.rotating[1]
 
     def names_class(self, module: nn.Module) -> bool:
         return type(module).__name__ in self.classes and type(module).__module__.startswith(self.package)
@@ -152,8 +156,8 @@ def attribute(module: Any, paths: str, default: Any = _MISSING) -> Any:
 
 
 def truth(value: Any) -> bool:
-    """Whether an attribute is there: a tensor or module always is, None, False and 0 are not."""
-    return isinstance(value, (Tensor, nn.Module)) or bool(value)
+    """Whether an attribute is there: tensors and modules are, but not nn.Identity, None, False and 0."""
+    return not isinstance(value, nn.Identity) and (isinstance(value, (Tensor, nn.Module)) or bool(value))
 
 
 def _count(module: nn.Module, paths: str) -> int:

@@ -6,6 +6,7 @@ number: GL(1, C) for each plane of each key head. Coordinates that do not rotate
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -28,15 +29,22 @@ def rotated_pairs(
     if rotary is None or any(_equals(attribute(module, path, None), value) for path, value in rotary.unless):
         return (pair,)
     rotated = _rotated(rotary, module, pair.h)
-    planes = _slice(pair, f"{pair.name} rotary", 0, rotated, stored, _PLANES[rotary.style])
+    planes = _slice(pair, f"{pair.name} rotary", 0, rotated, stored, _PLANES[_style(rotary, module)])
     rest = _slice(pair, pair.name, rotated, pair.h, stored, "h") if rotated < pair.h else None
     return (replace(planes, acts="GL(1, C)"), *([rest] if rest else []))
+
+
+def _style(rotary: Rotary, module: nn.Module) -> str:
+    if rotary.style in _PLANES:
+        return rotary.style
+    return "interleaved" if attribute(module, rotary.style) else "half"
 
 
 def _rotated(rotary: Rotary, module: nn.Module, h: int) -> int:
     share = attribute(module, rotary.dims, h) if rotary.dims else h
     share = h if share is None else share
     rotated = int(share * h) if share <= 1 else share
+    rotated += rotated % 2 if share <= 1 else 0  # frequencies count up from 0 by 2 below an odd share as well
     if not isinstance(rotated, int) or not 0 < rotated <= h or rotated % 2:
         raise Unrecognised(f"{rotary.dims!r} is {share!r}, expected an even number of rotating coordinates up to {h}")
     return rotated
@@ -59,10 +67,10 @@ def _part(part: Part, h: int, start: int, stop: int, stored: Tensor, opened: str
     span = _append(part.span, Span(left, "h", h, start, stop))
     if opened == "h":
         return Part.of(part.name, stored, f"{' '.join(flat)} -> {right}", dict(part.sizes), span)
-    heads, rest = right.split(" ", 1)
-    rows = rest.rpartition(" ")[0]
-    pattern = f"{' '.join(opened if axis == 'h' else axis for axis in flat)} -> ({heads} planes) {rows} two"
-    return Part.of(part.name, stored, pattern, {**dict(part.sizes), "two": 2}, span)
+    heads, rows, _ = re.findall(r"\([^)]*\)|\w+", right)
+    planes = " ".join(opened if axis == "h" else axis for axis in flat)
+    pattern = f"{planes} -> ({heads.strip('()')} planes) {rows} two"
+    return Part.of(part.name, stored, pattern, {**dict(part.sizes), "two": 2, "planes": (stop - start) // 2}, span)
 
 
 def _append(chain: Span | None, last: Span) -> Span:
