@@ -54,7 +54,7 @@ def along_orbit(
         _check_rise(before, name)
         for index, scale in enumerate(scales):
             moved = copy.deepcopy(start)
-            there = random_move(start, symmetries, scale=scale, seed=seed + index)
+            there = random_move(start, symmetries, scale=scale, seed=seed + index, translations=False)
             moved.load_state_dict(there, strict=False)  # buffers stay
             after = measured(moved)
             rows += [_row(name, key, scale, before[key], after[key]) for key in keys]

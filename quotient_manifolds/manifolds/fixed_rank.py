@@ -305,7 +305,7 @@ class _FixedRankSpace(HorizontalSpace):
 
     def horizontal(self, z: Tensor) -> Tensor:
         left, right = self._basis
-        z_G, z_H = z[..., : self._n, :], z[..., self._n :, :]
+        z_G, z_H = self._split(z)
         y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
         return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
 
@@ -316,7 +316,8 @@ class _FixedRankSpace(HorizontalSpace):
             return self.point + self.vector(z), reached
         if order == "second":
             return self.point + self._second_order_step(z), reached
-        a, b = z[..., : self._n, :] @ self._relative[0], z[..., self._n :, :] @ self._relative[1]
+        z_G, z_H = self._split(z)
+        a, b = z_G @ self._relative[0], z_H @ self._relative[1]
         if self._t == 0 and not self._relaxed:
             left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
         else:
@@ -331,8 +332,8 @@ class _FixedRankSpace(HorizontalSpace):
 
         [paper, Eq. 11, 12] are the cases t = 0, 1. Only h x h products beside a few tall ones for each factor.
         """
-        frame, n, (Z_G, Z_H) = self._frame, self._n, self._relative
-        z_G, z_H = z[..., :n, :], z[..., n:, :]
+        frame, (Z_G, Z_H) = self._frame, self._relative
+        z_G, z_H = self._split(z)
         M = frame.left.mT @ z_G @ Z_G, frame.right.mT @ z_H @ Z_H
         N = Z_G.mT @ (z_G.mT @ z_G) @ Z_G, Z_H.mT @ (z_H.mT @ z_H) @ Z_H
         unweight = frame.s[..., None, :] ** (-2 * self._t)
@@ -344,7 +345,12 @@ class _FixedRankSpace(HorizontalSpace):
         return torch.cat([G, H], dim=-2)
 
     def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
-        return torch.cat([x[..., : self._n, :] @ on_G, x[..., self._n :, :] @ on_H], dim=-2)
+        G, H = self._split(x)
+        return torch.cat([G @ on_G, H @ on_H], dim=-2)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        G, H = x.split([self._n, x.shape[-2] - self._n], dim=-2)
+        return G, H
 
 
 def _size(G: Tensor) -> Tensor:

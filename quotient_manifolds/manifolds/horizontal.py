@@ -197,7 +197,7 @@ class HorizontalSpace(abc.ABC):
             end = wanted * float(reached[short][earliest])
             raise GeodesicError(
                 f"the geodesic should reach t = {wanted:g} but leaves the manifold at t = {end:.6g}, "
-                "where a singular value reaches 0: take a shorter vector, or metric='inv', whose geodesics never end"
+                "where its metric degenerates: take a shorter vector, or metric='inv', whose geodesics never end"
             )
         return y
 
