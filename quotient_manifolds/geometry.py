@@ -14,15 +14,24 @@ import copy
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, HorizontalSpace, Metric
-from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries, find_symmetries
+from quotient_manifolds.symmetries import (
+    Evaluate,
+    Params,
+    SymmetricPair,
+    Symmetries,
+    Translation,
+    find_symmetries,
+    prove_on_batch,
+    without_biases,
+)
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -39,6 +48,10 @@ class Geometry(ABC):
     def at(self, model: nn.Module) -> TangentSpace:
         """The tangent space at the model's parameters; the model is read, never written."""
 
+    @abstractmethod
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        """The geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if none."""
+
 
 @final
 @dataclass(frozen=True)
@@ -52,6 +65,9 @@ class Euclidean(Geometry):
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
         return TangentSpace(point, dict.fromkeys(point), ())
+
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        return self
 
 
 @final
@@ -67,34 +83,43 @@ class Adaptive(Geometry):
         point = measured_parameters(model)
         return TangentSpace(point, dict(point), ())
 
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        return self
+
 
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
     """Symmetric pairs (G, H) modulo their group in a quotient metric, all other elements adaptive [paper, App. C.1].
 
-    Invariant under the groups of the pairs. Translations of biases, where a model has them, do change it: a bias in a
-    pair is a row of its factor [paper, App. C.1].
-
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
-    the paper's relaxation of the metric (0 keeps invariance). symmetries: the pairs to use; None finds them in the
-    model.
+    the paper's relaxation of the metric (0 keeps invariance). symmetries: those to use; None finds them in the model.
+
+    biases: "quotient" measures at the representative whose needless biases are zero, b_K = 0, b_V = 0, b_O + W_O b_V,
+    and stay so: the measure is invariant under these translations too. "paper" keeps biases as rows of their pairs
+    [paper, App. C.1]: invariant under the groups of the pairs alone.
+    trust: use the symmetries without asking the loss whether they are any.
     """
 
     metric: Metric = "inv"
     geodesic: str = "second"
     eps: float = 0.0
     symmetries: Symmetries | None = None
+    biases: Literal["quotient", "paper"] = "quotient"
+    trust: bool = False
 
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
         if self.geodesic not in GEODESICS:
             raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
+        if self.biases not in ("quotient", "paper"):
+            raise ValueError(f"biases must be 'quotient' or 'paper'. Found {self.biases!r}")
 
     @property
     def name(self) -> str:
         metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
-        return f"{metric} (exact)" if self.geodesic == "exact" else f"{metric} ({self.geodesic} order)"
+        geodesic = "exact" if self.geodesic == "exact" else f"{self.geodesic} order"
+        return f"{metric} ({geodesic}{', biases as rows' if self.biases == 'paper' else ''})"
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
@@ -105,10 +130,34 @@ class Quotient(Geometry):
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none; use Adaptive(), or pass symmetries= with the pairs of the model"
             )
+        if self.biases == "quotient":
+            pairs, point = _canonical(pairs, symmetries.translations, point)
         for pair in pairs:
             _check_rank(pair, point, self)
         blocks = tuple(StackedPairs.at(group, point, self) for group in _equal_shapes(pairs, point))
         return TangentSpace(point, _scales_outside(pairs, point), blocks)
+
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        """Itself, without translations that change the loss; ValueError naming the pairs that do.
+
+        All symmetries are applied at once to the model on two examples of the batch, about ten evaluations.
+        """
+        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
+        if self.trust or not symmetries.pairs:
+            return self
+        proof = prove_on_batch(model, loss, batch, symmetries)
+        false = [pair.pair for pair in proof.pairs if not pair.holds]
+        if false:
+            more = f" and {len(false) - 1} more" if len(false) > 1 else ""
+            raise ValueError(
+                f"The loss must not change along the orbit of a symmetric pair. It does for {false[0]}{more}; use "
+                f"Adaptive(), pass symmetries= without them (Proof.proved makes such), or trust=True to use them anyway"
+            )
+        wrong = {shift.pair for shift in proof.translations if not shift.holds}
+        if not wrong:
+            return self
+        kept = tuple(shift for shift in symmetries.translations if shift.name not in wrong)
+        return replace(self, symmetries=replace(symmetries, translations=kept))
 
 
 @final
@@ -280,6 +329,19 @@ def _is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
             f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
         )
     return not frozen
+
+
+def _canonical(
+    pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params
+) -> tuple[list[SymmetricPair], Params]:
+    """Needless biases set to zero, the output biases making up for them, and the pairs without these rows."""
+    names = {pair.name for pair in pairs}
+    removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
+    touched = {name for shift in removed for name in shift.moved}
+    point = {name: w.clone() if name in touched else w for name, w in point.items()}
+    for shift in removed:
+        shift.remove(point)
+    return list(without_biases(pairs, removed)), point
 
 
 def _check_rank(pair: SymmetricPair, point: Params, geometry: Quotient) -> None:

@@ -16,6 +16,7 @@ from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
     QuotientManifold,
+    RotaryQuotient,
     ScaleQuotient,
     TranslationQuotient,
 )
@@ -163,6 +164,43 @@ def diagonal(d: int, metric: str | float) -> Case:
     )
 
 
+def rotary(n: int, m: int, metric: str | float, eps: float = 0.0) -> Case:
+    """The real pair of one column (2n + 2m, 1), with the phase as one more vertical direction."""
+    real = fixed_rank(2 * n, 2 * m, 1, metric, eps)
+
+    def column(x: Tensor) -> Tensor:
+        return x.reshape(-1, 1)
+
+    def vertical(x: Tensor) -> Tensor:
+        sign = torch.cat([-torch.ones(n, 1), torch.ones(m, 1)]).to(x)
+        return torch.stack([sign * x, torch.stack([-x[:, 1], x[:, 0]], dim=1)])
+
+    def group(generator: torch.Generator, condition: float) -> Tensor:
+        angle = torch.rand((), generator=generator, dtype=torch.float64)
+        return torch.polar(torch.tensor(condition, dtype=torch.float64), 7 * angle)
+
+    def product(x: Tensor) -> Tensor:
+        """Real and imaginary part of g k^H, without complex numbers."""
+        (a, b), (c, d) = x[..., :n, :].unbind(-1), x[..., n:, :].unbind(-1)
+
+        def outer(p: Tensor, q: Tensor) -> Tensor:
+            return p[..., :, None] * q[..., None, :]
+
+        return torch.stack([outer(a, c) + outer(b, d), outer(b, c) - outer(a, d)], dim=-3)
+
+    return Case(
+        name=f"rotary-{n}-{m}-{metric}" + (f"-eps{eps}" if eps else ""),
+        manifold=RotaryQuotient(n, m, metric, eps=eps),
+        shape=(n + m, 2),
+        dimension=2 * (n + m) - 2,
+        metric=lambda x, eta, zeta: real.metric(column(x), column(eta), column(zeta)),
+        vertical=vertical,
+        acceleration=lambda x, v: real.acceleration(column(x), column(v)).reshape(x.shape),
+        group=group,
+        product=product,
+    )
+
+
 def scale(d: int) -> Case:
     return Case(
         name=f"scale-{d}",
@@ -198,6 +236,8 @@ INVARIANT = [
     *(fixed_rank(3, 4, 2, t) for t in (-0.5, 0.5, 1.3)),
     *(diagonal(d, metric) for d in (1, 4) for metric in ("inv", "mix")),
     *(diagonal(3, t) for t in (-0.5, 0.3)),
+    *(rotary(n, m, metric) for n, m in ((3, 2), (1, 1)) for metric in ("inv", "mix")),
+    rotary(2, 3, 0.5),
 ]
 """Cases whose metric is invariant under the whole group."""
 
