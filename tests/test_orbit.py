@@ -1,4 +1,4 @@
-"""The command that moves a model along its orbit: quotient measures stay, the adaptive one goes, nothing on disk does."""
+"""The command that moves a model along its orbit: quotient measures stay, the adaptive one goes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rows_for_every_precision_measure_and_scale(tmp_path: Path) -> None:
     for (dtype, measure, _), value in ratios.items():
         if measure != "adaptive":
             assert value == pytest.approx(1, abs=1e-6 if dtype == "float64" else 2e-2)
-    assert any(abs(value - 1) > 0.1 for (_, measure, _), value in ratios.items() if measure == "adaptive")
+    assert all(abs(value - 1) > 1e-3 for (_, measure, _), value in ratios.items() if measure == "adaptive")
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 
