@@ -2,9 +2,12 @@
 
 from quotient_manifolds.symmetries.batch import prove_on_batch
 from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
+from quotient_manifolds.symmetries.bottleneck import bottleneck
 from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
+from quotient_manifolds.symmetries.lora import lora
+from quotient_manifolds.symmetries.mlp import neurons
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
 from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, prove_symmetries
@@ -30,8 +33,11 @@ __all__ = [
     "Symmetries",
     "Translation",
     "balance",
+    "bottleneck",
     "find_symmetries",
     "key_bias",
+    "lora",
+    "neurons",
     "prove_on_batch",
     "prove_symmetries",
     "random_move",

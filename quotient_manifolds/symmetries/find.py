@@ -13,18 +13,21 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.attention import found_in
 from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.detect import looks_like_attention
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
 from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Unrecognised
+from quotient_manifolds.symmetries.lora import lora
 from quotient_manifolds.symmetries.pair import Refused, SymmetricPair
 from quotient_manifolds.symmetries.table import text_table
 
 LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
 """Attention modules; the first layout that fits settles a module and everything in it."""
 
-MATCHERS: tuple[Matcher, ...] = ()
-"""Everything else: asked about every module of a model, whatever attention it is part of."""
+MATCHERS: tuple[Matcher, ...] = (lora,)
+"""Everything else: asked about every module of a model, whatever attention it is part of. `bottleneck` and `neurons`
+find what measures of attention leave alone: name them to have them."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,8 @@ def _match(layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Map
     for layout in named:
         if layout.fits(module):
             return found_in(layout, module, name, names)
+    if named and any("base_layer" in path for path, _ in module.named_parameters()):
+        raise Unrecognised("its projections carry adapters: merge them into the weights to have its pairs")
     if named:
         raise Unrecognised("its projections are not where this class is known to keep them")
     return None
@@ -151,9 +156,7 @@ def _unmatched(model: nn.Module, settled: list[str]) -> dict[str, str]:
     looks = {
         name: module
         for name, module in model.named_modules()
-        if re.search("attention|attn", type(module).__name__, re.IGNORECASE)
-        and next(module.parameters(), None) is not None
-        and not any(_inside(name, other) or _inside(other, name) for other in settled)
+        if looks_like_attention(module) and not any(_inside(name, other) or _inside(other, name) for other in settled)
     }
     return {
         name: f"{_label(name, module)}: no known layout is for this class"
