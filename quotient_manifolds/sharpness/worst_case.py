@@ -42,7 +42,9 @@ def worst_case_sharpness(
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
     `restarts` random points of its sphere. The model must be in eval mode and deterministic, and is never written.
-    Parameters with requires_grad=False stay fixed; parameters the loss does not use have gradient 0 and do no harm.
+    Symmetries that a quotient geometry relies on are first tried on this loss and the first batch, and refused where it
+    changes along them. Parameters with requires_grad=False stay fixed; parameters the loss does not use have gradient 0
+    and do no harm.
 
     progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
     sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
@@ -56,6 +58,8 @@ def worst_case_sharpness(
         space = geometry.at(model)
         objective = LossOf(model, loss)
         check_deterministic(objective, space.point, listed[0])
+        proved = geometry.proved(model, loss, listed[0])
+        space = space if proved == geometry else proved.at(model)
         found = _maximise(ascent, objective, space, listed, radius, seed, progress)
     values = tuple(each.loss - each.base for each in found)
     mean, error = mean_and_error(values)
