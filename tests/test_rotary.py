@@ -99,9 +99,7 @@ def test_the_whole_linear_group_is_refuted() -> None:
     model = llama()
     pair = pair_of(model, *HALVES, {"heads": 2})
     plane = SymmetricPair("plane", "query/key", pair.G, pair.H, "GL(h)")
-    whole = pair_of(
-        model, "(heads g h) rows -> heads (g rows) h", "(heads g h) -> heads g h", {"heads": 2, "two": 2}
-    )
+    whole = pair_of(model, "(heads g h) rows -> heads (g rows) h", "(heads g h) -> heads g h", {"heads": 2, "two": 2})
     head = SymmetricPair("head", "query/key", whole.G, whole.H, "GL(h)")
     proof = prove_symmetries(model, IDS, Symmetries((plane, head)))
     assert [claim.verdict for claim in proof.pairs] == ["refuted", "refuted"]

@@ -1,0 +1,298 @@
+"""Translations of biases: found, proved, refused where they are none; a measure that does not see them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from quotient_manifolds.geometry import Adaptive, Quotient
+from quotient_manifolds.sharpness import worst_case_sharpness
+from quotient_manifolds.symmetries import (
+    Symmetries,
+    find_symmetries,
+    prove_on_batch,
+    prove_symmetries,
+    random_move,
+    without_biases,
+)
+from tests.models import MODELS, noise
+
+BY_NAME = {case.name: case for case in MODELS}
+EVERYWHERE = (
+    "torch",
+    "torch with separate weights, the whole model",
+    "torch decoder",
+    "BERT",
+    "GPT-2",
+    "CLIP, both towers",
+)
+
+
+def llama(**settings: object) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **settings)).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.2 * torch.randn_like(w)
+    return model
+
+
+IDS = {"input_ids": torch.arange(3, 15)[None]}
+
+
+# --- what is found and proved ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_plain_attention_has_two_translations(name: str) -> None:
+    case = BY_NAME[name]
+    model = case.build()
+    found = find_symmetries(model)
+    kinds = {"query/key": "key bias", "value/output": "value/output bias"}
+    assert [(shift.pair, shift.kind) for shift in found.translations] == [
+        (pair.name, kinds[pair.kind]) for pair in found.pairs
+    ]
+    assert all(
+        shift.dimension == pair.heads * pair.h for shift, pair in zip(found.translations, found.pairs, strict=True)
+    )
+    proof = prove_symmetries(model, case.inputs(), found)
+    assert [shift.verdict for shift in proof.translations] == ["proved"] * len(found.translations)
+    assert [shift.pair for shift in proof.translations] == [shift.name for shift in found.translations]
+
+
+def test_grouped_value_heads_share_their_shift() -> None:
+    """Rotary attention keeps its key bias as a row; every output head of a group answers its value head's shift."""
+    model = llama(attention_bias=True)
+    found = find_symmetries(model)
+    (shift,) = found.translations
+    assert (shift.kind, shift.dimension, shift.group) == ("value/output bias", 12, "R^12")
+    assert shift.moved == ("model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.bias")
+    assert prove_symmetries(model, IDS, found).all_proved
+
+
+@pytest.mark.parametrize(
+    "name", ["torch without bias", "torch with appended tokens"], ids=["no biases", "partners of the keys"]
+)
+def test_no_translation_is_claimed_where_there_is_none(name: str) -> None:
+    assert find_symmetries(BY_NAME[name].build()).translations == ()
+
+
+def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2Config(
+        vocab_size=40,
+        hidden_size=24,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    found = find_symmetries(transformers.Qwen2ForCausalLM(config).eval())
+    assert found.translations == ()
+    assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.parts)
+
+
+def test_a_tied_bias_is_no_translation() -> None:
+    model = BY_NAME["BERT"].build()
+    model.encoder.layer[1].attention.output.dense.bias = model.encoder.layer[0].attention.output.dense.bias
+    kept = {shift.name for shift in find_symmetries(model).translations}
+    assert kept == {"encoder.layer.0.attention key bias", "encoder.layer.1.attention key bias"}
+
+
+# --- false claims ----------------------------------------------------------------------------------------------------
+
+
+class Bounded(nn.Module):
+    """BERT-like attention whose scores pass through tanh: GL(h) holds, the key bias matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_attention_heads = 3
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (3, 4)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).tanh().softmax(-1)
+        return self.o_proj(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(-2))
+
+
+Bounded.__name__ = "ViTAttention"
+
+
+def bounded() -> nn.Module:
+    model = nn.Sequential(Bounded()).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.normal_(std=0.5)
+    return model
+
+
+def squared(model: nn.Module, batch: Tensor) -> Tensor:
+    return (model(batch) ** 2).mean()
+
+
+def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
+    model, x = bounded(), noise(4, 5, 12)
+    found = find_symmetries(model)
+    proof = prove_symmetries(model, x, found)
+    assert [pair.verdict for pair in proof.pairs] == ["proved", "proved"]
+    assert [shift.verdict for shift in proof.translations] == ["refuted", "proved"]
+    assert [shift.kind for shift in proof.proved(found).translations] == ["value/output bias"]
+    geometry = Quotient().proved(model, squared, x)
+    assert isinstance(geometry, Quotient)
+    assert geometry.symmetries is not None
+    assert [shift.kind for shift in geometry.symmetries.translations] == ["value/output bias"]
+    result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
+    assert result.base_losses[0] == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
+
+
+def test_a_shift_that_is_not_made_up_for_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_symmetries(BY_NAME["BERT"].build())
+    kind = type(found.translations[0])
+    right = kind.shift
+    monkeypatch.setattr(
+        kind, "shift", lambda self, params, c, compensate=True: right(self, params, c, compensate=False)
+    )
+    proof = prove_symmetries(BY_NAME["BERT"].build(), BY_NAME["BERT"].inputs(), found)
+    assert [shift.verdict for shift in proof.translations] == ["proved", "refuted"] * 2
+
+
+def rotated(heads: Tensor) -> Tensor:
+    angle = torch.arange(heads.shape[1], dtype=heads.dtype)[:, None, None]
+    even, odd = heads[..., 0::2], heads[..., 1::2]
+    return torch.stack([even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()], -1).flatten(-2)
+
+
+def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
+    from tests.models import ViTAttention
+
+    model, x = nn.Sequential(ViTAttention(rotated)).eval(), noise(4, 5, 12)
+    with torch.no_grad():
+        for w in model.parameters():
+            w.normal_(std=0.5)
+    with pytest.raises(ValueError, match=r"It does for 0 query/key; use Adaptive\(\), pass symmetries="):
+        worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
+    trusted = worst_case_sharpness(model, squared, [x], geometry=Quotient(trust=True), radius=0.1, steps=2)
+    assert trusted.mean > 0
+    found = find_symmetries(model)
+    proved = prove_symmetries(model, x, found).proved(found)
+    assert [pair.kind for pair in proved.pairs] == ["value/output"]
+    assert "0.q_proj.weight" in proved.rest
+    assert worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=proved), radius=0.1, steps=2).mean > 0
+
+
+def test_the_proof_on_a_batch_takes_few_evaluations_of_few_examples() -> None:
+    sizes: list[tuple[int, torch.dtype]] = []
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        sizes.append((len(batch), batch.dtype))
+        return squared(model, batch)
+
+    case = BY_NAME["torch encoder"]
+    model = case.build()
+    proof = prove_on_batch(model, loss, noise(8, 5, 12), find_symmetries(model))
+    assert proof.all_proved
+    assert set(sizes) == {(2, torch.float64)}
+    assert len(sizes) <= 14
+
+
+def test_a_loss_that_insists_on_its_precision_is_proved_in_it() -> None:
+    targets = noise(4, 5, 12)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:  # a float32 weight and a fixed batch size
+        return (model(batch) * targets @ torch.ones(12, 1)).mean()
+
+    model = BY_NAME["torch encoder"].build()
+    proof = prove_on_batch(model, loss, noise(4, 5, 12), find_symmetries(model))
+    assert all(claim.holds for claim in (*proof.pairs, *proof.translations))
+    assert proof.noise >= torch.finfo(torch.float32).eps
+
+
+# --- the measure -----------------------------------------------------------------------------------------------------
+
+
+def translated(model: nn.Module, size: float) -> nn.Module:
+    """The same function with other biases."""
+    found = find_symmetries(model)
+    params = {name: w.detach().clone() for name, w in model.named_parameters()}
+    for shift in found.translations:
+        shift.shift(params, size * torch.randn(shift.bias.shape, dtype=torch.float64))
+    other = copy.deepcopy(model)
+    other.load_state_dict(params, strict=False)
+    return other
+
+
+def sharpness(model: nn.Module, geometry: object, x: Tensor) -> float:
+    return worst_case_sharpness(model, squared, [x], geometry=geometry, radius=0.3, steps=4).mean  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_sharpness_does_not_change_under_translations_unless_biases_are_rows(metric: str) -> None:
+    model, x = BY_NAME["torch encoder"].build().double(), noise(2, 5, 12).double()
+    other = translated(model, 2.0)
+    torch.testing.assert_close(other(x), model(x), rtol=1e-12, atol=1e-12)
+
+    def ratio(geometry: object) -> float:
+        return sharpness(other, geometry, x) / sharpness(model, geometry, x)
+
+    assert ratio(Quotient(metric)) == pytest.approx(1, abs=1e-9)
+    assert abs(ratio(Quotient(metric, biases="paper")) - 1) > 1e-3
+    assert abs(ratio(Adaptive()) - 1) > 1e-3
+
+
+def test_sharpness_does_not_change_under_everything_at_once() -> None:
+    model, x = BY_NAME["torch encoder"].build().double(), noise(2, 5, 12).double()
+    other = copy.deepcopy(model)
+    other.load_state_dict(random_move(model, scale=0.1, seed=4), strict=False)
+    assert sharpness(other, Quotient(), x) == pytest.approx(sharpness(model, Quotient(), x), rel=1e-8)
+
+
+def test_needless_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
+    model = BY_NAME["BERT"].build()
+    found = find_symmetries(model)
+    left = without_biases(found.pairs, found.translations)
+    assert [(pair.n, pair.m) for pair in left] == [(13, 12), (12, 12)] * 2
+    space = Quotient().at(model)
+    moved = space.move(space.sample(torch.Generator().manual_seed(0)))
+    for name, w in moved.items():
+        if name.endswith(("attention.self.key.bias", "attention.self.value.bias")):
+            assert not w.any()
+        else:
+            assert bool((w != model.get_parameter(name)).any())
+
+
+@pytest.mark.parametrize("frozen", ["output.dense.bias", "self.value.bias"])
+def test_a_frozen_bias_is_not_touched(frozen: str) -> None:
+    model = BY_NAME["BERT"].build()
+    for name, w in model.named_parameters():
+        w.requires_grad_(not name.endswith(f"attention.{frozen}"))
+    if frozen == "self.value.bias":
+        with pytest.raises(ValueError, match="is frozen in part"):
+            Quotient().at(model)
+        return
+    point = Quotient().at(model).point
+    assert not any(name.endswith(f"attention.{frozen}") for name in point)
+    name = "encoder.layer.0.attention.self.value.bias"
+    assert torch.equal(point[name], model.get_parameter(name).detach())
+    inputs = BY_NAME["BERT"].inputs()["input_ids"]
+    expected = model(inputs).last_hidden_state
+    torch.testing.assert_close(functional_call(model, point, (inputs,)).last_hidden_state, expected)
+
+
+def test_biases_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match=r"biases must be 'quotient' or 'paper'. Found 'none'"):
+        Quotient(biases="none")  # type: ignore[arg-type]
+    assert Quotient().name != Quotient(biases="paper").name
+
+
+def test_translations_are_printed_and_plain_data() -> None:
+    found = find_symmetries(BY_NAME["BERT"].build())
+    assert "encoder.layer.0.attention value/output bias" in str(found)
+    assert found.to_dict()["translations"][0]["group"] == "R^12"
+    assert Symmetries(()).to_dict()["translations"] == []
