@@ -3,6 +3,7 @@
 from quotient_manifolds.symmetries.batch import prove_on_batch
 from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.bottleneck import bottleneck
+from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
@@ -15,6 +16,8 @@ from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, prov
 __all__ = [
     "LAYOUTS",
     "MATCHERS",
+    "Conditioning",
+    "Count",
     "Evaluate",
     "Factor",
     "Found",
@@ -34,6 +37,7 @@ __all__ = [
     "Translation",
     "balance",
     "bottleneck",
+    "count_symmetries",
     "find_symmetries",
     "key_bias",
     "lora",
@@ -41,6 +45,7 @@ __all__ = [
     "prove_on_batch",
     "prove_symmetries",
     "random_move",
+    "singular_values",
     "value_output_bias",
     "without_biases",
 ]

@@ -15,9 +15,7 @@ EXAMPLES = 2
 CONDITION = 10.0
 
 
-def prove_on_batch(
-    model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0
-) -> Proof:
+def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0) -> Proof:
     """The proof of all symmetries at once, on evaluate(model, batch): about ten evaluations of two examples.
 
     In float64, unless the function insists on its own precision; on the whole batch, unless it can be cut to its first
@@ -32,9 +30,7 @@ def prove_on_batch(
     return _proof(model, evaluate, *attempts[-1][:1], symmetries, seed, attempts[-1][1])
 
 
-def _proof(
-    model: nn.Module, evaluate: Evaluate, inputs: Any, symmetries: Symmetries, seed: int, double: bool
-) -> Proof:
+def _proof(model: nn.Module, evaluate: Evaluate, inputs: Any, symmetries: Symmetries, seed: int, double: bool) -> Proof:
     return prove_symmetries(
         model,
         inputs,

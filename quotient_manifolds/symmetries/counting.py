@@ -1,0 +1,88 @@
+"""How much of a model is redundant, and how well conditioned its pairs are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.find import Symmetries
+from quotient_manifolds.symmetries.pair import SymmetricPair, check_weights
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Singular values of G H^T over the heads of one pair: the largest, the smallest, and the worst ratio in a head.
+
+    A geodesic's Taylor polynomial holds while steps are short against them (mix), or against one (inv).
+    """
+
+    pair: str
+    largest: float
+    smallest: float
+    ratio: float  # the largest over the smallest of the same head; infinite for a pair of deficient rank
+
+
+@dataclass(frozen=True)
+class Count:
+    """Dimensions: all parameters, the symmetry group, and its parts: pairs (h^2, 1 or 2 a head) and translations."""
+
+    parameters: int
+    pairs: int
+    translations: int
+    conditioning: tuple[Conditioning, ...]
+
+    @property
+    def group(self) -> int:
+        """The dimension of the symmetry group: that many directions change nothing, wherever ranks are full."""
+        return self.pairs + self.translations
+
+    @property
+    def share(self) -> float:
+        """The part of all directions in parameter space that is redundant."""
+        return self.group / self.parameters if self.parameters else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON (an infinite ratio is None)."""
+        conditioning = [
+            {**asdict(each), "ratio": each.ratio if each.ratio < float("inf") else None} for each in self.conditioning
+        ]
+        dimensions = {"parameters": self.parameters, "pairs": self.pairs, "translations": self.translations}
+        return {**dimensions, "group": self.group, "share": self.share, "conditioning": conditioning}
+
+
+def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
+    """The dimension of the group against that of parameter space, and the singular values of every pair, in float64."""
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    check_weights(params, symmetries.names)
+    return Count(
+        parameters=sum(value.numel() for value in params.values()),
+        pairs=sum(pair.group_dimension for pair in symmetries.pairs),
+        translations=sum(translation.dimension for translation in symmetries.translations),
+        conditioning=tuple(_conditioning(pair, params) for pair in symmetries.pairs),
+    )
+
+
+def _conditioning(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Conditioning:
+    s = singular_values(pair, params)
+    smallest = s[:, -1]
+    ratio = torch.where(smallest > 0, s[:, 0] / smallest, torch.inf)
+    return Conditioning(pair.name, float(s.max()), float(smallest.min()), float(ratio.max()))
+
+
+def singular_values(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor:
+    """Of G H^T, (heads, h) descending, in float64; of g k^H, (heads, 1), for planes of a rotary embedding.
+
+    Values below rounding count as 0.
+    """
+    x = pair.read(params).double()
+    G, H = x[:, : pair.n], x[:, pair.n :]
+    if pair.acts == "GL(1, C)":
+        return (torch.linalg.vector_norm(G, dim=(1, 2)) * torch.linalg.vector_norm(H, dim=(1, 2)))[:, None]
+    R_G, R_H = (torch.linalg.qr(part, mode="r").R for part in (G, H))
+    s = torch.linalg.svdvals(R_G @ R_H.mT)
+    floor = (pair.n + pair.m) * torch.finfo(s.dtype).eps * s[:, :1]
+    return torch.where(s > floor, s, 0.0)

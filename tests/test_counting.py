@@ -1,0 +1,95 @@
+"""Dimensions and conditioning, against ranks of Jacobians and dense singular values."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from quotient_manifolds.symmetries import (
+    Factor,
+    Part,
+    SymmetricPair,
+    Symmetries,
+    count_symmetries,
+    find_symmetries,
+    singular_values,
+)
+from tests.models import MODELS
+
+BY_NAME = {case.name: case for case in MODELS}
+
+
+def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -> None:
+    """Attention of width 4, 2 heads: outputs on many inputs leave exactly the group's directions undetermined."""
+    model = nn.MultiheadAttention(4, 2, batch_first=True).double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.normal_()
+    x = torch.randn(30, 3, 4, dtype=torch.float64)
+
+    def answers(flat: torch.Tensor) -> torch.Tensor:
+        params, start = {}, 0
+        for name, w in model.named_parameters():
+            params[name] = flat[start : start + w.numel()].reshape(w.shape)
+            start += w.numel()
+        return functional_call(model, params, (x, x, x), {"need_weights": False})[0].flatten()
+
+    flat = torch.cat([w.detach().flatten() for w in model.parameters()])
+    jacobian = torch.autograd.functional.jacobian(answers, flat)
+    count = count_symmetries(model, find_symmetries(model))
+    assert count.parameters == len(flat)
+    # 2 pairs x 2 heads x 2^2, and 2 biases x 4
+    assert (count.pairs, count.translations, count.group) == (16, 8, 24)
+    assert len(flat) - int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == count.group
+    assert count.share == pytest.approx(24 / 80)
+
+
+def test_half_of_the_weights_are_redundant_where_the_head_is_as_wide_as_the_model() -> None:
+    model = nn.MultiheadAttention(6, 1, bias=False)
+    assert count_symmetries(model, find_symmetries(model)).share == pytest.approx(0.5)
+
+
+def test_other_groups_count_their_own_dimensions() -> None:
+    model = nn.Module()
+    model.G, model.H = nn.Parameter(torch.randn(10, 2)), nn.Parameter(torch.randn(15, 2))
+    G, H = (
+        Factor((Part.of(name, getattr(model, name), "(heads rows) h -> heads rows h", {"heads": 5}),))
+        for name in ("G", "H")
+    )
+    dimensions = {"GL(h)": 20, "GL(1, C)": 10}
+    for acts, dimension in dimensions.items():
+        pair = SymmetricPair("p", "query/key", G, H, acts)  # type: ignore[arg-type]
+        assert count_symmetries(model, Symmetries((pair,))).group == dimension
+    neurons = tuple(Factor((Part.of(x, getattr(model, x), "rows heads -> heads rows 1", {}),)) for x in ("G", "H"))
+    assert count_symmetries(model, Symmetries((SymmetricPair("p", "MLP", *neurons, "GL+(1)"),))).group == 2
+
+
+def test_conditioning_is_that_of_the_dense_products() -> None:
+    model = BY_NAME["BERT"].build()
+    found = find_symmetries(model)
+    params = {name: w.detach().double() for name, w in model.named_parameters()}
+    for pair, each in zip(found.pairs, count_symmetries(model, found).conditioning, strict=True):
+        x = pair.read(params)
+        s = torch.linalg.svdvals(x[:, : pair.n] @ x[:, pair.n :].mT)[:, : pair.h]
+        torch.testing.assert_close(singular_values(pair, params), s, rtol=1e-9, atol=1e-12)
+        assert each.pair == pair.name
+        assert each.largest == pytest.approx(float(s.max()))
+        assert each.smallest == pytest.approx(float(s.min()))
+        assert each.ratio == pytest.approx(float((s[:, 0] / s[:, -1]).max()))
+
+
+def test_a_deficient_pair_has_an_infinite_ratio_that_json_can_hold() -> None:
+    model = BY_NAME["BERT"].build()
+    with torch.no_grad():
+        layer = model.encoder.layer[0].attention.self.query
+        layer.weight[1] = 2 * layer.weight[0]
+        layer.bias[1] = 2 * layer.bias[0]
+    count = count_symmetries(model, find_symmetries(model))
+    assert math.isinf(count.conditioning[0].ratio)
+    assert count.conditioning[0].smallest == 0
+    assert json.loads(json.dumps(count.to_dict(), allow_nan=False))["conditioning"][0]["ratio"] is None
