@@ -117,7 +117,9 @@ def test_inspect_prints_symmetries_and_proofs(bert: Path) -> None:
     shown = call("inspect", bert)
     assert shown.exit_code == 0, shown.output
     assert "bert.encoder.layer.1.attention query/key" in shown.stdout
-    assert shown.stdout.count("GL(8)^4") == shown.stdout.count("proved") == 4
+    assert shown.stdout.count("GL(8)^4") == shown.stdout.count("R^32") == 4
+    assert shown.stdout.count("proved") == 8
+    assert "The symmetry group has 1,152 dimensions, 6.17% of the parameters" in " ".join(shown.stdout.split())
     assert digest(bert) == before
 
 

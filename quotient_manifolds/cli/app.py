@@ -7,6 +7,7 @@ import click
 from quotient_manifolds.cli.demo import demo
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
+from quotient_manifolds.cli.move import move
 from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.cli.orbit import orbit
 from quotient_manifolds.version import VERSION
@@ -21,4 +22,5 @@ def cli() -> None:
 cli.add_command(demo)
 cli.add_command(inspect)
 cli.add_command(measure)
+cli.add_command(move)
 cli.add_command(orbit)

@@ -11,7 +11,7 @@ from quotient_manifolds.symmetries.lora import lora
 from quotient_manifolds.symmetries.mlp import neurons
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
-from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, prove_symmetries
+from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, output_change, prove_symmetries
 
 __all__ = [
     "LAYOUTS",
@@ -42,6 +42,7 @@ __all__ = [
     "key_bias",
     "lora",
     "neurons",
+    "output_change",
     "prove_on_batch",
     "prove_symmetries",
     "random_move",

@@ -151,6 +151,19 @@ def prove_symmetries(
     return _proof(proofs, symmetries, noise, seed)
 
 
+def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """The largest change of the output, relative to it, from parameters `before` to parameters `after`, in float64.
+
+    Each holds some or all of the model's parameters; the others are the model's own. `inputs` as for
+    `prove_symmetries`.
+    """
+    with torch.no_grad():
+        run = _Run(model, inputs, None, True)
+        run.params |= {name: value.detach().double() for name, value in before.items()}
+        run.outputs = run.at({})
+        return run.change({name: value.detach().double() for name, value in after.items()})
+
+
 def _proof(proofs: tuple[PairProof, ...], symmetries: Symmetries, noise: float, seed: int) -> Proof:
     count = len(symmetries.pairs)
     return Proof(proofs[:count], noise, seed, proofs[count:])
