@@ -54,6 +54,8 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
             f"No example inputs can be made for {type(model).__name__}: expected a Hugging Face model that takes "
             "input_ids, pixel_values, input_values or input_features; give inputs of your own."
         )
+    if config is not None and {"input_ids", "pixel_values"} <= set(inputs):
+        inputs = _with_image_tokens(wanted, inputs)
     device = next(model.parameters()).device
     return {name: value.to(device) for name, value in inputs.items() if name in accepted}
 
@@ -74,12 +76,35 @@ def _text(wanted: _Wanted) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def _with_image_tokens(wanted: _Wanted, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Text that begins with an image token for each feature the model makes of a picture, where it has such a token."""
+    token = getattr(wanted.config, "image_token_id", None) or getattr(wanted.config, "image_token_index", None)
+    features = getattr(wanted.model, "get_image_features", None)
+    if not isinstance(token, int) or features is None:
+        return inputs
+    with torch.no_grad():
+        answer = features(pixel_values=inputs["pixel_values"])
+    pictures = getattr(answer, "pooler_output", answer)
+    tokens = sum(picture.shape[0] for picture in pictures) // len(inputs["pixel_values"])
+    ids = torch.randint(3, token, (len(inputs["pixel_values"]), 6), generator=wanted.generator)
+    ids = torch.cat([torch.full((len(ids), tokens), token), ids], dim=1)
+    return {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 def _decoder_text(wanted: _Wanted) -> dict[str, Tensor]:
     if not getattr(wanted.config, "is_encoder_decoder", False):
         return {}
     decoder = wanted.config.get_text_config(decoder=True)
     rows = 2 if getattr(wanted.config, "pad_token_id", None) is not None else 1
     return {"decoder_input_ids": torch.randint(3, decoder.vocab_size, (rows, 6), generator=wanted.generator)}
+
+
+def _encoded(wanted: _Wanted) -> dict[str, Tensor]:
+    """What a decoder with cross-attention reads when no encoder stands before it."""
+    if not getattr(wanted.config, "add_cross_attention", False):
+        return {}
+    rows = len(_text(wanted)["input_ids"])
+    return {"encoder_hidden_states": wanted.noise(rows, 5, wanted.config.hidden_size)}
 
 
 def _images(wanted: _Wanted) -> dict[str, Tensor]:
@@ -117,6 +142,7 @@ def _boxes(wanted: _Wanted) -> dict[str, Tensor]:
 _MAKERS: dict[str, Callable[[_Wanted], dict[str, Tensor]]] = {
     "input_ids": _text,
     "decoder_input_ids": _decoder_text,
+    "encoder_hidden_states": _encoded,
     "pixel_values": _images,
     "input_values": _sound,
     "input_features": _features,

@@ -73,7 +73,19 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
     _separate(("MPNetAttention",), "attn.q attn.k attn.v attn.o", "attn.num_attention_heads", ("LayerNorm.",)),
     _separate(  # ViT of transformers 5
         _classes(
-            *("ViT", "DeiT", "ViTMSN", "AST", "Beit", "Dinov2", "Dinov2WithRegisters", "IJepa", "LwDetrViT", "Pixio"),
+            *(
+                "ViT",
+                "DeiT",
+                "ViTMSN",
+                "AST",
+                "Swin",
+                "Beit",
+                "Dinov2",
+                "Dinov2WithRegisters",
+                "IJepa",
+                "LwDetrViT",
+                "Pixio",
+            ),
             *("MoonshineStreamingEncoder", "RfDetrDinov2", "Tipsv2Vision", "ViTMAE", "Vivit", "MllamaVision", "Radio"),
         ),
         "q_proj k_proj v_proj o_proj",

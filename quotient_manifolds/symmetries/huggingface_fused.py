@@ -22,6 +22,7 @@ def _fused(
     ignores: tuple[str, ...] = (),
     beside: tuple[str, ...] = (),
     package: str = "",
+    when: tuple[tuple[str, object], ...] = (),
 ) -> Layout:
     """One Linear for queries, keys and values, one for the output."""
     return Layout(
@@ -38,6 +39,7 @@ def _fused(
         linears=linears,
         ignores=ignores,
         package=package,
+        when=when,
     )
 
 
@@ -56,6 +58,8 @@ def _sliced(index: int) -> tuple[Place, ...]:
 
 _GPT2 = ("GPT2Attention", "GPT2SdpaAttention", "GPT2FlashAttention2", "DecisionTransformerGPT2Attention")
 _FACTOR = "config.rope_parameters.partial_rotary_factor"
+
+_ORDERS: tuple[tuple[Order, bool], ...] = (("units", True), ("heads", False))
 
 FUSED_LAYOUTS: tuple[Layout, ...] = (
     Layout(  # GPT-2's cross-attention comes first: its c_attn holds two blocks, not three
@@ -89,10 +93,11 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
         beside=("c_proj.bias",),
         linears=("Conv1D",),
     ),
-    # GPT-BigCode: blocks of unequal width with one key head, head by head with as many
-    *(
-        _fused(("GPTBigCodeAttention", "GPTBigCodeSdpaAttention"), "c_attn", "c_proj", order, key_heads="kv_heads")
-        for order in ("units", "heads")
+    *(  # GPT-BigCode: blocks of unequal width with one key head, head by head with as many
+        _fused(
+            ("GPTBigCodeAttention",), "c_attn", "c_proj", order, key_heads="kv_heads", when=(("multi_query", multi),)
+        )
+        for order, multi in _ORDERS
     ),
     _fused(("BloomAttention",), "query_key_value", "dense", "heads"),
     _fused(
@@ -113,14 +118,18 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
         ignores=("rotary_emb",),
     ),
     _fused(("PersimmonAttention",), "query_key_value", "dense", "heads", rotary=Rotary(dims="rotary_ndims")),
-    _fused(
-        ("FalconAttention", "FalconFlashAttention2"),
-        "query_key_value",
-        "dense",
-        "heads",
-        key_heads="num_kv_heads",
-        rotary=Rotary(unless=(("config.alibi", True),)),
-        linears=("FalconLinear",),
+    *(  # Falcon: grouped, one key head, or as many keys as queries
+        _fused(
+            ("FalconAttention", "FalconFlashAttention2"),
+            "query_key_value",
+            "dense",
+            "heads",
+            key_heads=key_heads,
+            rotary=Rotary(unless=(("config.alibi", True),)),
+            linears=("FalconLinear",),
+            when=(("new_decoder_architecture", new), *((("multi_query", multi),) if not new else ())),
+        )
+        for new, multi, key_heads in ((True, True, "num_kv_heads"), (False, True, "num_kv_heads"), (False, False, ""))
     ),
     _fused(("MptAttention",), "Wqkv", "out_proj", obstacles=_clipped("clip_qkv")),
     _fused(("ModernBertAttention",), "Wqkv", "Wo", rotary=Rotary()),

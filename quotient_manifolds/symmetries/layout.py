@@ -83,9 +83,9 @@ class Layout:
     width of a head, from which both follow by the projections' shapes. Alternatives are separated by "|". sizes:
     further axis lengths, as attributes. beside: parameters allowed next to the projections, as path prefixes; any other
     means that the module computes something else. ignores: submodules that do not matter, by name. rotating: query and
-    key places of coordinates with projections of their own, which alone rotate. linears: classes that own the
-    pieces. key_bias: whether scores see the key bias through the product alone. sinks: attributes that give attention a
-    place without key or value.
+    key places of coordinates with projections of their own, which alone rotate. linears: classes that own the pieces.
+    when: attributes and the values that the row is for. key_bias: whether scores see the key bias through the product
+    alone. sinks: attributes that give attention a place without key or value.
     """
 
     classes: tuple[str, ...]
@@ -104,6 +104,7 @@ class Layout:
     ignores: tuple[str, ...] = ()
     linears: tuple[str, ...] = ("Linear", "NonDynamicallyQuantizableLinear")
     package: str = ""
+    when: tuple[tuple[str, object], ...] = ()
     key_bias: bool = True
     sinks: tuple[str, ...] = ("sinks", "add_zero_attn")
 
@@ -115,9 +116,10 @@ class Layout:
         return type(module).__name__ in self.classes and type(module).__module__.startswith(self.package)
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether every piece that is not optional exists."""
+        """Whether every piece that is not optional exists, in a module that is as the row has it."""
         own = {path for path, _ in module.named_parameters(remove_duplicate=False)}
-        return all(place.path in own for place in self.places if not place.optional)
+        exist = all(place.path in own for place in self.places if not place.optional)
+        return exist and all(attribute(module, path, None) == value for path, value in self.when)
 
     def keeps_sinks(self, module: nn.Module) -> bool:
         return any(truth(attribute(module, path, None)) for path in self.sinks)

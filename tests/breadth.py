@@ -1,0 +1,417 @@
+"""The breadth table: which symmetries the attention of Hugging Face model types has, exactly, and what is refused.
+
+Types are small models of tests/small_models.py; "type/variant" is a type with settings of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+REASONS = {
+    "norm": "normalised",
+    "clip": "projections are clipped before the product",
+    "gate": "the heads' outputs are multiplied elementwise by a gate before the output projection",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Model types with the same symmetries.
+
+    pairs: "kind group", translations: "kind", refused: "kind reason", separated by semicolons, counts in front.
+    unrecognised: attention modules with their classes.
+    """
+
+    domain: str
+    types: str
+    pairs: str = ""
+    translations: str = ""
+    refused: str = ""
+    unrecognised: tuple[str, ...] = ()
+
+
+def counts(text: str) -> dict[str, int]:
+    """Items and how many: "2 x a; b" as {"a": 2, "b": 1}."""
+    items = (item.rpartition(" x ") for item in text.split("; ")) if text else ()
+    return {name: int(count or 1) for count, _, name in items}
+
+
+def cases() -> Iterator[tuple[str, Row]]:
+    return ((name, row) for row in TABLE for name in row.types.split())
+
+
+def markdown() -> str:
+    """The table for readers: one line for all types with the same symmetries, pairs of one small model each."""
+    lines = ["| | model types | query/key | value/output | not found, and why |", "|---|---|---|---|---|"]
+    for row in TABLE:
+        groups = {"query/key": [], "value/output": []}
+        for item, count in counts(row.pairs).items():
+            kind, _, group = item.partition(" ")
+            groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")
+        whys = [f"{item.replace(' ', ': ', 1)}" for item in counts(row.refused)]
+        whys += [f"not recognised: {module.rpartition(' ')[2].strip('()')}" for module in row.unrecognised]
+        cells = (
+            row.domain,
+            row.types.replace(" ", ", "),
+            *(", ".join(each) for each in groups.values()),
+            "; ".join(whys),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        "encoder",
+        "albert bert big_bird camembert clip_text_model data2vec-text distilbert dpr electra ernie esm flaubert "
+        "layoutlm megatron-bert mpnet rembert roberta roberta-prelayernorm splinter tapas tipsv2_text_model "
+        "visual_bert xlm xlm-roberta",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "encoder",
+        "deberta deberta-v2 deberta-v2/positions deberta-v2/shared deberta/positions",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "encoder",
+        "esm/rotary gte jina_embeddings_v3 roformer",
+        pairs="query/key GL(1, C)^16; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "encoder",
+        "eurobert ultrabert",
+        pairs="query/key GL(1, C)^8; value/output GL(8)^2",
+    ),
+    Row(
+        "encoder",
+        "modernbert nomic_bert",
+        pairs="query/key GL(1, C)^16; value/output GL(8)^4",
+    ),
+    Row(
+        "encoder",
+        "bert/cross",
+        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+        translations="2 x key bias; 2 x value/output bias",
+    ),
+    Row(
+        "encoder",
+        "convbert",
+        unrecognised=("encoder.layer.0.attention.self (ConvBertSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "ibert",
+        unrecognised=("encoder.layer.0.attention.self (IBertSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "lilt",
+        unrecognised=("encoder.layer.0.attention.self (LiltSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "longformer",
+        unrecognised=("encoder.layer.0.attention.self (LongformerSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "mobilebert",
+        pairs="query/key GL(32)^4; value/output GL(32)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "encoder",
+        "mra",
+        unrecognised=("encoder.layer.0.attention.self (MraSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "nystromformer",
+        unrecognised=("encoder.layer.0.attention.self (NystromformerSelfAttention)",),
+    ),
+    Row(
+        "encoder",
+        "squeezebert",
+        unrecognised=("encoder.layers.0.attention (SqueezeBertSelfAttention)",),
+    ),
+    Row(
+        "decoder",
+        "arcee aria_text cohere cohere2 cwm ernie4_5 ernie4_5_moe falcon/grouped gemma gemma2 glm4v_text "
+        "glm_image_text glm_ocr_text gpt_oss granite granite_docling_text granite_swa granitemoe granitemoe_swa "
+        "granitemoeshared helium higgs_audio_v2 hyperclovax internlm3 iquestcoder llama minimax ministral "
+        "ministral3 mistral mixtral olmo phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text seed_oss "
+        "smollm3 solar_open vaultgemma",
+        pairs="query/key GL(1, C)^8; value/output GL(8)^2",
+    ),
+    Row(
+        "decoder",
+        "apertus cohere/norm exaone4 exaone_moe flex_olmo gemma3_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 "
+        "kolibri1 lfm2 llama4_text mellum minimax_m2 nanochat olmo2 olmo3 olmoe qwen3 qwen3_moe qwen3_vl_moe_text "
+        "qwen3_vl_text stablelm/norm",
+        pairs="value/output GL(8)^2",
+        refused="query/key norm",
+    ),
+    Row(
+        "decoder",
+        "bert-generation biogpt bloom ctrl gpt-sw3 gpt2 gpt_bigcode/many imagegpt openai-gpt opt",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "decoder",
+        "deepseek_v2 deepseek_v3 deepseek_v3/direct glm4_moe_lite youtu",
+        pairs="query/key GL(1, C)^2; query/key GL(6)^4; value/output GL(8)^4",
+    ),
+    Row(
+        "decoder",
+        "bamba glm4_moe nemotron phi3/partial",
+        pairs="query/key GL(1, C)^4; query/key GL(4)^2; value/output GL(8)^2",
+    ),
+    Row(
+        "decoder",
+        "cohere2/unrotated jamba llama4_text/unrotated smollm3/unrotated",
+        pairs="query/key GL(8)^2; value/output GL(8)^2",
+    ),
+    Row(
+        "decoder",
+        "falcon/many gpt_neox_japanese modernbert-decoder",
+        pairs="query/key GL(1, C)^16; value/output GL(8)^4",
+    ),
+    Row(
+        "decoder",
+        "bitnet diffllama",
+        pairs="query/key GL(1, C)^8",
+        refused="value/output norm",
+    ),
+    Row(
+        "decoder",
+        "codegen gptj",
+        pairs="query/key GL(1, C)^8; query/key GL(4)^4; value/output GL(8)^4",
+    ),
+    Row(
+        "decoder",
+        "glm glm4",
+        pairs="query/key GL(1, C)^4; query/key GL(4)^2; value/output GL(8)^2",
+        translations="key bias",
+    ),
+    Row(
+        "decoder",
+        "jais2 starcoder2",
+        pairs="query/key GL(1, C)^8; value/output GL(8)^2",
+        translations="value/output bias",
+    ),
+    Row(
+        "decoder",
+        "falcon/alibi mpt",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+    ),
+    Row(
+        "decoder",
+        "mpt/clipped olmo/clipped",
+        refused="query/key clip; value/output clip",
+    ),
+    Row(
+        "decoder",
+        "afmoe",
+        refused="query/key norm; value/output gate",
+    ),
+    Row(
+        "decoder",
+        "falcon",
+        pairs="query/key GL(1, C)^4; value/output GL(8)^1",
+    ),
+    Row(
+        "decoder",
+        "gpt_bigcode",
+        pairs="query/key GL(8)^1; value/output GL(8)^1",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "decoder",
+        "gpt_neo",
+        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+    ),
+    Row(
+        "decoder",
+        "gpt_neox",
+        pairs="query/key GL(1, C)^4; query/key GL(6)^4; value/output GL(8)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "decoder",
+        "hrm_text",
+        pairs="2 x query/key GL(1, C)^16",
+        refused="2 x value/output gate",
+    ),
+    Row(
+        "decoder",
+        "persimmon",
+        pairs="value/output GL(8)^4",
+        translations="value/output bias",
+        refused="query/key norm",
+    ),
+    Row(
+        "decoder",
+        "phi",
+        pairs="query/key GL(1, C)^4; query/key GL(4)^2; value/output GL(8)^2",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "decoder",
+        "stablelm",
+        pairs="query/key GL(1, C)^2; query/key GL(6)^2; value/output GL(8)^2",
+    ),
+    Row(
+        "decoder",
+        "xlnet",
+        unrecognised=("layer.0.rel_attn (XLNetRelativeAttention)",),
+    ),
+    Row(
+        "encoder-decoder",
+        "bart blenderbot blenderbot-small m2m_100 marian mbart mvp nllb-moe pegasus plbart speech_to_text",
+        pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
+        translations="3 x key bias; 3 x value/output bias",
+    ),
+    Row(
+        "encoder-decoder",
+        "mt5 switch_transformers t5 udop umt5",
+        pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
+    ),
+    Row(
+        "encoder-decoder",
+        "longt5",
+        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+        unrecognised=("encoder.block.0.layer.0.LocalSelfAttention (LongT5LocalAttention)",),
+    ),
+    Row(
+        "encoder-decoder",
+        "moonshine",
+        pairs="8 x query/key GL(1, C)^16; 8 x value/output GL(4)^8",
+    ),
+    Row(
+        "encoder-decoder",
+        "prophetnet",
+        unrecognised=(
+            "encoder.layers.0.self_attn (ProphetNetAttention)",
+            "decoder.layers.0.self_attn (ProphetNetNgramSelfAttention)",
+            "decoder.layers.0.cross_attn (ProphetNetAttention)",
+        ),
+    ),
+    Row(
+        "encoder-decoder",
+        "t5gemma",
+        pairs="2 x query/key GL(1, C)^8; 3 x value/output GL(8)^2; query/key GL(8)^2",
+    ),
+    Row(
+        "encoder-decoder",
+        "whisper",
+        pairs="query/key GL(16)^2; value/output GL(16)^2; 2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+        translations="3 x value/output bias",
+    ),
+    Row(
+        "vision",
+        "chinese_clip_vision_model clip_vision_model deit dinov2 dinov2_with_registers dpt idefics3_vision ijepa "
+        "pixio smolvlm_vision tipsv2_vision_model vit vit_msn vivit",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "vision",
+        "dinov3_vit mlcd mlcd_vision_model",
+        pairs="query/key GL(1, C)^16; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "vision",
+        "donut-swin maskformer-swin swin",
+        pairs="2 x query/key GL(8)^2; 2 x value/output GL(8)^2; query/key GL(8)^4; value/output GL(8)^4",
+        translations="3 x key bias; 3 x value/output bias",
+    ),
+    Row(
+        "vision",
+        "sam_hq_vision_model sam_vision_model",
+        pairs="query/key GL(8)^1; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "vision",
+        "beit",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "vision",
+        "internvl_vision",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+    ),
+    Row(
+        "vision",
+        "pixtral",
+        pairs="query/key GL(1, C)^16; value/output GL(8)^4",
+    ),
+    Row(
+        "vision",
+        "siglip_vision_model",
+        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+        translations="2 x key bias; 2 x value/output bias",
+    ),
+    Row(
+        "vision",
+        "swinv2",
+        unrecognised=(
+            "encoder.layers.0.blocks.0.attention.self (Swinv2SelfAttention)",
+            "encoder.layers.0.blocks.1.attention.self (Swinv2SelfAttention)",
+            "encoder.layers.1.blocks.0.attention.self (Swinv2SelfAttention)",
+        ),
+    ),
+    Row(
+        "audio",
+        "audio-spectrogram-transformer data2vec-audio hubert unispeech unispeech-sat wav2vec2",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "audio",
+        "qwen2_audio_encoder voxtral_encoder",
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
+        translations="value/output bias",
+    ),
+    Row(
+        "audio",
+        "lasr_encoder",
+        pairs="query/key GL(1, C)^8; value/output GL(8)^2",
+    ),
+    Row(
+        "audio",
+        "wavlm",
+        unrecognised=("encoder.layers.0.attention (WavLMAttention)",),
+    ),
+    Row(
+        "multimodal",
+        "altclip chinese_clip clip clipseg git metaclip_2 owlv2 owlvit tipsv2 vision-text-dual-encoder",
+        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
+        translations="2 x key bias; 2 x value/output bias",
+    ),
+    Row(
+        "multimodal",
+        "aya_vision llava",
+        pairs="query/key GL(8)^4; value/output GL(8)^4; query/key GL(1, C)^8; value/output GL(8)^2",
+        translations="key bias; value/output bias",
+    ),
+    Row(
+        "multimodal",
+        "internvl",
+        pairs="query/key GL(8)^4; value/output GL(8)^4; query/key GL(1, C)^8; value/output GL(8)^2",
+    ),
+    Row(
+        "multimodal",
+        "siglip",
+        pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
+        translations="3 x key bias; 3 x value/output bias",
+    ),
+)
