@@ -24,13 +24,15 @@ TranslationKind = Literal["key bias", "value/output bias"]
 class Translation:
     """b_K -> b_K + c, or (b_V, b_O) -> (b_V + c, b_O - W_O c): the function does not change, for any c.
 
-    `pair` is the name of the pair that has the bias as a row. bias: (heads, 1, h). weight (heads, m, h) and output
-    (1, d, 1) are W_O and b_O of a value/output bias; m = g d, and the g query heads that share a value head are outer.
+    `pair` is the name of the pair whose factor `factor` has the bias as a row. bias: (heads, 1, h). weight (heads, m,
+    h) and output (1, d, 1) are W_O and b_O of a value/output bias; m = g d, and the g query heads that share a value
+    head are the outer axis.
     """
 
     name: str
     kind: TranslationKind
     pair: str
+    factor: Factor
     bias: Part
     weight: Factor | None = None
     output: Part | None = None
@@ -48,6 +50,12 @@ class Translation:
     def moved(self) -> tuple[str, ...]:
         """The parameters a translation changes."""
         return (self.bias.name, *([self.output.name] if self.output else []))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that a translation and its random size depend on, each once."""
+        parts = (*self.factor.parts, *(self.weight.parts if self.weight else ()))
+        return tuple(dict.fromkeys((*self.moved, *(part.name for part in parts))))
 
     def shift(self, params: Params, c: Tensor, *, compensate: bool = True) -> None:
         """Translates the dict's tensors by c (heads, 1, h), in place (clone them first); sums in float64."""
@@ -96,13 +104,13 @@ def _is_bias(part: Part, stored: Mapping[str, Tensor]) -> bool:
 
 def key_bias(pair: SymmetricPair, bias: Part) -> Translation:
     """The translation of the key bias `bias`, a part of pair.H: softmax over keys ignores it."""
-    return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, bias)
+    return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, pair.H, bias)
 
 
 def value_output_bias(pair: SymmetricPair, bias: Part, output: Part) -> Translation:
     """The translation of the value bias `bias`, a part of pair.G, into the output bias `output` of shape (1, d, 1)."""
     name = pair.name.replace("value/output", "value/output bias")
-    return Translation(name, "value/output bias", pair.name, bias, pair.H, output)
+    return Translation(name, "value/output bias", pair.name, pair.G, bias, pair.H, output)
 
 
 def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:

@@ -37,7 +37,7 @@ def random_move(
         A = scale * _gaussian_element(pair, generator)
         pair.write(moved, act(pair, A, pair.read(moved)))
     for translation in symmetries.translations if translations else ():
-        translation.shift(moved, random_shift(translation, symmetries, moved, generator))
+        translation.shift(moved, random_shift(translation, moved, generator))
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
 
@@ -85,13 +85,10 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
     return U * condition**exponents @ V.mT
 
 
-def random_shift(
-    translation: Translation, symmetries: Symmetries, params: Mapping[str, Tensor], generator: torch.Generator
-) -> Tensor:
+def random_shift(translation: Translation, params: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
     """c (heads, 1, h), Gaussian, of the size of the projection's outputs for inputs of size one."""
     heads, rows, h = translation.bias.shape
-    factor = {pair.name: pair.H if translation.kind == "key bias" else pair.G for pair in symmetries.pairs}
-    weight = factor[translation.pair].read(params).double()
+    weight = translation.factor.read(params).double()
     size = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True) / h**0.5
     return size * torch.randn(heads, rows, h, generator=generator, dtype=torch.float64).to(size.device)
 

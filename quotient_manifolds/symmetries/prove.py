@@ -78,7 +78,7 @@ class Proof:
         kept = {pair.name for pair in pairs}
         shifts = tuple(shift for shift in symmetries.translations if shift.name in good and shift.pair in kept)
         lost = {name for pair in symmetries.pairs if pair.name not in good for name in pair.names}
-        rest = (*symmetries.rest, *(lost - {name for pair in pairs for name in pair.names}))
+        rest = (*symmetries.rest, *sorted(lost - {name for pair in pairs for name in pair.names}))
         return replace(symmetries, pairs=pairs, translations=shifts, rest=rest)
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def prove_symmetries(
         noise = _rounding_noise(run, symmetries, generator)
         claims = _claims(symmetries)
         if together:
-            joint = _judged(_together(claims), run, symmetries, noise, generator, trials, conditions[:1])
+            joint = _judged(_together(claims), run, noise, generator, trials, conditions[:1])
             if joint.holds:
                 proofs = tuple(replace(joint, pair=claim.name, group=claim.group) for claim in claims)
                 return _proof(proofs, symmetries, noise, seed)
-        proofs = tuple(_judged(claim, run, symmetries, noise, generator, trials, conditions) for claim in claims)
+        proofs = tuple(_judged(claim, run, noise, generator, trials, conditions) for claim in claims)
     return _proof(proofs, symmetries, noise, seed)
 
 
@@ -221,8 +221,8 @@ class _Run:
         )
 
 
-Mover = Callable[[Params, Symmetries, float, torch.Generator, bool], None]
-"""(params to write into, symmetries, condition, generator, control): a move that keeps the output, or its control."""
+Mover = Callable[[Params, float, torch.Generator, bool], None]
+"""(params to write into, condition, generator, control): a move that keeps the output, or its control."""
 
 
 @dataclass(frozen=True)
@@ -237,24 +237,18 @@ class _Claim:
 
 def _claims(symmetries: Symmetries) -> list[_Claim]:
     """One for every pair, then one for every translation."""
-    rows = {pair.name: pair.names for pair in symmetries.pairs}
     return [
         *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
-        *(
-            _Claim(shift.name, shift.group, (*shift.moved, *rows[shift.pair]), partial(_shift, shift))
-            for shift in symmetries.translations
-        ),
+        *(_Claim(shift.name, shift.group, shift.names, partial(_shift, shift)) for shift in symmetries.translations),
     ]
 
 
 def _together(claims: Iterable[_Claim]) -> _Claim:
     claims = list(claims)
 
-    def all_at_once(
-        params: Params, symmetries: Symmetries, condition: float, generator: torch.Generator, control: bool
-    ) -> None:
+    def all_at_once(params: Params, condition: float, generator: torch.Generator, control: bool) -> None:
         for claim in claims:
-            claim.move(params, symmetries, condition, generator, control)
+            claim.move(params, condition, generator, control)
 
     return _Claim("all", "", tuple(dict.fromkeys(name for claim in claims for name in claim.names)), all_at_once)
 
@@ -262,7 +256,6 @@ def _together(claims: Iterable[_Claim]) -> _Claim:
 def _move_pair(
     pair: SymmetricPair,
     params: Params,
-    symmetries: Symmetries,
     condition: float,
     generator: torch.Generator,
     control: bool,
@@ -275,17 +268,15 @@ def _move_pair(
 def _shift(
     translation: Translation,
     params: Params,
-    symmetries: Symmetries,
     condition: float,
     generator: torch.Generator,
     control: bool,
 ) -> None:
-    c = random_shift(translation, symmetries, params, generator) * condition**0.5
+    c = random_shift(translation, params, generator) * condition**0.5
     if control and translation.output is None:  # whatever else the keys are moved by is seen
-        H = next(pair for pair in symmetries.pairs if pair.name == translation.pair).H
-        keys = H.read(params)
+        keys = translation.factor.read(params)
         noise = torch.randn(keys.shape, generator=generator, dtype=torch.float64).to(keys.device)
-        H.write(params, keys + noise * keys.std())
+        translation.factor.write(params, keys + noise * keys.std())
     else:
         translation.shift(params, c, compensate=not control)
 
@@ -293,7 +284,6 @@ def _shift(
 def _judged(
     claim: _Claim,
     run: _Run,
-    symmetries: Symmetries,
     noise: float,
     generator: torch.Generator,
     trials: int,
@@ -301,7 +291,7 @@ def _judged(
 ) -> PairProof:
     def change(condition: float, control: bool = False) -> float:
         params = {name: run.params[name].clone() for name in dict.fromkeys(claim.names)}
-        claim.move(params, symmetries, condition, generator, control)
+        claim.move(params, condition, generator, control)
         return run.change(params)
 
     changes = tuple((float(condition), max(change(condition) for _ in range(trials))) for condition in conditions)
@@ -331,7 +321,7 @@ def _rounding_noise(run: _Run, symmetries: Symmetries, generator: torch.Generato
     the parameters' precision. A few numbers are too small a sample: then the largest of three directions counts.
     """
     few = sum(output.numel() for output in run.outputs) < 30
-    sizes = [_third_difference(run, symmetries.names, generator, step) for _ in range(3 if few else 1)]
+    sizes = [_third_difference(run, symmetries.moved, generator, step) for _ in range(3 if few else 1)]
     return max(max(sizes) / 20**0.5, torch.finfo(run.precision).eps)
 
 
