@@ -221,5 +221,8 @@ def test_nothing_is_written_when_something_is_wrong(
         patch.setattr(module, "_copy_beside", lambda *_: 1 / 0)
         assert call(bert, out).exit_code == 1  # a defect
         assert not [path for path in tmp_path.iterdir() if path != bert]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_copy_beside", lambda source, fresh: module.load_model(source).save_pretrained(fresh))
+        refused("would not hold bert.encoder.layer.0", bert, out)
     (bert / "config.json").unlink()
     refused("is no Hugging Face model: it has no config.json", bert, out)

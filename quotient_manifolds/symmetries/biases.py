@@ -74,11 +74,10 @@ class Translation:
 def translations_of(pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str]) -> list[Translation]:
     """The translations that the biases among the rows of attention's pairs allow.
 
-    None if the keys have a partner without the bias: appended tokens, or a sink in the softmax.
+    None if tokens are appended to the keys, which the biases do not reach.
     """
     own = dict(module.named_parameters())
-    appended = bool(getattr(module, "add_zero_attn", False)) or any(path.endswith(PARTNERS) for path in own)
-    if appended:
+    if any(path.endswith(TOKENS) for path in own):
         return []
     stored = {names[id(value)]: value for value in own.values() if id(value) in names}
     found: list[Translation] = []
@@ -94,8 +93,8 @@ def translations_of(pairs: Iterable[SymmetricPair], module: nn.Module, names: Ma
     return found
 
 
-PARTNERS = ("bias_k", "bias_v", "sinks", "sink")
-"""Parameters, by the end of their names, that stand beside the keys in a softmax."""
+TOKENS = ("bias_k", "bias_v")
+"""Parameters of torch.nn.MultiheadAttention that stand beside the keys and values."""
 
 
 def _is_bias(part: Part, stored: Mapping[str, Tensor]) -> bool:
