@@ -45,7 +45,7 @@ def markdown() -> str:
     """The table for readers: one line for all types with the same symmetries, pairs of one small model each."""
     lines = ["| | model types | query/key | value/output | not found, and why |", "|---|---|---|---|---|"]
     for row in TABLE:
-        groups = {"query/key": [], "value/output": []}
+        groups: dict[str, list[str]] = {"query/key": [], "value/output": []}
         for item, count in counts(row.pairs).items():
             kind, _, group = item.partition(" ")
             groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")

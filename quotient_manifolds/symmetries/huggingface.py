@@ -16,10 +16,10 @@ from quotient_manifolds.symmetries.huggingface_rotary import ROTARY_LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout
 
 
-def _classes(*families: str) -> tuple[str, ...]:
+def _classes(families: str) -> tuple[str, ...]:
     """The class names of families in every version: transformers 4 had a class per attention kernel."""
     kernels = ("Attention", "SdpaAttention", "FlashAttention2")
-    return tuple(f"{family}{kernel}" for family in families for kernel in kernels)
+    return tuple(f"{family}{kernel}" for family in families.split() for kernel in kernels)
 
 
 def _separate(classes: tuple[str, ...], projections: str, heads: str, beside: tuple[str, ...] = ()) -> Layout:
@@ -40,26 +40,16 @@ _BERT = "self.query self.key self.value output.dense"
 _BERT_BESIDE = ("output.LayerNorm.", "ln.", "LayerNorm.", "self.dropout", "self.distance_embedding.")
 
 BERT_LIKE = _classes(
-    *(
-        "Bert",
-        "Roberta",
-        "XLMRoberta",
-        "Camembert",
-        "Electra",
-        "Ernie",
-        "MegatronBert",
-        "BertGeneration",
-        "BridgeTower",
-    ),
-    *("Data2VecText", "RobertaPreLayerNorm", "RoCBert", "XLMRobertaXL", "AlignText", "AltRoberta", "ChineseCLIPText"),
-    *("ClapText", "LayoutLM", "MarkupLM", "Splinter", "VisualBert", "RemBert", "Tapas", "Canine", "BlipText", "Bros"),
-    *("Git", "LayoutLMv3", "Flava", "MobileBert", "BigBird"),
+    "Bert Roberta XLMRoberta Camembert Electra Ernie MegatronBert BertGeneration BridgeTower "
+    "Data2VecText RobertaPreLayerNorm RoCBert AlignText AltRoberta ChineseCLIPText ClapText "
+    "LayoutLM MarkupLM Splinter VisualBert RemBert Tapas Canine BlipText Git LayoutLMv3 Flava "
+    "MobileBert BigBird"
 )
 
 PLAIN_LAYOUTS: tuple[Layout, ...] = (
     _separate(BERT_LIKE, _BERT, "self.num_attention_heads", _BERT_BESIDE),
     _separate(  # window attention: a learned bias is added to the scores
-        _classes("ClapAudio", "DonutSwin", "MaskFormerSwin", "Swin"),
+        _classes("ClapAudio DonutSwin MaskFormerSwin Swin"),
         _BERT,
         "self.num_attention_heads",
         ("self.relative_position_bias",),
@@ -73,81 +63,41 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
     _separate(("MPNetAttention",), "attn.q attn.k attn.v attn.o", "attn.num_attention_heads", ("LayerNorm.",)),
     _separate(  # ViT of transformers 5
         _classes(
-            *(
-                "ViT",
-                "DeiT",
-                "ViTMSN",
-                "AST",
-                "Swin",
-                "Beit",
-                "Dinov2",
-                "Dinov2WithRegisters",
-                "IJepa",
-                "LwDetrViT",
-                "Pixio",
-            ),
-            *("MoonshineStreamingEncoder", "RfDetrDinov2", "Tipsv2Vision", "ViTMAE", "Vivit", "MllamaVision", "Radio"),
+            "ViT DeiT ViTMSN AST Swin Beit Dinov2 Dinov2WithRegisters IJepa LwDetrViT Pixio "
+            "MoonshineStreamingEncoder RfDetrDinov2 Tipsv2Vision ViTMAE Vivit MllamaVision Radio"
         ),
         "q_proj k_proj v_proj o_proj",
         "num_attention_heads|num_heads|config.num_attention_heads",
         ("relative_position_bias.",),
     ),
     _separate(  # ViT of transformers 4, and those that keep its layout
-        _classes("ViT", "DeiT", "ViTMSN", "DPTViT", "VitPoseBackbone", "Yolos", "Flava"),
+        _classes("ViT DeiT ViTMSN DPTViT VitPoseBackbone Yolos Flava"),
         "attention.query attention.key attention.value output.dense",
         "attention.num_attention_heads",
     ),
     _separate(  # CLIP and the decoders of the BART family, self- and cross-attention
         _classes(
-            *("CLIP", "Siglip", "Siglip2", "Aimv2", "Idefics2Vision", "Idefics3Vision", "SmolVLMVision", "Eomt"),
-            *(
-                "AltCLIP",
-                "ChineseCLIPVision",
-                "CLIPSeg",
-                "MetaClip2",
-                "XCLIP",
-                "GitVision",
-                "Ovis2Vision",
-                "Blenderbot",
-            ),
-            *("Bart", "BigBirdPegasusDecoder", "BioGpt", "BlenderbotSmall", "Informer", "M2M100", "Marian", "MBart"),
-            *("Pegasus", "PegasusX", "PLBart", "TimeSeriesTransformer", "OPT", "Whisper", "Speech2Text", "Musicgen"),
-            *("MusicgenMelody", "Data2VecAudio", "Hubert", "PatchTSMixer", "PatchTST", "SEW", "UniSpeech", "NllbMoe"),
-            *("UniSpeechSat", "Wav2Vec2", "Qwen2Audio", "Voxtral", "Kosmos2Vision", "GroupViT", "OwlViT", "Owlv2"),
-            *(
-                "LEDDecoder",
-                "SeamlessM4T",
-                "SeamlessM4Tv2",
-                "AudioFlamingo3",
-                "Mvp",
-                "PPFormulaNet",
-                "XGLM",
-                "Sam",
-                "SamHQ",
-                "Tipsv2Text",
-            ),
+            "CLIP Siglip Siglip2 Aimv2 Idefics2Vision Idefics3Vision SmolVLMVision Eomt AltCLIP "
+            "ChineseCLIPVision CLIPSeg MetaClip2 XCLIP GitVision Ovis2Vision Blenderbot Bart "
+            "BigBirdPegasusDecoder BioGpt BlenderbotSmall Informer M2M100 Marian MBart Pegasus PegasusX "
+            "PLBart TimeSeriesTransformer OPT Whisper Speech2Text Musicgen MusicgenMelody Data2VecAudio "
+            "Hubert PatchTSMixer PatchTST SEW UniSpeech NllbMoe UniSpeechSat Wav2Vec2 Qwen2Audio "
+            "Voxtral GroupViT OwlViT Owlv2 LEDDecoder AudioFlamingo3 Mvp PPFormulaNet XGLM Sam SamHQ "
+            "Tipsv2Text"
         ),
         "q_proj k_proj v_proj out_proj",
         "num_heads|num_attention_heads",
     ),
-    _separate(
-        (
-            *(
-                f"{family}SelfAttention"
-                for family in (
-                    "Detr",
-                    "ConditionalDetr",
-                    "DeformableDetr",
-                    "DFine",
-                    "RTDetr",
-                    "RTDetrV2",
-                    "MaskFormerDetr",
-                )
+    replace(  # DETR: positions are added to the inputs of queries and keys
+        _separate(
+            _classes(
+                "DetrSelf ConditionalDetrSelf DeformableDetrSelf DFineSelf RTDetrSelf RTDetrV2Self MaskFormerDetrSelf "
+                "DetrCross MaskFormerDetrCross"
             ),
-            *("DetrCrossAttention", "MaskFormerDetrCrossAttention"),
+            "q_proj k_proj v_proj o_proj",
+            "",
         ),
-        "q_proj k_proj v_proj o_proj",
-        "num_attention_heads|config.num_attention_heads",
+        width="head_dim",
     ),
     _separate(("GPTNeoSelfAttention",), "q_proj k_proj v_proj out_proj", "num_heads"),
     _separate(
@@ -170,7 +120,7 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
         )
     ),
     _separate(  # T5: a learned bias is added to the scores
-        _classes("T5", "MT5", "LongT5", "SwitchTransformers", "Pop2Piano", "Udop", "UMT5"),
+        _classes("T5 MT5 LongT5 SwitchTransformers Pop2Piano Udop UMT5"),
         "q k v o",
         "n_heads",
         ("relative_attention_bias.",),

@@ -59,6 +59,10 @@ def _sliced(index: int) -> tuple[Place, ...]:
 _GPT2 = ("GPT2Attention", "GPT2SdpaAttention", "GPT2FlashAttention2", "DecisionTransformerGPT2Attention")
 _FACTOR = "config.rope_parameters.partial_rotary_factor"
 
+_NORMALISED = (
+    Obstacle("value/output", "norm", "the heads' outputs are normalised (norm) before the output projection"),
+)
+_QWEN_LIKE = ("Qwen2_5_VL", "Glm4v", "Glm4vMoe", "Qwen3_5", "Qwen3VL", "Qwen3VLMoe", "Qwen3OmniMoe")
 _ORDERS: tuple[tuple[Order, bool], ...] = (("units", True), ("heads", False))
 
 FUSED_LAYOUTS: tuple[Layout, ...] = (
@@ -142,16 +146,6 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
         key_heads="num_key_value_heads|config.num_key_value_heads",
         rotary=Rotary(dims=_FACTOR),
     ),
-    _fused(
-        ("DbrxAttention",),
-        "Wqkv",
-        "out_proj",
-        "units",
-        key_heads="num_key_value_heads",
-        rotary=Rotary(),
-        obstacles=_clipped("clip_qkv"),
-    ),
-    _fused(("BarkSelfAttention",), "att_proj", "out_proj"),
     Layout(  # BLIP-2's vision tower keeps the query and value biases apart from the weight
         classes=("Blip2Attention", "InstructBlipAttention", "InstructBlipVideoAttention", "BlipAttention"),
         heads="num_heads",
@@ -188,24 +182,13 @@ FUSED_LAYOUTS: tuple[Layout, ...] = (
     ),
     *(
         _fused(  # vision towers in the manner of timm
-            classes, "qkv", "proj", rotary=rotary, package=package
+            classes, "qkv", "proj", rotary=rotary, package=package, obstacles=_NORMALISED
         )
         for classes, rotary, package in (
-            (("MgpstrAttention", "Florence2VisionWindowAttention"), None, ""),
+            (("MgpstrAttention",), None, ""),
             (("Attention",), None, "timm.models.vision_transformer"),
             (
-                tuple(
-                    f"{family}VisionAttention"
-                    for family in (
-                        "Qwen2_5_VL",
-                        "Glm4v",
-                        "Glm4vMoe",
-                        "Qwen3_5",
-                        "Qwen3VL",
-                        "Qwen3VLMoe",
-                        "Qwen3OmniMoe",
-                    )
-                ),
+                tuple(f"{family}VisionAttention" for family in _QWEN_LIKE),
                 Rotary(),
                 "transformers.",
             ),

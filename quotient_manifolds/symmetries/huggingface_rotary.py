@@ -59,7 +59,7 @@ ROTARY_LAYOUTS: tuple[Layout, ...] = (
         "Dots1 Gemma3 Olmo2 Olmo3 Olmoe FlexOlmo Qwen3VLText Qwen3VLMoeText HunYuanDenseV1 HunYuanMoEV1 "
         "HunYuanVLDenseV1 Apertus FalconH1 Glm4Moe Nemotron Mellum Chameleon NanoChat MiniMaxM2 HYV3 T5GemmaSelf "
         "GraniteDoclingText Granite4VisionText UnlimitedOcrText Ultrabert Glm4vMoeText GlmImageText "
-        "MllamaTextSelf Pixtral Moshi"
+        "MllamaTextSelf Pixtral"
     ),
     _grouped("StableLm Phi", Rotary(dims="rotary_ndims")),
     _grouped("Exaone4 Exaone4_5_ ExaoneMoe Kolibri1"),  # what does not rotate is normalised all the same
@@ -70,7 +70,7 @@ ROTARY_LAYOUTS: tuple[Layout, ...] = (
     _grouped("BitNet"),
     _grouped("DiffLlama", beside=("lambda_",)),
     _grouped("GptOss GraniteSWA GraniteMoeSWA", beside=("sinks",)),
-    _grouped("Afmoe HrmText Beam", obstacles=_GATE),
+    _grouped("Afmoe HrmText", obstacles=_GATE),
     _grouped("Qwen3Next Qwen3_5 Qwen3_5Moe", obstacles=(Obstacle("value/output", "q_proj", GATED),)),
     _grouped("ModernBertDecoder", out="Wo"),
     _grouped("Olmo", obstacles=_clipped("config.clip_qkv")),
@@ -82,7 +82,7 @@ ROTARY_LAYOUTS: tuple[Layout, ...] = (
     ),
     _grouped("Cohere2", Rotary("interleaved", dims=_FACTOR, unless=(("sliding_window", None),))),
     _grouped("GPTJ", Rotary("interleaved", dims="rotary_dim"), out="out_proj"),
-    _grouped("Jamba GraniteMoeHybrid", None),  # order comes from the recurrent layers: nothing rotates
+    _grouped("Jamba", None),  # order comes from the recurrent layers: nothing rotates
     Layout(  # RoFormer, which may rotate the values too
         classes=("RoFormerAttention",),
         heads="self.num_attention_heads",

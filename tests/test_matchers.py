@@ -1,0 +1,242 @@
+"""Adapters, bottlenecks, neurons, and what looks like attention: found when asked for, proved, refused with reasons."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.load import example_inputs
+from quotient_manifolds.symmetries import (
+    Found,
+    Matcher,
+    Proof,
+    Symmetries,
+    bottleneck,
+    find_symmetries,
+    lora,
+    neurons,
+    prove_symmetries,
+)
+from tests.models import attend, noise
+from tests.small_models import build
+
+
+def found_by(matcher: Matcher, model: nn.Module) -> Symmetries:
+    return find_symmetries(model.eval(), layouts=(), matchers=(matcher,))
+
+
+def proof_of(model: nn.Module, inputs: Any, found: Symmetries) -> Proof:
+    proof = prove_symmetries(model, inputs, Symmetries(found.pairs))
+    assert proof.all_proved, str(proof)
+    return proof
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def adapted(model_type: str, **settings: Any) -> nn.Module:
+    """A small model with adapters of rank 3, none of them zero."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(build(model_type), peft.LoraConfig(r=3, **settings))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value += 0.2 * torch.randn_like(value)
+    return model.eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["plain", "rsLoRA", "DoRA"])
+def test_adapters_carry_gl_of_their_rank(settings: dict[str, bool]) -> None:
+    model = adapted("llama", target_modules=["q_proj", "down_proj"], **settings)
+    found = find_symmetries(model)
+    assert [(pair.name.split(".")[-1], pair.group, pair.n, pair.m) for pair in found.pairs] == [
+        ("q_proj lora B/A", "GL(3)^1", 32, 32),
+        ("down_proj lora B/A", "GL(3)^1", 32, 24),
+    ]
+    assert re.search(r"self_attn \(LlamaAttention\): its projections carry adapters: merge them", found.unrecognised[0])
+    proof_of(model, example_inputs(model.base_model.model), found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_embeddings_and_convolutions() -> None:
+    model = adapted("vit", target_modules=["projection", "fc1"])
+    found = found_by(lora, model)
+    assert [(pair.n, pair.m, pair.h) for pair in found.pairs] == [(32, 3 * 8 * 8, 3), (24, 32, 3)]
+    proof_of(model, example_inputs(model.base_model.model), found)
+    model = adapted("bert", target_modules=["word_embeddings"])
+    found = found_by(lora, model)
+    assert [(pair.n, pair.m, pair.h) for pair in found.pairs] == [(32, 60, 3)]
+    proof_of(model, example_inputs(model.base_model.model), found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_nobody_reads_are_refused() -> None:
+    model = adapted("llama", target_modules=["down_proj"])
+    model.base_model.merge_adapter()
+    found = find_symmetries(model)
+    assert not any(pair.kind == "lora B/A" for pair in found.pairs)
+    assert "merged into the weight" in found.refused[-1].reason
+
+
+# --- neurons ---------------------------------------------------------------------------------------------------------
+
+MLPS: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
+    "ReLU": (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), ["GL+(1)^7"], []),
+    "leaky, dropout": (
+        lambda: nn.Sequential(nn.Linear(5, 7, bias=False), nn.LeakyReLU(), nn.Dropout(), nn.Linear(7, 2)),
+        ["GL+(1)^7"],
+        [],
+    ),
+    "GELU": (lambda: nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 2)), [], ["GELU lets no factor pass"]),
+    "three layers, each in one pair": (
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 2)),
+        ["GL+(1)^7"],
+        [],
+    ),
+    "normalised": (lambda: nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)), [], []),
+}
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+def test_neurons_of_a_sequence(mlp: str) -> None:
+    make, groups, reasons = MLPS[mlp]
+    model = make().eval()
+    found = found_by(neurons, model)
+    assert [pair.group for pair in found.pairs] == groups
+    assert len(found.refused) == len(reasons)
+    assert all(reason in refusal.reason for reason, refusal in zip(reasons, found.refused, strict=True))
+    proof_of(model, noise(4, 5), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("llama", ["GL(1)^24"]),
+        ("phi3", ["GL(1)^24"]),
+        ("modernbert", ["GL(1)^24"]),
+        ("mt5", ["GL(1)^24"] * 2),
+        ("t5", ["GL+(1)^24"] * 2),
+        ("opt", ["GL+(1)^32"]),
+        ("bert", []),
+        ("gpt2", []),
+    ],
+)
+def test_neurons_of_transformers(name: str, groups: list[str]) -> None:
+    pytest.importorskip("transformers")
+    model = build(name)
+    found = found_by(neurons, model)
+    assert [pair.group for pair in found.pairs] == groups
+    assert bool(found.refused) == (not groups)
+    assert all("only a ReLU is positively homogeneous" in refusal.reason for refusal in found.refused)
+    proof_of(model, example_inputs(model), found)
+
+
+def test_a_sign_is_no_symmetry_of_a_relu() -> None:
+    """GL(1) with its negative numbers is refuted where GL+(1) is proved."""
+    model = MLPS["ReLU"][0]().eval()
+    pair = found_by(neurons, model).pairs[0]
+    params = {name: value.detach().double() for name, value in model.named_parameters()}
+    x = pair.read(params)
+    outputs = []
+    for factor in (3.0, -3.0):
+        moved = {name: value.clone() for name, value in params.items()}
+        pair.write(moved, torch.cat([x[:, : pair.n] / factor, x[:, pair.n :] * factor], dim=1))
+        outputs.append(torch.func.functional_call(model.double(), moved, (noise(4, 5).double(),)))
+    reference = model.double()(noise(4, 5).double())
+    assert torch.allclose(outputs[0], reference)
+    assert not torch.allclose(outputs[1], reference, atol=1e-2)
+
+
+def test_neurons_and_bottlenecks_are_left_alone_unless_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    assert find_symmetries(model) == Symmetries((), tuple(name for name, _ in model.named_parameters()))
+
+
+# --- bottlenecks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bottleneck_carries_gl_of_its_width() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(), nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).eval()
+    found = found_by(bottleneck, model)
+    assert [(pair.name, pair.group, pair.n, pair.m) for pair in found.pairs] == [
+        ("2 bottleneck in/out", "GL(3)^1", 6, 6)
+    ]
+    proof_of(model, noise(4, 5), found)
+
+
+def test_a_bulge_is_no_bottleneck() -> None:
+    found = found_by(bottleneck, nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 6)))
+    assert found.pairs == ()
+    assert "the middle is wider than an end" in found.refused[0].reason
+
+
+# --- attention by its shape ------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Vision attention with one fused projection, in the manner of timm."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.num_heads = 3
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.q_norm, self.k_norm, self.norm = (nn.LayerNorm(4) if norm else nn.Identity() for _ in range(3))
+        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).unbind(-3)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return self.proj_drop(self.proj(attend(q.flatten(-2), k.flatten(-2), v.flatten(-2), 3)))
+
+
+TimmAttention = type("Attention", (Attention,), {"__module__": "timm.models.vision_transformer"})
+
+
+def test_the_fused_attention_of_timm() -> None:
+    model = nn.Sequential(TimmAttention()).eval()
+    found = find_symmetries(model)
+    assert [(pair.name, pair.group, pair.n, pair.m) for pair in found.pairs] == [
+        ("0 query/key", "GL(4)^3", 13, 13),
+        ("0 value/output", "GL(4)^3", 13, 12),
+    ]
+    proof_of(model, noise(2, 5, 12), found)
+    normed = find_symmetries(nn.Sequential(TimmAttention(norm=True)))
+    assert [refusal.kind for refusal in normed.refused] == ["query/key", "value/output"]
+    assert normed.pairs == ()
+    assert "no known layout" in find_symmetries(nn.Sequential(Attention())).unrecognised[0]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("to_q", "to_k", "to_v"), ("Wq", "Wk", "Wv"), ("qkv",)],
+)
+def test_unnamed_attention_is_detected_by_its_projections(names: tuple[str, ...]) -> None:
+    mixer = type("Mixer", (nn.Module,), {})()
+    for name in names:
+        mixer.add_module(name, nn.Linear(4, 4))
+    found = find_symmetries(nn.ModuleDict({"block": nn.ModuleDict({"mix": mixer})}))
+    assert found.unrecognised == ("block.mix (Mixer): no known layout is for this class",)
+
+
+def test_what_has_no_projections_is_no_attention() -> None:
+    mixer = type("Mixer", (nn.Module,), {})()
+    for name in ("key", "value", "norm"):
+        mixer.add_module(name, nn.Linear(4, 4))
+    assert find_symmetries(nn.Sequential(mixer)).unrecognised == ()
+
+
+def test_a_matcher_is_asked_about_every_module() -> None:
+    asked: list[str] = []
+
+    def curious(module: nn.Module, name: str, names: Any) -> Found | None:
+        asked.append(name)
+        return None
+
+    find_symmetries(nn.Sequential(TimmAttention()), matchers=(curious,))
+    assert asked[:3] == ["", "0", "0.qkv"]
