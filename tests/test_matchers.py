@@ -39,7 +39,7 @@ def proof_of(model: nn.Module, inputs: Any, found: Symmetries) -> Proof:
 # --- adapters --------------------------------------------------------------------------------------------------------
 
 
-def adapted(model_type: str, **settings: Any) -> nn.Module:
+def adapted(model_type: str, **settings: Any) -> Any:
     """A small model with adapters of rank 3, none of them zero."""
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(build(model_type), peft.LoraConfig(r=3, **settings))

@@ -49,7 +49,8 @@ def _adapter(module: nn.Module, name: str, adapter: str, names: Mapping[int, str
         reason = f"B {tuple(B.shape)} and A {tuple(A.shape)} are no factors of a matrix"
     if reason:
         return Refused(label, KIND, reason)
-    G, H = Part.of(names[id(B)], B, _OUT[B.ndim], {}), Part.of(names[id(A)], A, _IN[A.ndim], {})
+    kernel = dict(zip(("height", "width"), A.shape[2:], strict=False))
+    G, H = Part.of(names[id(B)], B, _OUT[B.ndim], {}), Part.of(names[id(A)], A, _IN[A.ndim], kernel)
     return SymmetricPair(label, KIND, Factor((G,)), Factor((H,)))
 
 
