@@ -43,18 +43,23 @@ def cases() -> Iterator[tuple[str, Row]]:
 
 def markdown() -> str:
     """The table for readers: one line for all types with the same symmetries, pairs of one small model each."""
-    lines = ["| | model types | query/key | value/output | not found, and why |", "|---|---|---|---|---|"]
+    lines = [
+        "| | model types | query/key | value/output | free biases | not found, and why |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in TABLE:
         groups: dict[str, list[str]] = {"query/key": [], "value/output": []}
         for item, count in counts(row.pairs).items():
             kind, _, group = item.partition(" ")
             groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")
+        biases = ", ".join(kind.removesuffix(" bias") for kind in counts(row.translations))
         whys = [f"{item.replace(' ', ': ', 1)}" for item in counts(row.refused)]
         whys += [f"not recognised: {module.rpartition(' ')[2].strip('()')}" for module in row.unrecognised]
         cells = (
             row.domain,
             row.types.replace(" ", ", "),
             *(", ".join(each) for each in groups.values()),
+            biases,
             "; ".join(whys),
         )
         lines.append("| " + " | ".join(cells) + " |")

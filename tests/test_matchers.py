@@ -84,6 +84,12 @@ def test_adapters_nobody_reads_are_refused() -> None:
     assert "merged into the weight" in found.refused[-1].reason
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_neurons_behind_an_adapter_are_not_claimed() -> None:
+    found = found_by(neurons, adapted("llama", target_modules=["down_proj"]))
+    assert (found.pairs, found.refused) == ((), ())
+
+
 # --- neurons ---------------------------------------------------------------------------------------------------------
 
 MLPS: dict[str, tuple[Callable[[], nn.Module], list[str], list[str]]] = {
