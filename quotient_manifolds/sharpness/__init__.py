@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
+from quotient_manifolds.sharpness.average import average_sharpness
+from quotient_manifolds.sharpness.eigenvalue import top_eigenvalue
+from quotient_manifolds.sharpness.gradient import gradient_norm
+from quotient_manifolds.sharpness.logits import normalised_logits
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy
+from quotient_manifolds.sharpness.measurement import Measurement
+from quotient_manifolds.sharpness.relative_flatness import relative_flatness
 from quotient_manifolds.sharpness.result import SharpnessResult
+from quotient_manifolds.sharpness.trace import hessian_trace
 from quotient_manifolds.sharpness.worst_case import worst_case_sharpness
 
-__all__ = ["Ascent", "AutoPGD", "Loss", "SharpnessResult", "cross_entropy", "worst_case_sharpness"]
+__all__ = [
+    "Ascent",
+    "AutoPGD",
+    "Loss",
+    "Measurement",
+    "SharpnessResult",
+    "average_sharpness",
+    "cross_entropy",
+    "gradient_norm",
+    "hessian_trace",
+    "normalised_logits",
+    "relative_flatness",
+    "top_eigenvalue",
+    "worst_case_sharpness",
+]

@@ -1,0 +1,122 @@
+"""The largest eigenvalue of the loss's Hessian in any geometry, by Lanczos (ARPACK)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import nn
+
+from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.sharpness.blocks import Blocks
+from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.measurement import Measurement, Subject, check_whole, counted, measured
+from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def top_eigenvalue(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    geometry: Geometry,
+    tolerance: float = 1e-4,
+    restarts: int = 30,
+    products: Products = "exact",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Measurement:
+    """max <v, Hess L v> over unit v in the (horizontal) tangent space: the largest eigenvalue, not the largest in size.
+
+    Riemannian for a quotient geometry (without the bend of the geodesics if they are of first order), where it is
+    invariant along the orbit with eps = 0; in the others it is not. errors: the residuals |H v - lambda v|, |v| = 1;
+    an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of Lanczos;
+    ValueError if it has not converged by then.
+
+    products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
+    `worst_case_sharpness`; progress counts batches.
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
+        raise ValueError(f"tolerance must be a number between 0 and 1. Found {tolerance!r}")
+    check_whole("restarts", restarts, 1)
+    check_products(products)
+    with autograd_available():
+        subject = Subject.of(model, loss, batches, geometry)
+        tick = counted(progress, len(subject.batches))
+        out = {name: torch.empty_like(w) for name, w in subject.space.point.items()}
+        bases, values, residuals = [], [], []
+        forwards = backwards = 0
+        for index, batch in enumerate(subject.batches):
+            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, lambda: None)
+            hessian = Hessian(objective, products)
+            start = subject.space.sample(torch.Generator().manual_seed(seed + index))
+            value, residual = _largest(hessian.times, subject.space, start, tolerance, restarts, index)
+            bases.append(hessian.base)
+            values.append(value)
+            residuals.append(residual)
+            forwards += hessian.forward_passes
+            backwards += hessian.backward_passes
+            tick()
+    return measured(
+        "top Hessian eigenvalue",
+        values,
+        bases,
+        subject.geometry,
+        passes=(2 + forwards, backwards),
+        errors=residuals,
+        tolerance=float(tolerance),
+        restarts=restarts,
+        products=products,
+        seed=seed,
+    )
+
+
+def _largest(
+    times: Callable[[Blocks], Blocks],
+    space: TangentSpace,
+    start: Blocks,
+    tolerance: float,
+    restarts: int,
+    index: int,
+) -> tuple[float, float]:
+    """The eigenvalue and its residual, from a horizontal start."""
+    first = _flat(start)
+    first /= max(float(np.linalg.norm(first)), np.finfo(np.float64).tiny)
+    image = _flat(times(_blocks(first, start)))
+    rayleigh, size = float(first @ image), float(np.linalg.norm(image))
+    if size == 0 or first.size == 1:
+        return rayleigh, 0.0
+    # What does not move gets an eigenvalue below a Rayleigh quotient, so never the largest, negative definite H or not.
+    below = rayleigh - size
+
+    def product(v: Vector) -> Vector:
+        v = v.ravel()
+        blocks = _blocks(v, start)
+        moving = horizontal(space, blocks)
+        return _flat(times(moving)) + below * (v - _flat(moving))
+
+    operator = LinearOperator((first.size, first.size), matvec=product, dtype=np.float64)
+    try:
+        (value,), vectors = eigsh(operator, k=1, which="LA", v0=first, tol=tolerance, maxiter=restarts)
+    except ArpackNoConvergence:
+        raise ValueError(
+            f"Lanczos must converge. It has not on batch {index} after {restarts} restarts at tolerance "
+            f"{tolerance:g}; raise restarts or tolerance, or use float64"
+        ) from None
+    v = vectors[:, 0]
+    return float(value), float(np.linalg.norm(product(v) - value * v))
+
+
+def _flat(z: Blocks) -> Vector:
+    return torch.cat([block.detach().reshape(-1).double().cpu() for block in z.values()]).numpy()
+
+
+def _blocks(v: Vector, like: Blocks) -> Blocks:
+    parts = torch.from_numpy(np.ascontiguousarray(v)).split([block.numel() for block in like.values()])
+    return {key: part.reshape(like[key].shape).to(like[key]) for key, part in zip(like, parts, strict=True)}

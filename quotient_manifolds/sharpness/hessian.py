@@ -1,0 +1,151 @@
+"""The Hessian of z -> L(gamma_z(1)) at z = 0 as a linear map on horizontal coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from quotient_manifolds.geometry import TangentSpace
+from quotient_manifolds.sharpness.blocks import Blocks, combine, norm
+from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
+from quotient_manifolds.symmetries import Params
+
+Products = Literal["exact", "difference"]
+PRODUCTS = ("exact", "difference")
+
+
+@final
+class Hessian:
+    """H v = d/de grad_z L(gamma_z(1)) at z = e v, e = 0: symmetric, and 0 on coordinates that do not move.
+
+    Second-order and exact geodesics agree to the order that counts, so both give the Riemannian Hessian; first-order
+    ones leave the bend of the geodesics out.
+
+    products: "exact" differentiates twice through network and geodesic, one forward for all products, whose graph is
+    kept. "difference" takes (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and
+    backwards each, a relative error of about e^2, for networks whose operations have no second derivative. torch's own
+    operations of that kind are refused by "exact"; a custom autograd.Function marked once_differentiable is not, for
+    autograd takes its slope for constant without a word: use "difference" there, and for checkpointed activations.
+    """
+
+    def __init__(self, objective: BatchObjective, products: Products) -> None:
+        self.objective = objective
+        self.space = objective.space
+        self.forward_passes, self.backward_passes = 1, 1
+        if products == "exact":
+            self.base, self.times = self._differentiated()
+        else:
+            self.base, self.times = objective.value(objective.zero()), self._difference
+            self.backward_passes = 0
+
+    def _differentiated(self) -> tuple[float, Callable[[Blocks], Blocks]]:
+        leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+            value = connected_loss(self.objective.loss, differentiable_move(self.space, leaves), self.objective.batch)
+            loss = self.objective._finite(value.detach())
+            slopes = torch.autograd.grad(value, tuple(leaves.values()), create_graph=True, materialize_grads=True)
+
+        def times(v: Blocks) -> Blocks:
+            pairs = [(slope, v[key]) for key, slope in zip(leaves, slopes, strict=True) if slope.requires_grad]
+            if not pairs:  # the loss is linear along all geodesics
+                return self.space.zero()
+            along, directions = zip(*pairs, strict=True)
+            self.backward_passes += 1
+            with sdpa_kernel(SDPBackend.MATH):
+                products = _second(along, tuple(leaves.values()), directions)
+            return horizontal(self.space, dict(zip(leaves, products, strict=True)))
+
+        return loss, times
+
+    def _difference(self, v: Blocks) -> Blocks:
+        length = norm(v)
+        if length == 0:
+            return self.space.zero()
+        precision = max(torch.finfo(block.dtype).eps for block in v.values())
+        step = precision ** (1 / 3) / length
+        after, before = (
+            self.objective.value_and_gradient({key: sign * step * block for key, block in v.items()})[1]
+            for sign in (1.0, -1.0)
+        )
+        self.forward_passes += 2
+        self.backward_passes += 2
+        combine([(0.5 / step, after), (-0.5 / step, before)], after)
+        return horizontal(self.space, after)
+
+
+@final
+class _Connected(nn.Module):
+    """Model and loss as one module whose value keeps its graph to the parameters it is called with."""
+
+    def __init__(self, loss: LossOf) -> None:
+        super().__init__()
+        self.model, self.loss, self.training = loss.model, loss.loss, False
+
+    def forward(self, batch: Any) -> Tensor:
+        value = self.loss(self.model, batch)
+        if not value.requires_grad:
+            raise ValueError(
+                "The loss does not depend on any measured parameter; it must be computed from the model it is given, "
+                "without detach() or no_grad()"
+            )
+        return value.reshape(())
+
+
+def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
+    """The loss at parameters that are functions of something, differentiable in it as often as asked.
+
+    Activation checkpointing does not fit with this: its second run would be that of the model's own parameters.
+    """
+    module = _Connected(loss)
+    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    state |= {f"model.{name}": value for name, value in params.items()}
+    return torch.func.functional_call(module, state, (batch,))
+
+
+def differentiable_move(space: TangentSpace, z: Blocks) -> Params:
+    """space.move(z) as a function that autograd differentiates as often as asked, network included.
+
+    Exact geodesics are replaced by second-order ones, which agree at z = 0 up to third derivatives.
+    """
+    out: Params = {}
+    for name, w in space.point.items():
+        scale = space.scale.get(name)
+        if name not in space.scale:
+            out[name] = w.clone()
+        else:
+            out[name] = w + z[name] if scale is None else w + scale * z[name]
+    for block in space.pairs:
+        order = "first" if block.order == "first" else "second"
+        block.write(block.space.move(block.space.horizontal(z[block.key]), order), out)
+    return out
+
+
+def horizontal(space: TangentSpace, z: Blocks) -> Blocks:
+    """The orthogonal projection onto the coordinates that move: horizontal, and 0 where the scale is."""
+    out: Blocks = {}
+    for name, scale in space.scale.items():
+        out[name] = (z[name] if scale is None else z[name] * (scale != 0)).contiguous()
+    for block in space.pairs:
+        out[block.key] = block.space.horizontal(z[block.key]).contiguous()
+    return out
+
+
+def check_products(products: str) -> None:
+    if products not in PRODUCTS:
+        raise ValueError(f"products must be one of {', '.join(PRODUCTS)}. Found {products!r}")
+
+
+def _second(slopes: Any, leaves: tuple[Tensor, ...], directions: Any) -> tuple[Tensor, ...]:
+    try:
+        return torch.autograd.grad(slopes, leaves, directions, retain_graph=True, materialize_grads=True)
+    except RuntimeError as error:
+        if "not implemented" not in str(error):
+            raise
+        raise ValueError(
+            f"An operation of the network has no second derivative ({str(error).splitlines()[0]}); use "
+            f"products='difference'"
+        ) from None

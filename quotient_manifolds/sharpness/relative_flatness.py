@@ -1,0 +1,138 @@
+"""Relative flatness of one linear layer (Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from quotient_manifolds.geometry import measured_parameters
+from quotient_manifolds.sharpness.hessian import connected_loss
+from quotient_manifolds.sharpness.losses import _IGNORED, Loss, _split
+from quotient_manifolds.sharpness.measurement import Measurement, counted, measured
+from quotient_manifolds.sharpness.objective import (
+    LossOf,
+    Progress,
+    autograd_available,
+    check_deterministic,
+    check_model,
+)
+from quotient_manifolds.sharpness.worst_case import _listed as listed_batches
+
+METHODS = ("closed", "loop")
+
+
+def relative_flatness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    layer: str,
+    method: Literal["closed", "loop"] = "closed",
+    progress: Progress | None = None,
+) -> Measurement:
+    """kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of one nn.Linear, its bias left out.
+
+    H_ss' is the block of the loss's Hessian with respect to rows s and s'. method "closed": for a layer whose output
+    are the logits of a mean cross-entropy, E[|phi|^2 (sum_c p_c |w_c|^2 - |sum_c p_c w_c|^2)] with phi the layer's
+    input and p the softmax of its output, one forward pass. "loop": any linear layer and loss, rows x columns backward
+    passes, for small layers and for checking.
+
+    It has no geometry. Invariant along the orbits of symmetries that leave this layer's weight and input alone, as
+    those of attention leave a classifier's head; and under scaling of the layer against the one before it.
+
+    Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed"), if the layer's weight
+    is shared with another module, or what `worst_case_sharpness` refuses. progress counts forward or backward passes.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {method!r}")
+    check_model(model)
+    listed = listed_batches(batches)
+    linear = _linear(model, layer)
+    with autograd_available():
+        point = measured_parameters(model)
+        objective = LossOf(model, loss)
+        check_deterministic(objective, point, listed[0])
+        backwards = linear.weight.numel() + 1 if method == "loop" else 0
+        tick = counted(progress, len(listed) * max(backwards, 1))
+        bases, values = [], []
+        for index, batch in enumerate(listed):
+            if method == "loop":
+                base, value = _loop(objective, f"{layer}.weight", linear.weight.detach(), batch, tick)
+            else:
+                base, value = _closed(objective, linear, batch, f"batch {index}")
+                tick()
+            bases.append(base)
+            values.append(value)
+    return measured(
+        "relative flatness",
+        values,
+        bases,
+        "no geometry",
+        passes=(2 + len(values), len(values) * backwards),
+        layer=layer,
+        method=method,
+    )
+
+
+def _closed(objective: LossOf, linear: nn.Linear, batch: Any, where: str) -> tuple[float, float]:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((inputs[0].detach(), output.detach()))
+
+    with torch.no_grad(), linear.register_forward_hook(look):
+        base = float(objective.at({}, batch))
+    if len(seen) != 1:
+        raise ValueError(f"The layer must be called once in a forward pass. Found {len(seen)} calls on {where}")
+    phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])
+    labels = _split(batch)[1].flatten()
+    _check_loss(base, logits, labels, where)
+    counted_rows = labels != _IGNORED
+    phi, p = phi[counted_rows].double(), logits[counted_rows].double().softmax(-1)
+    w = linear.weight.detach().double()
+    scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
+    return base, float(((phi**2).sum(dim=1) * scatter).mean())
+
+
+def _check_loss(base: float, logits: Tensor, labels: Tensor, where: str) -> None:
+    same = logits.shape[0] == labels.shape[0]
+    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=_IGNORED)) if same else float("nan")
+    if not abs(expected - base) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(base)):
+        raise ValueError(
+            f"The closed form holds for the mean cross-entropy of the layer's output. Found a loss of {base:.6g} on "
+            f"{where}, where that is {expected:.6g}; use method='loop'"
+        )
+
+
+def _loop(objective: LossOf, name: str, weight: Tensor, batch: Any, tick: Any) -> tuple[float, float]:
+    leaf = weight.clone().requires_grad_()
+    gram = (weight @ weight.mT).double()
+    total = 0.0
+    with sdpa_kernel(SDPBackend.MATH):
+        value = connected_loss(objective, {name: leaf}, batch)
+        (slope,) = torch.autograd.grad(value, leaf, create_graph=True, materialize_grads=True)
+        tick()
+        for row in range(weight.shape[0]):
+            for column in range(weight.shape[1]):
+                if slope.requires_grad:
+                    (second,) = torch.autograd.grad(slope[row, column], leaf, retain_graph=True, materialize_grads=True)
+                    total += float(gram[row] @ second[:, column].double())
+                tick()
+    return float(value.detach()), total
+
+
+def _linear(model: nn.Module, layer: str) -> nn.Linear:
+    linear = dict(model.named_modules()).get(layer)
+    if not isinstance(linear, nn.Linear):
+        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        raise ValueError(f"layer must name an nn.Linear of the model. Found {layer!r}; it has {', '.join(linears)}")
+    owners = [
+        name for name, module in model.named_modules() for w in module.parameters(recurse=False) if w is linear.weight
+    ]
+    if len(owners) > 1:
+        raise ValueError(f"The weight of {layer} must be its own. It is shared by {', '.join(owners)}")
+    return linear

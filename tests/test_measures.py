@@ -1,0 +1,527 @@
+"""Measures of sharpness against closed forms, dense Hessians and themselves elsewhere on the orbit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+from quotient_manifolds.sharpness import (
+    Measurement,
+    average_sharpness,
+    cross_entropy,
+    gradient_norm,
+    hessian_trace,
+    normalised_logits,
+    relative_flatness,
+    top_eigenvalue,
+    worst_case_sharpness,
+)
+from quotient_manifolds.symmetries import Factor, Params, Part, SymmetricPair, Symmetries, find_symmetries, random_move
+
+Batch = tuple[Tensor, Tensor]
+Measure = Callable[..., Measurement]
+
+GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
+
+
+class Classifier(nn.Module):
+    """Attention, a head, and a parameter that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.fixture
+def model() -> Classifier:
+    classifier = Classifier().double().eval()
+    with torch.no_grad():
+        for w in classifier.parameters():
+            w.add_(0.5 * torch.randn_like(w))
+    return classifier
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    return [(torch.randn(4, 3, 4, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
+
+
+def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
+    other = copy.deepcopy(model)
+    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
+    other.load_state_dict(elsewhere, strict=False)
+    return other
+
+
+class Point(nn.Module):
+    """A vector of weights, one of which is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.5, -0.5, 0.0, 2.0], dtype=torch.float64))
+
+
+def polynomial(model: nn.Module, batch: Tensor) -> Tensor:
+    """b'w + w'Aw / 2 + sum w^4: its average over a Gaussian has a closed form."""
+    w = model.w
+    assert isinstance(w, Tensor)
+    return batch[0] @ w + w @ batch[1:] @ w / 2 + (w**4).sum()
+
+
+def coefficients(seed: int) -> Tensor:
+    random = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.cat([random[:1], random[1:] + random[1:].mT])
+
+
+@pytest.mark.parametrize("radius", [0.1, 1.0])
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive()], ids=lambda geometry: geometry.name)
+def test_average_sharpness_of_a_polynomial_is_its_gaussian_moment(geometry: Geometry, radius: float) -> None:
+    """E = sum over i of s_i^2 A_ii / 2 + 6 w_i^2 s_i^2 + 3 s_i^4, s = radius * (1 or |w|)."""
+    model, batch = Point().eval(), coefficients(0)
+    w = model.w.detach()
+    s = radius * (torch.ones(4, dtype=torch.float64) if isinstance(geometry, Euclidean) else w.abs())
+    exact = float((s**2 * batch[1:].diagonal() / 2 + 6 * w**2 * s**2 + 3 * s**4).sum())
+    result = average_sharpness(model, polynomial, [batch], geometry=geometry, radius=radius, samples=400)
+    assert result.standard_error is not None
+    assert result.standard_error == result.errors[0] < 0.15 * abs(exact)
+    assert abs(result.mean - exact) < 4 * result.standard_error
+
+
+def test_antithetic_pairs_cancel_what_is_odd() -> None:
+    def odd(model: nn.Module, batch: Tensor) -> Tensor:
+        w = model.w
+        assert isinstance(w, Tensor)
+        return (w - batch).sum() + ((w - batch) ** 3).sum()
+
+    model = Point().eval()
+    result = average_sharpness(model, odd, [model.w.detach().clone()], geometry=Euclidean(), radius=1.0, samples=3)
+    assert result.mean == pytest.approx(0, abs=1e-12)
+
+
+def test_the_error_of_several_batches_is_that_over_batches() -> None:
+    model = Point().eval()
+    result = average_sharpness(
+        model, polynomial, [coefficients(0), coefficients(1)], geometry=Euclidean(), radius=0.5, samples=10
+    )
+    assert result.standard_error == pytest.approx(abs(result.values[0] - result.values[1]) / 2)
+    assert result.mean == pytest.approx(sum(result.values) / 2)
+    assert len(result.errors) == 2
+    assert (result.forward_passes, result.backward_passes) == (2 + 2 * 21, 0)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [Quotient("inv"), Quotient("mix"), Quotient("inv", "first"), Quotient("inv", "exact")],
+    ids=lambda geometry: geometry.name,
+)
+def test_average_quotient_sharpness_is_invariant_on_the_orbit(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    samples = 4 if "exact" in geometry.name else 60
+    here, there = (
+        average_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=samples)
+        for m in (model, moved(model, 0.1))
+    )
+    assert here.standard_error is not None
+    assert there.standard_error is not None
+    assert abs(there.mean - here.mean) < 4 * math.hypot(here.standard_error, there.standard_error)
+    assert there.base_losses == pytest.approx(here.base_losses, rel=1e-10)
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive()], ids=lambda geometry: geometry.name)
+def test_average_sharpness_of_other_geometries_is_not_invariant(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    here, there = (
+        average_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.3, samples=100)
+        for m in (model, moved(model, 1.0, seed=5))
+    )
+    assert here.standard_error is not None
+    assert there.standard_error is not None
+    assert abs(there.mean - here.mean) > 8 * math.hypot(here.standard_error, there.standard_error)
+
+
+def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Classifier, batches: list[Batch]) -> None:
+    names, weights = zip(*((n, w) for n, w in model.named_parameters() if "unused" not in n), strict=True)
+    for geometry, power in ((Euclidean(), 0), (Adaptive(), 1)):
+        result = gradient_norm(model, cross_entropy, batches, geometry=geometry)
+        for batch, value in zip(batches, result.values, strict=True):
+            grads = torch.autograd.grad(cross_entropy(model, batch), weights)
+            squares = [((w.detach() ** power * g) ** 2).sum() for w, g in zip(weights, grads, strict=True)]
+            assert value == pytest.approx(math.sqrt(sum(map(float, squares))), rel=1e-12)
+    assert len(names) == 6
+
+
+def test_gradient_norm_is_invariant_in_quotient_geometries_only(model: Classifier, batches: list[Batch]) -> None:
+    elsewhere = moved(model, 0.01)
+    for geometry in GEOMETRIES:
+        here, there = (gradient_norm(m, cross_entropy, batches, geometry=geometry) for m in (model, elsewhere))
+        if isinstance(geometry, Quotient):
+            assert there.values == pytest.approx(here.values, rel=1e-8), geometry.name
+        else:
+            assert abs(there.mean / here.mean - 1) > 0.3, geometry.name
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    slope = gradient_norm(model, cross_entropy, batches, geometry=geometry)
+    worst = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-5, steps=2)
+    assert worst.mean / 1e-5 == pytest.approx(slope.mean, rel=1e-3)
+
+
+class Output(nn.Module):
+    """The logits are a parameter, returned in one of several kinds of output."""
+
+    def __init__(self, logits: Tensor, kind: str = "tensor") -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.logits + 0 * x
+        return {"tensor": logits, "tuple": (logits, x), "dict": {"logits": logits, "x": x}}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
+def test_normalised_logits_have_mean_0_and_length_1(kind: str) -> None:
+    logits = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]], dtype=torch.float64)
+    unit = torch.tensor([-2.0, -1.0, 3.0], dtype=torch.float64) / math.sqrt(14)
+    expected = (-float(unit.log_softmax(0)[2]) + math.log(3)) / 2  # equal logits stay equal: no 0 / 0
+    batch = (torch.zeros((), dtype=torch.float64), torch.tensor([2, 0]))
+    for logits_of in (logits, 7 * logits + 3):
+        value = normalised_logits(cross_entropy)(Output(logits_of, kind), batch)
+        assert float(value.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
+    model: Classifier, batches: list[Batch]
+) -> None:
+    def scaled(factor: float) -> float:
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for w in other.head.parameters():
+                w.mul_(factor)
+        loss = normalised_logits(cross_entropy)
+        return worst_case_sharpness(other, loss, batches, geometry=Adaptive(), radius=0.1, steps=3).mean
+
+    assert scaled(5.0) == pytest.approx(scaled(1.0), rel=1e-8)
+    with pytest.raises(ValueError, match="never does"):
+        normalised_logits(lambda m, b: (m.model.head.weight**2).sum())(model, batches[0])
+
+
+MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
+    "average": (average_sharpness, {"radius": 0.1, "samples": 2, "geometry": Adaptive()}),
+    "gradient": (gradient_norm, {"geometry": Adaptive()}),
+    "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
+    "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
+    "flatness": (relative_flatness, {"layer": "head"}),
+    "flatness by loop": (relative_flatness, {"layer": "head", "method": "loop"}),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_records_last_and_the_model_is_untouched(
+    name: str, model: Classifier, batches: list[Batch], tmp_path: Path
+) -> None:
+    measure, settings = MEASURES[name]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():  # gradients are turned on where they are needed
+        result = measure(model, cross_entropy, batches, **settings)
+    assert measure(model, cross_entropy, batches, **settings) == result
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(w.grad is None for w in model.parameters())
+    result.save(tmp_path / "result.json")
+    assert Measurement.load(tmp_path / "result.json") == result
+    assert Measurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert len(result.values) == 3
+    assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
+    assert result.measure in str(result)
+    assert result.standard_error == pytest.approx(float(torch.tensor(result.values).double().std()) / math.sqrt(3))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_progress_counts_to_its_total(name: str, model: Classifier, batches: list[Batch]) -> None:
+    measure, settings = MEASURES[name]
+    seen: list[tuple[int, int]] = []
+    measure(model, cross_entropy, batches, progress=lambda done, total: seen.append((done, total)), **settings)
+    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
+    assert seen
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_bad_input_is_refused_in_one_sentence(name: str, model: Classifier, batches: list[Batch]) -> None:
+    measure, settings = MEASURES[name]
+
+    def refused(message: str, model: nn.Module, loss: Any, batches: Any) -> None:
+        with pytest.raises((ValueError, TypeError), match=message) as caught:
+            measure(model, loss, batches, **settings)
+        assert "\n" not in str(caught.value)
+
+    refused("at least one batch", model, cross_entropy, [])
+    refused("list of batches", model, cross_entropy, batches[0])
+    refused("unperturbed model must be finite", model, lambda m, b: cross_entropy(m, b) * math.nan, batches)
+    refused("deterministic", model, lambda m, b: cross_entropy(m, b) + torch.rand(()), batches)
+    refused("eval mode", copy.deepcopy(model).train(), cross_entropy, batches)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "is not JSON"), ("[]", "one JSON object"), ('{"mean": 1}', "missing .* unknown")]
+)
+def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Measurement.load(tmp_path / "x.json")
+
+
+def test_settings_are_checked(model: Classifier, batches: list[Batch]) -> None:
+    with pytest.raises(ValueError, match=r"samples must be a whole number, at least 2\. Found 1"):
+        average_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, samples=1)
+    with pytest.raises(ValueError, match=r"radius must be a positive finite number\. Found 0"):
+        average_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0)
+
+
+def scaled_hessian(geometry: Geometry, batch: Tensor) -> Tensor:
+    """The dense Hessian of the polynomial in z, by functorch."""
+    w = Point().w.detach()
+    d = torch.ones_like(w) if isinstance(geometry, Euclidean) else w
+
+    def loss(z: Tensor) -> Tensor:
+        x = w + d * z
+        return batch[0] @ x + x @ batch[1:] @ x / 2 + (x**4).sum()
+
+    return torch.func.hessian(loss)(torch.zeros_like(w))
+
+
+@pytest.mark.parametrize("products", ["exact", "difference"])
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive()], ids=lambda geometry: geometry.name)
+def test_hessian_trace_and_top_eigenvalue_are_those_of_the_dense_hessian(geometry: Geometry, products: str) -> None:
+    model, data = Point().eval(), [coefficients(0), coefficients(1)]
+    dense = [scaled_hessian(geometry, batch) for batch in data]
+    trace = hessian_trace(model, polynomial, data, geometry=geometry, samples=200, products=products)
+    for value, error, hessian in zip(trace.values, trace.errors, dense, strict=True):
+        assert abs(value - float(hessian.trace())) < 4 * error < 0.8 * abs(float(hessian.trace()))
+    top = top_eigenvalue(model, polynomial, data, geometry=geometry, tolerance=1e-8, products=products)
+    assert top.values == pytest.approx([float(torch.linalg.eigvalsh(hessian)[-1]) for hessian in dense], rel=1e-7)
+    assert max(top.errors) < 1e-6 * top.mean
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_eigenvalue_is_meant_and_directions_that_do_not_move_have_none(sign: float) -> None:
+    """Adaptive, w = (1.5, -0.5, 0, 2): eigenvalues sign * w^2 without that of the weight 0."""
+
+    def bowl(model: nn.Module, batch: Tensor) -> Tensor:
+        w = model.w
+        assert isinstance(w, Tensor)
+        return sign * (w**2).sum() / 2 + batch
+
+    result = top_eigenvalue(Point().eval(), bowl, [torch.zeros(1)], geometry=Adaptive(), tolerance=1e-10)
+    assert result.mean == pytest.approx(4.0 if sign > 0 else -0.25)
+
+
+def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
+    """The dense Hessian on all coordinates of a tangent space, by differences of the loss's gradients."""
+
+    def gradient(z: Tensor) -> Tensor:
+        params = space.move(unflat(z))
+        leaves = {name: w.requires_grad_() for name, w in params.items()}
+        x = torch.func.functional_call(model, leaves, (batch[0],))
+        grads = torch.autograd.grad(nn.functional.cross_entropy(x, batch[1]), list(leaves.values()), allow_unused=True)
+        return flat(space.pull_back(unflat(z), dict(zip(leaves, grads, strict=True))))
+
+    like = space.zero()
+
+    def flat(z: Params) -> Tensor:
+        return torch.cat([z[key].flatten() for key in like])
+
+    def unflat(z: Tensor) -> Params:
+        parts = z.split([block.numel() for block in like.values()])
+        return space.project({key: part.reshape(like[key].shape) for key, part in zip(like, parts, strict=True)})
+
+    eye, h = torch.eye(flat(like).numel(), dtype=torch.float64), 1e-5
+    return torch.stack([(gradient(h * e) - gradient(-h * e)) / (2 * h) for e in eye])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    dense = differenced(geometry.at(model), model, batches[0])
+    dense = (dense + dense.mT) / 2
+    trace = hessian_trace(model, cross_entropy, batches[:1], geometry=geometry, samples=150)
+    assert trace.standard_error is not None
+    assert abs(trace.mean - float(dense.trace())) < 4 * trace.standard_error
+    top = top_eigenvalue(model, cross_entropy, batches[:1], geometry=geometry, tolerance=1e-6)
+    assert top.mean == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
+
+
+def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
+    """(G H - y)^2 in inv: 4 y0 (2 y0 - y), exactly, for the horizontal space is a line; 2 v' H v of first order not."""
+
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.g, self.h = (nn.Parameter(torch.tensor([[value]], dtype=torch.float64)) for value in (0.3, 5.0))
+
+    model, y0, y = Scalar().eval(), 1.5, 0.4
+    sides = [Factor((Part.of(name, w, "rows h -> 1 rows h", {}),)) for name, w in model.named_parameters()]
+    symmetries = Symmetries(pairs=(SymmetricPair("scalar", "value/output", *sides),), rest=(), unrecognised=())
+
+    def loss(model: nn.Module, target: Tensor) -> Tensor:
+        return ((model.g @ model.h - target) ** 2).sum()
+
+    for order, exact in (("second", 4 * y0 * (2 * y0 - y)), ("exact", 4 * y0 * (2 * y0 - y)), ("first", None)):
+        geometry = Quotient("inv", order, symmetries=symmetries, trust=True)
+        target = torch.tensor([[y]], dtype=torch.float64)
+        value = top_eigenvalue(model, loss, [target], geometry=geometry).mean
+        assert value == pytest.approx(4 * y0**2 + 2 * y0 * (y0 - y) if exact is None else exact)
+
+
+def test_curvature_is_invariant_in_quotient_geometries_only(model: Classifier, batches: list[Batch]) -> None:
+    elsewhere = moved(model, 1.0, seed=5)
+    for geometry in GEOMETRIES:
+        here, there = (top_eigenvalue(m, cross_entropy, batches, geometry=geometry) for m in (model, elsewhere))
+        if isinstance(geometry, Quotient):
+            assert there.values == pytest.approx(here.values, rel=1e-7), geometry.name
+        else:
+            assert there.mean > 2 * here.mean, geometry.name
+        here, there = (
+            hessian_trace(m, cross_entropy, batches[:1], geometry=geometry, samples=100) for m in (model, elsewhere)
+        )
+        error = math.hypot(here.errors[0], there.errors[0])
+        if isinstance(geometry, Quotient):
+            assert abs(there.mean - here.mean) < 4 * error, geometry.name
+        else:
+            assert abs(there.mean - here.mean) > 4 * error, geometry.name
+
+
+def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, batches: list[Batch]) -> None:
+    """The same seed draws the same directions."""
+    for geometry in GEOMETRIES:
+        trace = hessian_trace(model, cross_entropy, batches, geometry=geometry, samples=5)
+        average = average_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-3, samples=5)
+        assert average.values == pytest.approx([1e-6 / 2 * value for value in trace.values], rel=1e-3)
+
+
+def test_a_network_without_second_derivatives_is_measured_by_differences() -> None:
+    """Flash attention, called by its own name, has none."""
+
+    def attention(model: nn.Module, fast: bool) -> Tensor:
+        w = model.w
+        assert isinstance(w, Tensor)
+        q = w.reshape(1, 1, 2, 2)
+        if fast:
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0].pow(2).sum()
+        return nn.functional.scaled_dot_product_attention(q, q, q).pow(2).sum()
+
+    model = Point().eval()
+    exact = top_eigenvalue(model, attention, [False], geometry=Euclidean())
+    differences = top_eigenvalue(model, attention, [True], geometry=Euclidean(), products="difference")
+    assert differences.mean == pytest.approx(exact.mean, rel=1e-6)
+    with pytest.raises(ValueError, match=r"no second derivative .*; use products='difference'"):
+        top_eigenvalue(model, attention, [True], geometry=Euclidean())
+
+
+def test_settings_of_curvature_are_checked(model: Classifier, batches: list[Batch]) -> None:
+    for measure, settings, message in (
+        (hessian_trace, {"samples": 1}, r"samples must be a whole number, at least 2\. Found 1"),
+        (hessian_trace, {"products": "guess"}, "products must be one of exact, difference"),
+        (top_eigenvalue, {"tolerance": 0}, "tolerance must be a number between 0 and 1. Found 0"),
+        (top_eigenvalue, {"restarts": 0}, "restarts must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            measure(model, cross_entropy, batches, geometry=Adaptive(), **settings)  # type: ignore[operator]
+
+
+def test_lanczos_that_does_not_converge_is_an_error() -> None:
+    curvature = torch.linspace(0, 1, 1000, dtype=torch.float64)
+
+    def bowl(model: nn.Module, batch: Tensor) -> Tensor:
+        return (curvature * model.weight[0] ** 2).sum() / 2 + batch  # type: ignore[index,operator]
+
+    model = nn.Linear(1000, 1, bias=False).double().eval()
+    with pytest.raises(ValueError, match=r"Lanczos must converge\. It has not on batch 0 after 1 restarts"):
+        top_eigenvalue(model, bowl, [torch.zeros(1)], geometry=Euclidean(), tolerance=1e-12, restarts=1)
+
+
+def test_a_detached_loss_has_no_curvature_to_measure(model: Classifier, batches: list[Batch]) -> None:
+    def detached(model: nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model, batch).detach()
+
+    for measure in (gradient_norm, hessian_trace, top_eigenvalue):
+        with pytest.raises(ValueError, match="depend on any measured parameter"):
+            measure(model, detached, batches, geometry=Adaptive())  # type: ignore[operator]
+
+
+def test_relative_flatness_closed_form_is_the_loop_and_the_definition(model: Classifier, batches: list[Batch]) -> None:
+    closed, loop = (
+        relative_flatness(model, cross_entropy, batches, layer="head", method=method) for method in ("closed", "loop")
+    )
+    assert closed.values == pytest.approx(loop.values, rel=1e-10)
+    assert closed.base_losses == pytest.approx(loop.base_losses, rel=1e-12)
+    assert (loop.backward_passes, closed.backward_passes) == (3 * 13, 0)
+    x, labels = batches[0]
+    phi = model.attention(x, x, x)[0].mean(1).detach()
+    w, b = model.head.weight.detach(), model.head.bias.detach()
+    hessian = torch.func.hessian(lambda w: nn.functional.cross_entropy(phi @ w.mT + b, labels))(w)
+    definition = torch.einsum("sk, tk, sjtj ->", w, w, hessian)
+    assert closed.values[0] == pytest.approx(float(definition), rel=1e-10)
+
+
+def test_relative_flatness_of_a_head_is_invariant_under_attention_and_under_its_own_scaling(
+    model: Classifier, batches: list[Batch]
+) -> None:
+    here = relative_flatness(model, cross_entropy, batches, layer="head")
+    assert here.mean > 0.01
+    there = relative_flatness(moved(model, 1.0, seed=5), cross_entropy, batches, layer="head")
+    assert there.values == pytest.approx(here.values, rel=1e-10)
+    scaled = copy.deepcopy(model)
+    with torch.no_grad():
+        scaled.head.weight.mul_(4)
+        for w in scaled.attention.out_proj.parameters():
+            w.div_(4)
+    assert relative_flatness(scaled, cross_entropy, batches, layer="head").values == pytest.approx(here.values)
+
+
+def test_relative_flatness_skips_ignored_labels_and_loops_over_any_layer_and_loss(
+    model: Classifier, batches: list[Batch]
+) -> None:
+    x, labels = batches[0]
+    ignored = (x, torch.where(torch.arange(4) == 1, -100, labels))
+    kept = (x[[0, 2, 3]], labels[[0, 2, 3]])
+    results = [relative_flatness(model, cross_entropy, [batch], layer="head") for batch in (ignored, kept)]
+    assert results[0].mean == pytest.approx(results[1].mean, rel=1e-12)
+
+    def bowl(model: nn.Module, batch: Batch) -> Tensor:
+        w = model.attention.out_proj.weight  # type: ignore[union-attr]
+        return (w**2).sum() / 2  # type: ignore[operator]
+
+    loop = relative_flatness(model, bowl, batches[:1], layer="attention.out_proj", method="loop")
+    assert loop.mean == pytest.approx(4 * float((model.attention.out_proj.weight.detach() ** 2).sum()))
+    with pytest.raises(ValueError, match=r"cross-entropy of the layer's output\. Found .*use method='loop'"):
+        relative_flatness(model, normalised_logits(cross_entropy), batches, layer="head")
+    with pytest.raises(ValueError, match=r"must name an nn\.Linear of the model\. Found 'attention'"):
+        relative_flatness(model, cross_entropy, batches, layer="attention")
+    with pytest.raises(ValueError, match="method must be one of closed, loop"):
+        relative_flatness(model, cross_entropy, batches, layer="head", method="fast")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="called once in a forward pass"):
+        relative_flatness(model, cross_entropy, batches, layer="unused")
+    model.unused = nn.Linear(4, 3).double().eval()
+    model.unused.weight = model.head.weight
+    with pytest.raises(ValueError, match=r"must be its own\. It is shared by head, unused"):
+        relative_flatness(model, cross_entropy, batches, layer="head")
