@@ -22,24 +22,56 @@ class SingularFrame(NamedTuple):
     from_left: Tensor  # (..., h, h)
     from_right: Tensor  # (..., h, h)
 
+    def to(self, dtype: torch.dtype) -> SingularFrame:
+        """The frame in another precision."""
+        return SingularFrame(*(part.to(dtype) for part in self))
+
+
+def rank_floor(n: int, m: int) -> float:
+    """A singular value of G H^T below this, relative to the largest, cannot be told from 0 in float64."""
+    return (n + m) * torch.finfo(torch.float64).eps
+
 
 def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
     """Thin SVD of G H^T through the QR factors of G and H, never forming G^T G, whose condition number is squared.
 
-    With `eps > 0` the triangular factors are those of G^T G + eps I and H^T H + eps I (QR of G stacked on sqrt(eps) I);
-    `left` and `right` then have columns shorter than one. Singular values are floored at machine precision relative to
-    the largest, so that weights stay finite and the result depends on the orbit of (G, H) only.
+    Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
+    the digits of its factors. Those below `rank_floor` are raised to it, so that weights stay finite and the result
+    depends on the orbit of (G, H) only. With `eps > 0` the triangular factors are those of G^T G + eps I and
+    H^T H + eps I (QR of G stacked on sqrt(eps) I); `left` and `right` then have columns shorter than one.
 
     Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
     """
-    (Q_G, R_G), (Q_H, R_H) = _qr(G, eps), _qr(H, eps)
-    U, s, Vh = torch.linalg.svd(R_G @ R_H.mT)
+    (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
+    U, s, Vh = torch.linalg.svd(_apart(R_G @ R_H.mT))
     V = Vh.mT
-    floor = (G.shape[-2] + H.shape[-2]) * torch.finfo(s.dtype).eps
-    s = torch.maximum(s, floor * s[..., :1].detach())
+    s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
     return SingularFrame(Q_G @ U, Q_H @ V, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
+
+
+def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:
+    """The singular values of G H^T over the largest, descending, in float64; 0 where the product is. Shape (..., h)."""
+    R_G, R_H = (torch.linalg.qr(part.detach().double(), mode="r").R for part in (G, H))
+    s = torch.linalg.svdvals(R_G @ R_H.mT)
+    return s / s[..., :1].clamp_min(torch.finfo(s.dtype).tiny)
+
+
+def _apart(core: Tensor, gap: float = 1e-8) -> Tensor:
+    """The matrix itself; where its SVD is to be differentiated, with singular values that agree moved apart by `gap`.
+
+    The derivative of singular vectors divides by the differences of singular values. What is computed from a frame
+    does not depend on the choice of vectors at a tie and is smooth there, so the change costs no more than its size.
+    """
+    if not core.requires_grad or core.shape[-1] == 1:
+        return core
+    with torch.no_grad():
+        U, s, Vh = torch.linalg.svd(core)
+        tied = ((s[..., :-1] - s[..., 1:]) < gap * s[..., :1] / 10).any(dim=-1)[..., None]
+        steps = torch.arange(s.shape[-1] - 1, -1, -1, dtype=s.dtype, device=s.device)
+        shift = U * torch.where(tied, gap * s[..., :1] * steps, 0.0)[..., None, :] @ Vh
+    return core + shift
 
 
 def _qr(G: Tensor, eps: float) -> tuple[Tensor, Tensor]:

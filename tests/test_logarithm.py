@@ -109,6 +109,14 @@ def test_the_mean_is_where_logarithms_add_up_to_zero(metric: str) -> None:
     assert bool(manifold.same_orbit(manifold.mean(points), x, rtol=1e-6))
 
 
+def test_the_mean_of_one_point_and_in_single_precision() -> None:
+    manifold = FixedRankQuotient(3, 3)
+    x = torch.randn(1, 6, 2)
+    assert bool(manifold.same_orbit(manifold.mean(x), x[0], rtol=1e-5))
+    near = x[0] * (1 + 0.01 * torch.randn(4, 6, 2))
+    assert manifold.mean(near).dtype == torch.float32
+
+
 def test_far_points_and_relaxed_metrics_are_refused() -> None:
     manifold = FixedRankQuotient(1, 1, "inv")
     x = torch.tensor([[1.0], [1.0]], dtype=torch.float64)

@@ -308,9 +308,17 @@ BAD = [
     (lambda: FixedRankQuotient(3, 2).at(torch.ones(5, 3)), "with 1 <= h <= 2"),
     (lambda: FixedRankQuotient(3, 2).at(torch.full((5, 1), math.nan)), "finite; found NaN"),
     (lambda: FixedRankQuotient(3, 2).at(torch.zeros(5, 1)), "rank"),
-    (lambda: FixedRankQuotient(3, 2).retr(torch.ones(5, 1), torch.ones(4, 1)), r"should end in \(5, 1\); found shape"),
+    (
+        lambda: FixedRankQuotient(3, 2).retr(torch.ones(5, 1), torch.ones(4, 1)),
+        r"should end in one shape, \(5, 1\); found shape",
+    ),
     (lambda: FixedRankQuotient(3, 2).proju(torch.ones(5, 1), torch.ones(5, 1).double()), "one dtype; found"),
     (lambda: FixedRankQuotient(3, 2).geodesic(torch.ones(5, 1), torch.ones(5, 1), 1.0, "third"), "found 'third'"),
+    (lambda: FixedRankQuotient(3, 2).at(torch.ones(5, 2)), r"rank\(G H\^T\) = h = 2 fails"),
+    (lambda: FixedRankQuotient(3, 2).logmap(torch.ones(5, 1), torch.ones(5, 1).double()), "one dtype; found"),
+    (lambda: FixedRankQuotient(3, 2).mean(torch.ones(0, 5, 1)), "at least one point; found none"),
+    (lambda: DiagonalQuotient().logmap(torch.tensor([[0.0], [1.0]]), torch.ones(2, 1)), "entries are 0"),
+    (lambda: DiagonalQuotient().dist(torch.ones(2, 2), torch.ones(2, 1)), "should end in one shape"),
     (lambda: DiagonalQuotient().at(torch.ones(3, 2)), r"shape \(..., 2, d\); found \(3, 2\)"),
     (lambda: DiagonalQuotient().at(torch.tensor([[0.0], [1.0]])), "u_i != 0 and v_i != 0 fails: 1 entries are 0"),
     (lambda: DiagonalQuotient().dist(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]])), "same signs"),
@@ -340,3 +348,61 @@ def test_the_half_metric_is_euclidean_at_balanced_points() -> None:
     x = manifold.balance(torch.randn(7, 2, dtype=torch.float64))
     u = torch.randn(7, 2, dtype=torch.float64)
     torch.testing.assert_close(manifold.inner(x, u), (u * u).sum(), **exact)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_single_precision_keeps_small_singular_values_of_large_products(metric: str) -> None:
+    """cond(G) = cond(H) = 1e3 in float32: the product's singular values spread over 1e6, and all of them count."""
+    n = m = 128
+    h = 16
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.logspace(1.5, -1.5, h, dtype=torch.float64)
+
+    def factor(rows: int) -> Tensor:
+        Q = torch.linalg.qr(torch.randn(rows, h, generator=generator, dtype=torch.float64)).Q
+        return Q * spread @ torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64)).Q
+
+    manifold = FixedRankQuotient(n, m, metric)
+    x = torch.cat([factor(n), factor(m)]).float()
+    eta = torch.randn(n + m, h, generator=generator)
+    assert manifold.check_point_on_manifold(x)
+    true = manifold.at(x.double())
+    found = manifold.proju(x, eta).double()
+    z = true.coordinates(found)
+    assert (z - true.horizontal(z)).norm() < 1e-4 * z.norm()
+    torch.testing.assert_close(manifold.norm(x, eta).double(), true.norm(eta.double()), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
+@pytest.mark.parametrize("method", ["inner", "norm", "proju", "egrad2rgrad", "retr"])
+def test_gradients_in_the_point_where_singular_values_agree(metric: str | float, method: str) -> None:
+    """At G = H = I, as every orthogonal initialisation has it, against central differences."""
+    manifold = FixedRankQuotient(3, 3, metric)
+    x = torch.cat([torch.eye(3, dtype=torch.float64)] * 2)
+    u, w = torch.randn(2, 6, 3, dtype=torch.float64)
+    direction = torch.randn(6, 3, dtype=torch.float64)
+
+    def scalar(x: Tensor) -> Tensor:
+        result = getattr(manifold, method)(x, 0.3 * u)
+        return (result * w).sum() if result.ndim else result
+
+    (grad,) = torch.autograd.grad(scalar(leaf := x.clone().requires_grad_()), leaf)
+    step = 1e-5
+    expected = (scalar(x + step * direction) - scalar(x - step * direction)) / (2 * step)
+    assert float((grad * direction).sum()) == pytest.approx(float(expected), rel=1e-5, abs=1e-6)
+
+
+def test_empty_batches() -> None:
+    for manifold, x in ((FixedRankQuotient(4, 3), torch.ones(0, 7, 2)), (DiagonalQuotient(), torch.ones(0, 2, 3))):
+        assert manifold.check_point_on_manifold(x)
+        assert manifold.check_vector_on_tangent(x, x)
+        for result in (manifold.proju(x, x), manifold.retr(x, x), manifold.balance(x), manifold.logmap(x, x)):
+            assert result.shape == x.shape
+
+
+@pytest.mark.parametrize("t", [1e-10, 1e-14])
+def test_diagonal_metrics_near_inv_are_near_inv(t: float) -> None:
+    x, y = 1 + torch.rand(2, 2, 3, dtype=torch.float64)
+    inv, near = DiagonalQuotient("inv"), DiagonalQuotient(t)
+    torch.testing.assert_close(near.logmap(x, y), inv.logmap(x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(near.expmap(x, 0.1 * x), inv.expmap(x, 0.1 * x), rtol=1e-8, atol=1e-8)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
@@ -286,18 +287,49 @@ def test_measuring_works_where_gradients_are_off(
         assert worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient(), radius=0.1, steps=2) == plain
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precision_measures_about_the_same(model: Classifier, batches: list[Batch], dtype: torch.dtype) -> None:
+def test_single_precision_measures_about_the_same(model: Classifier, batches: list[Batch]) -> None:
     exact = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient(), radius=0.5, steps=10)
-    low = worst_case_sharpness(
-        model.to(dtype),
-        cross_entropy,
-        [(x.to(dtype), y) for x, y in batches],
-        geometry=Quotient(),
-        radius=0.5,
-        steps=10,
+    single = [(x.float(), y) for x, y in batches]
+    low = worst_case_sharpness(model.float(), cross_entropy, single, geometry=Quotient(), radius=0.5, steps=10)
+    assert low.mean == pytest.approx(exact.mean, rel=1e-4)
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix")], ids=str)
+def test_checkpointed_layers_measure_the_same(geometry: Geometry, model: Classifier, batches: list[Batch]) -> None:
+    """A layer that runs again in the backward pass has to find the moved parameters there."""
+
+    def checkpointed(model: torch.nn.Module, batch: Batch) -> Tensor:
+        logits = checkpoint(model, batch[0], use_reentrant=False)
+        return torch.nn.functional.cross_entropy(logits, batch[1])
+
+    plain, again = (
+        worst_case_sharpness(model, loss, batches, geometry=geometry, radius=0.5, steps=3)
+        for loss in (cross_entropy, checkpointed)
     )
-    assert low.mean == pytest.approx(exact.mean, rel=1e-4 if dtype == torch.float32 else 0.1)
+    assert again.mean == pytest.approx(plain.mean)
+
+
+def test_a_loss_that_differs_without_gradients_is_measured_with_them(model: Classifier, batches: list[Batch]) -> None:
+    """As some layers' fast paths do: what is compared with the start has to be computed as the start was."""
+
+    def two_faced(model: torch.nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model, batch) + (0.0 if torch.is_grad_enabled() else 1.0)
+
+    honest, other = (
+        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=1e-3, steps=3)
+        for loss in (cross_entropy, two_faced)
+    )
+    assert other.mean == pytest.approx(honest.mean, rel=1e-9)
+
+
+def test_autocast_is_for_the_network_alone(model: Classifier, batches: list[Batch]) -> None:
+    single = [(x.float(), y) for x, y in batches]
+    model = model.float()
+    plain = worst_case_sharpness(model, cross_entropy, single, geometry=Quotient("mix"), radius=0.5, steps=2)
+    with torch.autocast("cpu"):
+        cast = worst_case_sharpness(model, cross_entropy, single, geometry=Quotient("mix"), radius=0.5, steps=2)
+    assert cast.norms == pytest.approx(plain.norms, rel=1e-5)
+    assert cast.mean == pytest.approx(plain.mean, rel=0.1)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
@@ -375,6 +407,9 @@ BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
         lambda _: {"loss": lambda m, b: (nn.Parameter(torch.ones(1)) ** 2).sum()},
         "depend on any measured parameter",
     ),
+    "half precision": (lambda m: (m.to(torch.bfloat16), {})[1], r"must be float32 or float64.*torch\.bfloat16"),
+    "geometry by name": (lambda _: {"geometry": "inv"}, r"Quotient\(\.\.\.\)\. Found 'inv'"),
+    "lost in rounding": (lambda _: {"radius": 1e-18}, "the steps are lost in rounding"),
     "radius 0": (lambda _: {"radius": 0.0}, r"radius must be a positive finite number. Found 0\.0"),
     "radius nan": (lambda _: {"radius": math.nan}, "radius must be a positive finite number. Found nan"),
     "steps 0": (lambda _: {"steps": 0}, "steps must be a whole number, at least 1. Found 0"),
@@ -404,10 +439,11 @@ def test_bad_input_is_refused_in_one_sentence_and_the_model_is_untouched(
     what: str, model: Classifier, batches: list[Batch]
 ) -> None:
     spoil, message = BAD[what]
-    arguments = {"loss": cross_entropy, "batches": batches, "radius": 0.5, "steps": 5} | spoil(model)
+    usual = {"loss": cross_entropy, "batches": batches, "geometry": Adaptive(), "radius": 0.5, "steps": 5}
+    arguments = usual | spoil(model)
     before = snapshot(model)
     with pytest.raises((ValueError, TypeError), match=message) as caught:
-        worst_case_sharpness(model, geometry=Adaptive(), **arguments)
+        worst_case_sharpness(model, **arguments)
     assert "\n" not in str(caught.value)
     after = model.state_dict()
     assert all(torch.equal(after[name], value) or value.isnan().any() for name, value in before.items())

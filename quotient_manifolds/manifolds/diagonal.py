@@ -116,13 +116,14 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[ 1.5000,  3.0000],
                 [ 6.0000, 12.0000]])
         """
+        self._require_pair(x, y)
         ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
         if not bool((ratio > 0).all()):
             raise ValueError(
                 "the products u v of both points should have the same signs, since no geodesic crosses 0; "
                 f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
             )
-        b = ratio.log() / 2 if self.t == 0 else (ratio**self.t - 1) / (2 * self.t)
+        b = ratio.log() / 2 if self.t == 0 else torch.expm1(self.t * ratio.log()) / (2 * self.t)
         return b * x
 
     def projx(self, x: Tensor) -> Tensor:
@@ -193,6 +194,6 @@ class _DiagonalSpace(HorizontalSpace):
             return self.point * b.exp(), reached
         # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Every coordinate is a geodesic of its own, and ends at 0.
         floor = torch.finfo(b.dtype).eps ** 0.5
-        line = 1 + 2 * self._t * b
-        ends = ((floor - 1) / (2 * self._t * b)).where(line < floor, 1.0).amin(dim=(-2, -1))
-        return self.point * line.clamp_min(floor) ** (1 / (2 * self._t)), ends
+        change = 2 * self._t * b
+        ends = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
+        return self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp(), ends

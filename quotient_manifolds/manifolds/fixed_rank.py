@@ -8,7 +8,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
+from quotient_manifolds.linalg import SingularFrame, product_gap, rank_floor, relative_singular_values, singular_frame
 from quotient_manifolds.manifolds.geodesics import integrate, inv_exponential, slope, weigh
 from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, require_vector
 from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
@@ -67,10 +67,8 @@ class FixedRankQuotient(QuotientManifold):
         if not bool(torch.isfinite(x).all()):
             raise ValueError("the entries of a point should be finite; found NaN or infinity")
         space = _FixedRankSpace(x, self.n, self.t, self.eps)
-        if not space.finite:
-            raise ValueError(
-                self._check_point_on_manifold(x)[1] or "the QR factors of G or H are singular; use eps > 0"
-            )
+        if not space.full_rank:
+            raise ValueError(self._check_point_on_manifold(x)[1] or "the rank of G or of H is below h; use eps > 0")
         return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -108,7 +106,7 @@ class FixedRankQuotient(QuotientManifold):
                 [4.],
                 [5.]])
         """
-        left, right, s, *_ = singular_frame(*self.split(x))
+        left, right, s, *_ = singular_frame(*self.split(x)).to(x.dtype)
         peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
         return torch.cat([left, right], dim=-2) * (s.sqrt()[..., None, :] * peak.sign())
 
@@ -138,7 +136,7 @@ class FixedRankQuotient(QuotientManifold):
         >>> torch.allclose(manifold.align(x, manifold.action(torch.tensor([[-7.0]]), x)), x)
         True
         """
-        here, there = singular_frame(*self.split(x)), singular_frame(*self.split(y))
+        here, there = (singular_frame(*self.split(point)).to(x.dtype) for point in (x, y))
         P, R = (torch.cat([f.left, f.right], dim=-2) * f.s.sqrt()[..., None, :] for f in (here, there))
         U, _, Vh = torch.linalg.svd(R.mT @ P)
         G, H = self.split(R @ (U @ Vh) / here.s.sqrt()[..., None, :])
@@ -162,14 +160,16 @@ class FixedRankQuotient(QuotientManifold):
         """
         if self.eps:
             raise ValueError(f"logmap and dist need eps = 0, an invariant metric; found eps = {self.eps:g}")
-        self.at(y)  # raises for what is no point
+        self._require_pair(x, y)
         batch = torch.broadcast_shapes(x.shape, y.shape)
+        if 0 in batch:
+            return x.new_empty(batch)
         pairs = zip(*(p.detach().expand(batch).reshape(-1, *batch[-2:]) for p in (x, y)), strict=True)
         return torch.stack([self._logarithm(a, b) for a, b in pairs]).reshape(batch)
 
     def _logarithm(self, x: Tensor, y: Tensor) -> Tensor:
-        dtype = x.dtype
-        x, y = x.double(), y.double()
+        like = x
+        x, y = x.double().cpu(), y.double().cpu()  # scipy searches
         here, there = singular_frame(*self.split(x)), singular_frame(*self.split(y))
         B_G, B_H = common_span(here.left, there.left), common_span(here.right, there.right)
         small = FixedRankQuotient(B_G.shape[1], B_H.shape[1], self.metric)
@@ -187,7 +187,7 @@ class FixedRankQuotient(QuotientManifold):
                 "take points nearer to each other"
             )
         a, b = small.split(space.vector(z))
-        return torch.cat([B_G @ a, B_H @ b]).to(dtype)
+        return torch.cat([B_G @ a, B_H @ b]).to(like)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """|log_x(y)|_x, the length of the geodesic `logmap` finds; not differentiable. Shape (...,).
@@ -235,13 +235,10 @@ class FixedRankQuotient(QuotientManifold):
         """Finite, and rank(G H^T) = h by its singular values relative to the largest (an invariant of the orbit)."""
         if not bool(torch.isfinite(x).all()):
             return False, "the entries of a point should be finite; found NaN or infinity"
-        if self.eps:
+        if self.eps or x.numel() == 0:
             return True, None
-        G, H = self.split(x)
-        R_G, R_H = (torch.linalg.qr(part, mode="r").R for part in (G, H))
-        s = torch.linalg.svdvals(R_G @ R_H.mT)
-        ratio = float((s[..., -1] / s[..., 0].clamp_min(torch.finfo(s.dtype).tiny)).min())
-        if ratio > (self.n + self.m) * torch.finfo(s.dtype).eps:
+        ratio = float(relative_singular_values(*self.split(x))[..., -1].min())
+        if ratio > rank_floor(self.n, self.m):
             return True, None
         return False, (
             f"rank(G H^T) = h = {x.shape[-1]} fails: its smallest singular value is {ratio:.3g} times its largest; "
@@ -265,8 +262,11 @@ class _FixedRankSpace(HorizontalSpace):
     def __init__(self, x: Tensor, n: int, t: float, eps: float) -> None:
         super().__init__(x)
         self._n, self._t, self._relaxed = n, t, eps > 0
-        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps)
-        self._frame: SingularFrame = frame
+        double = singular_frame(x[..., :n, :], x[..., n:, :], eps)
+        floor = rank_floor(n, x.shape[-2] - n) * double.s[..., 0]
+        self.full_rank = self._relaxed or bool((double.s[..., -1] > floor).all())
+        frame: SingularFrame = double.to(x.dtype)
+        self._frame = frame
         self.singular_values = frame.s
         self._slope = slope(frame.s, t)
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
@@ -284,11 +284,6 @@ class _FixedRankSpace(HorizontalSpace):
         hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :])
         hypotenuse = hypotenuse.clamp_min(torch.finfo(x.dtype).tiny)
         self._cos, self._sin = alpha[..., :, None] / hypotenuse, beta[..., None, :] / hypotenuse
-
-    @property
-    def finite(self) -> bool:
-        """Whether the frame is finite: it is not where a factor is singular."""
-        return bool(torch.isfinite(self._frame.to_left).all() and torch.isfinite(self._frame.to_right).all())
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)

@@ -269,19 +269,20 @@ class HorizontalSpace(abc.ABC):
         True
         """
         x = self.point
-        z = torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+        device = x.device if generator is None else generator.device
+        z = torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x)
         return self.vector(self.horizontal(z))
 
 
-def require_vector(x: Tensor, eta: Tensor, ndim: int = 2) -> None:
+def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:
     """Raise ValueError unless eta has the trailing shape and the dtype of the point x."""
     if eta.shape[-ndim:] != x.shape[-ndim:]:
         raise ValueError(
-            f"a tangent vector at a point of shape {tuple(x.shape)} should end in {tuple(x.shape[-ndim:])}; "
-            f"found shape {tuple(eta.shape)}"
+            f"{what} should end in one shape, {tuple(x.shape[-ndim:])}; found shape {tuple(eta.shape)} at "
+            f"{tuple(x.shape)}"
         )
     if eta.dtype != x.dtype:
-        raise ValueError(f"vector and point should have one dtype; found {eta.dtype} at a point of {x.dtype}: cast one")
+        raise ValueError(f"{what} should have one dtype; found {eta.dtype} at a point of {x.dtype}: cast one")
 
 
 def power(metric: Metric) -> float:

@@ -10,7 +10,14 @@ import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, power, unsqueeze
+from quotient_manifolds.manifolds.horizontal import (
+    GeodesicError,
+    HorizontalSpace,
+    Metric,
+    power,
+    require_vector,
+    unsqueeze,
+)
 
 
 class QuotientManifold(geoopt.Manifold, abc.ABC):
@@ -181,12 +188,17 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[4., 8.],
                 [4., 8.]])
         """
+        if len(x) == 0:
+            raise ValueError("a mean needs at least one point; found none")
+        if x.dtype != torch.float64:
+            return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
         y = x[0]
         for _ in range(steps):
             space = self.at(y)
             logs = self.logmap(y.expand_as(x), x)
             step = logs.mean(dim=0)
-            if bool((space.norm(step) <= tolerance * space.norm(logs).amax(dim=0)).all()):
+            spread = torch.maximum(space.norm(logs).amax(dim=0), 1e-6 * space.norm(y))  # rounding is no spread
+            if bool((space.norm(step) <= tolerance * spread).all()):
                 return y
             y = space.geodesic(step, order="exact")
         raise GeodesicError(f"the mean of points should settle within {steps} steps and did not: give it nearer points")
@@ -203,12 +215,22 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         """
         return self.at(x).geodesic(u, t, order)
 
+    def _require_pair(self, x: Tensor, y: Tensor) -> None:
+        """Raise ValueError unless x and y are points of one trailing shape and one dtype."""
+        for point in (x, y):
+            ok, reason = self.check_point_on_manifold(point, explain=True)
+            if not ok:
+                raise ValueError(reason)
+        require_vector(x, y, self.ndim, "two points")
+
     def _check_vector_on_tangent(
         self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
     ) -> tuple[bool, str | None]:
         """A vector is horizontal if its vertical part is small relative to it in the metric; `atol` plays no part."""
         if u.shape[-self.ndim :] != x.shape[-self.ndim :]:
             return False, f"a vector at a point of shape {tuple(x.shape)} has its shape; found {tuple(u.shape)}"
+        if u.numel() == 0:
+            return True, None
         if not bool(torch.isfinite(u).all()):
             return False, "the entries of a vector are finite; found NaN or infinity"
         space = self.at(x)

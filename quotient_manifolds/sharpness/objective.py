@@ -34,17 +34,49 @@ class LossOf(nn.Module):
         self.loss = loss
         self.training = False
 
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.model, batch)
+    def forward(self, batch: Any, leaves: tuple[Tensor, ...] | None = None) -> Any:
+        """The loss; with `leaves` also its gradient there, taken while the module holds them.
 
-    def at(self, params: Params, batch: Any) -> Tensor:
-        state = {name: buffer.clone() for name, buffer in self.named_buffers()}
-        state |= {_PREFIX + name: value for name, value in params.items()}
-        value = torch.func.functional_call(self, state, (batch,))
+        A checkpointed layer runs again in the backward pass, and must find the same parameters then.
+        """
+        value = self.loss(self.model, batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"The loss must be a tensor with one element. Found {found}; reduce it, e.g. by .mean()")
+        if leaves is None:
+            return value
+        if not value.requires_grad:
+            return value, (None,) * len(leaves)
+        return value.detach(), torch.autograd.grad(value, leaves, allow_unused=True)
+
+    def at(self, params: Params, batch: Any) -> Tensor:
+        """The loss at the parameters, differentiable in them."""
+        value: Tensor = self._call(params, batch)
         return value
+
+    def value(self, params: Params, batch: Any) -> Tensor:
+        """The loss at the parameters, computed as it is where it is differentiated.
+
+        Where nothing asks for a gradient, modules may take another path, of other rounding or even other meaning.
+        """
+        with torch.enable_grad():
+            return self.at(_leaves(params), batch).detach()
+
+    def with_gradient(self, params: Params, batch: Any) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """The loss at the parameters and its gradient, None for a parameter that it does not depend on."""
+        leaves = _leaves(params)
+        with torch.enable_grad():
+            value, grads = self._call(leaves, batch, tuple(leaves.values()))
+        return value, dict(zip(leaves, grads, strict=True))
+
+    def _call(self, params: Params, *arguments: Any) -> Any:
+        state = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        state |= {_PREFIX + name: value for name, value in params.items()}
+        return torch.func.functional_call(self, state, arguments)
+
+
+def _leaves(params: Params) -> Params:
+    return {name: w.detach().requires_grad_() for name, w in params.items()}
 
 
 @final
@@ -63,24 +95,22 @@ class BatchObjective:
         return self.space.sample(generator)
 
     def value(self, z: Params) -> float:
-        with torch.no_grad():
-            return self._finite(self.loss.at(self.space.move(z, self.out), self.batch))
+        with torch.no_grad(), geometry_precision(self.space):
+            moved = self.space.move(z, self.out)
+        return self._finite(self.loss.value(moved, self.batch))
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
-        params, pull_back = self.space.linearise(z, self.out)
-        leaves = {name: w.detach().requires_grad_() for name, w in params.items()}
-        with torch.enable_grad():
-            value = self.loss.at(leaves, self.batch)
-        loss = self._finite(value.detach())
-        grads: tuple[Tensor | None, ...] = (None,)
-        if value.requires_grad:
-            grads = torch.autograd.grad(value, tuple(leaves.values()), allow_unused=True)
-        if all(grad is None for grad in grads):
+        with geometry_precision(self.space):
+            params, pull_back = self.space.linearise(z, self.out)
+        value, grads = self.loss.with_gradient(params, self.batch)
+        loss = self._finite(value)
+        if all(grad is None for grad in grads.values()):
             raise ValueError(
                 f"The loss on {self.where} does not depend on any measured parameter; it must be computed from the "
-                f"model it is given, without detach() or no_grad()"
+                f"model it is given, without detach(), no_grad() or reentrant checkpointing"
             )
-        return loss, pull_back(dict(zip(leaves, grads, strict=True)))
+        with geometry_precision(self.space):
+            return loss, pull_back(grads)
 
     def _finite(self, value: Tensor) -> float:
         loss = float(value)
@@ -94,7 +124,7 @@ class BatchObjective:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises unless the model is in eval mode throughout; names the module that makes training mode matter."""
+    """Raises unless the model is in eval mode throughout (naming the module that matters most) and precise enough."""
     training = [(name, module) for name, module in model.named_modules() if module.training]
     if training:
         telling = [item for item in training if isinstance(item[1], _RANDOM_IN_TRAINING)] or training
@@ -103,6 +133,12 @@ def check_model(model: nn.Module) -> None:
             f"The model must be in eval mode. Found {name or 'the model itself'} ({type(module).__name__}) in train "
             f"mode; call model.eval() first"
         )
+    for name, w in model.named_parameters():
+        if w.requires_grad and w.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"Parameters must be float32 or float64, or the steps of the ascent are lost in rounding. Found {name} "
+                f"in {w.dtype}; call model.float(), and use torch.autocast inside the loss to save memory"
+            )
 
 
 def check_deterministic(loss: LossOf, params: Params, batch: Any) -> None:
@@ -110,8 +146,7 @@ def check_deterministic(loss: LossOf, params: Params, batch: Any) -> None:
 
     They may differ by 64 units of the loss's precision (relative, at most 1e-3): parallel sums on accelerators do.
     """
-    with torch.no_grad():
-        values = [loss.at(params, batch) for _ in range(2)]
+    values = [loss.value(params, batch) for _ in range(2)]
     first, second = (float(value) for value in values)
     if not (math.isfinite(first) and math.isfinite(second)):
         raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on the first batch")
@@ -121,6 +156,14 @@ def check_deterministic(loss: LossOf, params: Params, batch: Any) -> None:
             f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters and batch; "
             f"turn off whatever is random in the model and in the loss"
         )
+
+
+@contextmanager
+def geometry_precision(space: TangentSpace) -> Iterator[None]:
+    """Inside, autocast is off: it is for the network, and would run the geometry's algebra in half precision."""
+    device = next(iter(space.point.values())).device.type
+    with torch.autocast(device, enabled=False):
+        yield
 
 
 @contextmanager

@@ -52,6 +52,8 @@ def worst_case_sharpness(
     """
     ascent = AutoPGD(steps=steps, restarts=restarts)
     _check_radius(radius)
+    if not isinstance(geometry, Geometry):
+        raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
     check_model(model)
     listed = _listed(batches)
     with autograd_available():
@@ -106,9 +108,19 @@ def _maximise(
         generator = torch.Generator().manual_seed(seed + index)
         objective = BatchObjective(loss, space, batch, f"batch {index}", out, tick)
         best = ascent.maximise(objective, radius, generator)
+        _check_resolved(best, radius, index)
         reached = norm(space.project(best.z))  # shorter than z where the geodesic ends before t = 1
         found.append(replace(best, z={}, norm=reached))  # a point of every batch would be many copies of the model
     return found
+
+
+def _check_resolved(found: Ascent, radius: float, index: int) -> None:
+    """Raises if no step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits."""
+    if len(set(found.losses)) == 1 and not found.critical_start:
+        raise ValueError(
+            f"The loss on batch {index} has a gradient, yet stays at {found.base!r} to its last digit within radius "
+            f"{radius:g}: the steps are lost in rounding; take a larger radius, or float64"
+        )
 
 
 def _listed(batches: Iterable[Any]) -> list[Any]:
