@@ -6,6 +6,7 @@ from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.average import average_sharpness
 from quotient_manifolds.sharpness.eigenvalue import top_eigenvalue
 from quotient_manifolds.sharpness.gradient import gradient_norm
+from quotient_manifolds.sharpness.legacy import legacy_sharpness
 from quotient_manifolds.sharpness.logits import normalised_logits
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy
 from quotient_manifolds.sharpness.measurement import Measurement
@@ -24,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "gradient_norm",
     "hessian_trace",
+    "legacy_sharpness",
     "normalised_logits",
     "relative_flatness",
     "top_eigenvalue",

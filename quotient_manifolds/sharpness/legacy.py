@@ -1,0 +1,214 @@
+"""The ascent of the released adaptive-sharpness code (Andriushchenko et al., arXiv 2302.07011), to redo its numbers.
+
+What it does, step by step, with x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the loss:
+
+    z     = P(x + step c g / |g|)  (l2)    or    P(x + step c sign(g))  (linf)
+    x_new = 0.75 z + 0.25 x_old,   x_old the perturbation before x
+
+from step = 2 radius. P is the Euclidean projection onto {|x / c| <= radius}: for adaptive l2 an ellipsoid, neither the
+preconditioner (c where the metric has c^2) nor the projection is that of the metric. In iteration ceil(p_j steps),
+counted from 0, p the decimals of Auto-PGD as floats, so for 20 steps 5, 9, 12, 15, 16, 18, 19, the step is halved if
+fewer than 0.75 k iterations since the last such one, k before it, found a new best. Then the weights go back to the
+best point but x does not: the next gradient is the best point's, the next step starts from x. (The second condition,
+step and best unchanged, is implied by the first.) Each iteration evaluates the loss twice and the gradient once.
+
+One weight that is 0 makes its adaptive l2 norm 0 / 0, and the comparison with the radius false: nothing is projected.
+
+Unlike it: random starts work (its initialiser crashed), parameters without gradient stay where they are, a gradient
+that is 0 gives no step, and the model is never written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from scipy.optimize import brentq
+from torch import nn
+
+from quotient_manifolds.geometry import Euclidean
+from quotient_manifolds.sharpness.blocks import Blocks
+from quotient_manifolds.sharpness.blocks import norm as l2_norm
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.measurement import Subject, check_whole, counted
+from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
+from quotient_manifolds.sharpness.result import SharpnessResult, mean_and_error
+from quotient_manifolds.sharpness.worst_case import _check_radius
+from quotient_manifolds.version import VERSION
+
+Norm = Literal["l2", "linf"]
+NORMS = ("l2", "linf")
+
+_MOMENTUM = 0.75
+_PROGRESS = 0.75  # of k iterations that have to find a new best
+
+
+def legacy_sharpness(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    norm: Norm = "l2",
+    adaptive: bool = True,
+    radius: float,
+    eta: float = 0.0,
+    steps: int = 20,
+    restarts: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SharpnessResult:
+    """The rise of the loss that the released ascent finds in {|x / c| <= radius}, c = |w| + eta or 1, per batch.
+
+    It is no maximum to be compared with `worst_case_sharpness`, which climbs otherwise; and it is not invariant along
+    orbits. norms in the result: |x / c| of the best point over weights with c > 0, above the radius where a zero
+    weight switched the projection off. restarts: further climbs, from random points of the ball's boundary (l2) or of
+    the box (linf). Other arguments, checks and errors as for `worst_case_sharpness`.
+    """
+    _check_settings(norm, eta, steps, restarts)
+    _check_radius(radius)
+    with autograd_available():
+        subject = Subject.of(model, loss, batches, Euclidean())
+        c = {name: w.abs() + eta if adaptive else torch.ones_like(w) for name, w in subject.space.point.items()}
+        ball = _Ball(c, float(radius), norm)
+        tick = counted(progress, len(subject.batches) * (1 + restarts) * 2 * steps)
+        out = {name: torch.empty_like(w) for name, w in c.items()}
+        found = []
+        for index, batch in enumerate(subject.batches):
+            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, tick)
+            generator = torch.Generator().manual_seed(seed + index)
+            starts = [objective.zero(), *(ball.random(generator) for _ in range(restarts))]
+            climbs = [_climb(objective, ball, start, steps) for start in starts]
+            base = climbs[0].losses[0]
+            best = max(climbs, key=lambda each: each.best)
+            found.append((base, best, ball.length(best.x)))
+            best.x.clear()  # a point of every batch would be many copies of the model
+    values = tuple(best.best - base for base, best, _ in found)
+    mean, error = mean_and_error(values)
+    return SharpnessResult(
+        mean=mean,
+        standard_error=error,
+        values=values,
+        base_losses=tuple(base for base, *_ in found),
+        loss_steps=tuple(best.losses for _, best, _ in found),
+        norms=tuple(length for *_, length in found),
+        critical_starts=(),
+        forward_passes=2 + len(found) * (1 + restarts) * 2 * steps,
+        backward_passes=len(found) * (1 + restarts) * steps,
+        geometry=f"legacy {'adaptive ' if adaptive else ''}{norm}" + (f" (eta {eta:g})" if adaptive and eta else ""),
+        radius=float(radius),
+        steps=steps,
+        restarts=restarts,
+        seed=seed,
+        version=VERSION,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Climb:
+    """The best point found, its loss, and the losses of all iterations, start first."""
+
+    x: Blocks
+    best: float
+    losses: tuple[float, ...]
+
+
+def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int) -> _Climb:
+    x = x_old = best_x = where = start  # where: the point the weights are at
+    step = 2 * ball.radius
+    checks = legacy_checkpoints(steps)
+    last_check = new_bests = 0
+    losses: list[float] = []
+    best = -math.inf
+    for iteration in range(steps):
+        loss, gradient = objective.value_and_gradient(where)
+        if iteration == 0:
+            losses.append(loss)
+            best = loss
+        z = ball.project(ball.step(x, gradient, step))
+        x, x_old = {key: _MOMENTUM * z[key] + (1 - _MOMENTUM) * x_old[key] for key in z}, x
+        where = x
+        losses.append(objective.value(x))
+        if losses[-1] > best:
+            best, best_x = losses[-1], x
+            new_bests += 1
+        if iteration in checks:
+            if new_bests < _PROGRESS * (iteration - last_check):
+                step /= 2
+                where = best_x
+            last_check, new_bests = iteration, 0
+    return _Climb(dict(best_x), best, tuple(losses))
+
+
+@final
+@dataclass(frozen=True)
+class _Ball:
+    """{x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
+
+    c: Blocks
+    radius: float
+    norm: Norm
+
+    def step(self, x: Blocks, gradient: Blocks, step: float) -> Blocks:
+        if self.norm == "linf":
+            return {key: x[key] + step * self.c[key] * gradient[key].sign() for key in x}
+        length = l2_norm(gradient)
+        if length == 0:
+            return x
+        return {key: x[key] + (step / length) * self.c[key] * gradient[key] for key in x}
+
+    def project(self, x: Blocks) -> Blocks:
+        """The nearest point of the ball; x itself in l2 if a c is 0, where the released norm is NaN."""
+        if self.norm == "linf":
+            return {key: x[key].clamp(-self.radius * c, self.radius * c) for key, c in self.c.items()}
+        if any(bool((c == 0).any()) for c in self.c.values()) or self.length(x) <= self.radius:
+            return x
+        mu = self._multiplier(x)
+        return {key: x[key] * (c**2 / (c**2 + mu)) for key, c in self.c.items()}
+
+    def length(self, x: Blocks) -> float:
+        """|x / c| over the weights with c > 0."""
+        ratios = {key: torch.where(c > 0, x[key] / c, 0.0) for key, c in self.c.items()}
+        if self.norm == "linf":
+            return max(float(ratio.abs().max()) for ratio in ratios.values() if ratio.numel())
+        return l2_norm(ratios)
+
+    def random(self, generator: torch.Generator) -> Blocks:
+        """Gaussian in x / c, scaled to the sphere (l2), or uniform in the box (linf)."""
+        draw = torch.randn if self.norm == "l2" else torch.rand
+        noise = {key: draw(c.shape, generator=generator).to(c) for key, c in self.c.items()}
+        if self.norm == "linf":
+            return {key: self.radius * self.c[key] * (2 * noise[key] - 1) for key in noise}
+        length = l2_norm(noise)
+        return {key: (self.radius / length) * self.c[key] * noise[key] for key in noise}
+
+    def _multiplier(self, x: Blocks) -> float:
+        """mu > 0 with |x c / (c^2 + mu)| = radius: the Lagrange multiplier of the projection."""
+
+        def excess(mu: float) -> float:
+            return l2_norm({key: x[key] * c / (c**2 + mu) for key, c in self.c.items()}) - self.radius
+
+        upper = l2_norm({key: x[key] * c for key, c in self.c.items()}) / self.radius
+        return float(brentq(excess, 0.0, upper, xtol=1e-12 * upper, rtol=1e-12))
+
+
+def legacy_checkpoints(steps: int) -> tuple[int, ...]:
+    """The iterations, from 0, after which the step size is reconsidered: ceil(p_j steps) < steps, p_j in floats."""
+    earlier, p = 0.0, 0.22
+    checks: list[int] = []
+    while math.ceil(p * steps) < steps:
+        checks.append(math.ceil(p * steps))
+        earlier, p = p, p + max(p - earlier - 0.03, 0.06)
+    return tuple(dict.fromkeys(checks))
+
+
+def _check_settings(norm: str, eta: float, steps: int, restarts: int) -> None:
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}. Found {norm!r}")
+    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 <= eta < math.inf:
+        raise ValueError(f"eta must be a finite number, at least 0. Found {eta!r}")
+    check_whole("steps", steps, 1)
+    check_whole("restarts", restarts, 0)
