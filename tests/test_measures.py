@@ -316,6 +316,7 @@ def test_hessian_trace_and_top_eigenvalue_are_those_of_the_dense_hessian(geometr
     trace = hessian_trace(model, polynomial, data, geometry=geometry, samples=200, products=products)
     for value, error, hessian in zip(trace.values, trace.errors, dense, strict=True):
         assert abs(value - float(hessian.trace())) < 4 * error < 0.8 * abs(float(hessian.trace()))
+        assert error == pytest.approx(math.sqrt(2 / 200) * float(hessian.norm()), rel=0.3)  # of Gaussian directions
     top = top_eigenvalue(model, polynomial, data, geometry=geometry, tolerance=1e-8, products=products)
     assert top.values == pytest.approx([float(torch.linalg.eigvalsh(hessian)[-1]) for hessian in dense], rel=1e-7)
     assert max(top.errors) < 1e-6 * top.mean
