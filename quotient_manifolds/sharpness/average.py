@@ -14,7 +14,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measurement import Measurement, Subject, check_whole, counted, measured
 from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
 from quotient_manifolds.sharpness.result import mean_and_error
-from quotient_manifolds.sharpness.worst_case import _check_radius
+from quotient_manifolds.sharpness.worst_case import check_radius
 
 
 def average_sharpness(
@@ -40,7 +40,7 @@ def average_sharpness(
 
     Arguments, checks and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    _check_radius(radius)
+    check_radius(radius)
     check_whole("samples", samples, 2)
     with autograd_available():
         subject = Subject.of(model, loss, batches, geometry)

@@ -36,7 +36,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measurement import Subject, check_whole, counted
 from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
 from quotient_manifolds.sharpness.result import SharpnessResult, mean_and_error
-from quotient_manifolds.sharpness.worst_case import _check_radius
+from quotient_manifolds.sharpness.worst_case import check_radius
 from quotient_manifolds.version import VERSION
 
 Norm = Literal["l2", "linf"]
@@ -68,7 +68,7 @@ def legacy_sharpness(
     the box (linf). Other arguments, checks and errors as for `worst_case_sharpness`.
     """
     _check_settings(norm, eta, steps, restarts)
-    _check_radius(radius)
+    check_radius(radius)
     with autograd_available():
         subject = Subject.of(model, loss, batches, Euclidean())
         c = {name: w.abs() + eta if adaptive else torch.ones_like(w) for name, w in subject.space.point.items()}

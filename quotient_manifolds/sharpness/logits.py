@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.sharpness.losses import Loss, _logits
+from quotient_manifolds.sharpness.losses import Loss, logits_of
 
 _FLOOR = 1e-10
 
@@ -47,7 +47,7 @@ class _Normalised(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
         output = self.model(*args, **kwargs)
-        logits = _logits(output)
+        logits = logits_of(output)
         centred = logits - logits.mean(dim=-1, keepdim=True)
         logits = centred / torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=_FLOOR)
         if isinstance(output, Mapping):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Loss = Callable[[nn.Module, Any], Tensor]
-_IGNORED = -100  # torch's and Hugging Face's label for "does not count"
+IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -21,19 +21,19 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count, used as
     they are (nothing is shifted: give a causal language model a loss of your own).
     """
-    inputs, labels = _split(batch)
+    inputs, labels = inputs_and_labels(batch)
     if isinstance(inputs, Mapping):
         output = model(**inputs)
     elif isinstance(inputs, tuple):
         output = model(*inputs)
     else:
         output = model(inputs)
-    logits = _logits(output)
+    logits = logits_of(output)
     _check_labels(labels, logits)
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=_IGNORED)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
-def _split(batch: Any) -> tuple[Any, Tensor]:
+def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise ValueError(f'A dict batch needs a "labels" entry. Found {sorted(map(str, batch))}')
@@ -46,7 +46,7 @@ def _split(batch: Any) -> tuple[Any, Tensor]:
     )
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
     if isinstance(output, Mapping):
         if "logits" not in output:
             raise ValueError(f'The model\'s output needs "logits". Found {sorted(map(str, output))}; pass a loss')
@@ -66,7 +66,7 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"Labels must be class indices (integers). Found {labels.dtype}")
-    counted = labels[labels != _IGNORED]
+    counted = labels[labels != IGNORED]
     classes = logits.shape[-1]
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())

@@ -13,10 +13,8 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, TangentSpace
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import LossOf, Progress, check_deterministic, check_model
-from quotient_manifolds.sharpness.result import _listed as _as_lists
-from quotient_manifolds.sharpness.result import _tupled as _as_tuples
-from quotient_manifolds.sharpness.result import mean_and_error
-from quotient_manifolds.sharpness.worst_case import _listed as listed_batches
+from quotient_manifolds.sharpness.result import as_lists, as_tuples, mean_and_error
+from quotient_manifolds.sharpness.worst_case import listed_batches
 from quotient_manifolds.version import VERSION
 
 Setting = str | int | float | bool
@@ -52,7 +50,7 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: tuples become lists."""
-        return {key: _as_lists(value) for key, value in asdict(self).items()}
+        return {key: as_lists(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Measurement:
@@ -61,7 +59,7 @@ class Measurement:
         if set(record) != expected:
             missing, unknown = sorted(expected - set(record)), sorted(set(record) - expected)
             raise ValueError(f"Not a record of a measurement: missing {missing}, unknown {unknown}")
-        return cls(**{key: _as_tuples(value) for key, value in record.items()})
+        return cls(**{key: as_tuples(value) for key, value in record.items()})
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import measured_parameters
 from quotient_manifolds.sharpness.hessian import connected_loss
-from quotient_manifolds.sharpness.losses import _IGNORED, Loss, _split
+from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
 from quotient_manifolds.sharpness.measurement import Measurement, counted, measured
 from quotient_manifolds.sharpness.objective import (
     LossOf,
@@ -20,7 +20,7 @@ from quotient_manifolds.sharpness.objective import (
     check_deterministic,
     check_model,
 )
-from quotient_manifolds.sharpness.worst_case import _listed as listed_batches
+from quotient_manifolds.sharpness.worst_case import listed_batches
 
 METHODS = ("closed", "loop")
 
@@ -89,9 +89,9 @@ def _closed(objective: LossOf, linear: nn.Linear, batch: Any, where: str) -> tup
     if len(seen) != 1:
         raise ValueError(f"The layer must be called once in a forward pass. Found {len(seen)} calls on {where}")
     phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])
-    labels = _split(batch)[1].flatten()
+    labels = inputs_and_labels(batch)[1].flatten()
     _check_loss(base, logits, labels, where)
-    counted_rows = labels != _IGNORED
+    counted_rows = labels != IGNORED
     phi, p = phi[counted_rows].double(), logits[counted_rows].double().softmax(-1)
     w = linear.weight.detach().double()
     scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
@@ -100,7 +100,7 @@ def _closed(objective: LossOf, linear: nn.Linear, batch: Any, where: str) -> tup
 
 def _check_loss(base: float, logits: Tensor, labels: Tensor, where: str) -> None:
     same = logits.shape[0] == labels.shape[0]
-    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=_IGNORED)) if same else float("nan")
+    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)) if same else float("nan")
     if not abs(expected - base) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(base)):
         raise ValueError(
             f"The closed form holds for the mean cross-entropy of the layer's output. Found a loss of {base:.6g} on "

@@ -46,7 +46,7 @@ class SharpnessResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types: tuples become lists."""
-        return {key: _listed(value) for key, value in asdict(self).items()}
+        return {key: as_lists(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> SharpnessResult:
@@ -55,7 +55,7 @@ class SharpnessResult:
         if set(record) != expected:
             missing, unknown = sorted(expected - set(record)), sorted(set(record) - expected)
             raise ValueError(f"Not a record of a sharpness result: missing {missing}, unknown {unknown}")
-        return cls(**{key: _tupled(value) for key, value in record.items()})
+        return cls(**{key: as_tuples(value) for key, value in record.items()})
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -81,9 +81,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def as_lists(value: Any) -> Any:
+    return [as_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+def as_tuples(value: Any) -> Any:
+    return tuple(as_tuples(item) for item in value) if isinstance(value, list) else value

@@ -51,11 +51,11 @@ def worst_case_sharpness(
     ball: a maximum that ignored such points would mean nothing.
     """
     ascent = AutoPGD(steps=steps, restarts=restarts)
-    _check_radius(radius)
+    check_radius(radius)
     if not isinstance(geometry, Geometry):
         raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
     check_model(model)
-    listed = _listed(batches)
+    listed = listed_batches(batches)
     with autograd_available():
         space = geometry.at(model)
         objective = LossOf(model, loss)
@@ -123,7 +123,7 @@ def _check_resolved(found: Ascent, radius: float, index: int) -> None:
         )
 
 
-def _listed(batches: Iterable[Any]) -> list[Any]:
+def listed_batches(batches: Iterable[Any]) -> list[Any]:
     """The batches as a list; a single batch, easily passed by mistake, is refused."""
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
     if isinstance(batches, (Tensor, Mapping, str)) or single:
@@ -134,6 +134,6 @@ def _listed(batches: Iterable[Any]) -> list[Any]:
     return listed
 
 
-def _check_radius(radius: float) -> None:
+def check_radius(radius: float) -> None:
     if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < float("inf"):
         raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
