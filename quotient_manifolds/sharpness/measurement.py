@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, TangentSpace
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import LossOf, Progress, check_deterministic, check_model
-from quotient_manifolds.sharpness.result import as_lists, as_tuples, mean_and_error
+from quotient_manifolds.sharpness.result import Record, mean_and_error
 from quotient_manifolds.sharpness.worst_case import listed_batches
 from quotient_manifolds.version import VERSION
 
@@ -22,7 +20,7 @@ Setting = str | int | float | bool
 
 @final
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """One measure of one model: per batch, and its mean over batches.
 
     standard_error: of the mean. Over batches if there are several; random directions are drawn anew for each, so their
@@ -30,6 +28,8 @@ class Measurement:
     what the value itself is uncertain by: the standard error over the directions drawn, or the residual of an
     eigenpair; empty for what is exact. base_losses: L(w). settings: the other arguments of the call.
     """
+
+    kind: ClassVar[str] = "measurement"
 
     measure: str
     mean: float
@@ -47,33 +47,6 @@ class Measurement:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
         stated = [f"{len(self.values)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types: tuples become lists."""
-        return {key: as_lists(value) for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Measurement:
-        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown."""
-        expected = {field.name for field in fields(cls)}
-        if set(record) != expected:
-            missing, unknown = sorted(expected - set(record)), sorted(set(record) - expected)
-            raise ValueError(f"Not a record of a measurement: missing {missing}, unknown {unknown}")
-        return cls(**{key: as_tuples(value) for key, value in record.items()})
-
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Measurement:
-        """Raises ValueError for a file that is not the JSON of a measurement."""
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
-        return cls.from_dict(record)
 
 
 @final
