@@ -20,6 +20,7 @@ NAME = PACKAGE.name
 LEVELS = {
     "version": 0,
     "linalg": 0,
+    "statistics": 0,
     "manifolds": 1,
     "symmetries": 2,
     "pymanopt": 2,
@@ -28,17 +29,23 @@ LEVELS = {
     "load": 5,
     "plots": 5,
     "report": 6,
-    "experiments": 7,
-    "cli": 8,
-    "__init__": 9,
+    "compare": 7,
+    "experiments": 8,
+    "cli": 9,
+    "__init__": 10,
+    "__main__": 10,
 }
 
 # The one module or room in which an optional package may be imported; None: nowhere yet.
 DOORS = {
     "transformers": "load.huggingface",
-    "safetensors": None,  # transformers reads the files itself
+    "safetensors": "load",
+    "PIL": "load",
     "sklearn": "experiments",
-    "pandas": None,
+    "pandas": "compare",
+    "yaml": "compare",
+    "pydantic": "compare",
+    "filelock": "compare",
     "matplotlib": "plots",
     "jinja2": "report",
     "click": "cli",
