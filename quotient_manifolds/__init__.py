@@ -17,7 +17,7 @@ from quotient_manifolds.manifolds import (
     ScaleQuotient,
     TranslationQuotient,
 )
-from quotient_manifolds.sharpness import AutoPGD, SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import AutoPGD, Measurement, cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import (
     Proof,
     SymmetricPair,
@@ -42,13 +42,13 @@ __all__ = [
     "GeodesicError",
     "Geometry",
     "HorizontalSpace",
+    "Measurement",
     "Proof",
     "Quotient",
     "QuotientManifold",
     "Recipe",
     "RotaryQuotient",
     "ScaleQuotient",
-    "SharpnessResult",
     "SymmetricPair",
     "Symmetries",
     "TangentSpace",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import Params, find_symmetries, random_move
 from quotient_manifolds.version import VERSION
 
@@ -167,17 +167,11 @@ def test_result_holds_what_was_measured(model: Classifier, batches: list[Batch])
     assert all(len(steps) == 5 for steps in result.loss_steps)
     assert result.mean == pytest.approx(np.mean(result.values))
     assert result.standard_error == pytest.approx(np.std(result.values, ddof=1) / math.sqrt(3))
-    assert (result.forward_passes, result.backward_passes) == (2 + 3 * 2 * 5, 3 * 2 * 4)
+    assert (result.forward_passes, result.backward_passes) == (3 * 2 * 5, 3 * 2 * 4)
     assert seen == [(done, 30) for done in range(1, 31)]
-    assert (result.geometry, result.radius, result.steps, result.restarts, result.seed, result.version) == (
-        "mix (second order)",
-        0.2,
-        4,
-        1,
-        5,
-        VERSION,
-    )
-    assert all(norm <= 0.2 * (1 + 1e-12) for norm in result.norms)
+    assert (result.measure, result.geometry, result.version) == ("worst-case sharpness", "mix (second order)", VERSION)
+    assert result.settings == {"radius": 0.2, "steps": 4, "restarts": 1, "tolerance": 0.0, "seed": 5, "after": ""}
+    assert all(norm is not None and norm <= 0.2 * (1 + 1e-12) for norm in result.norms)
     assert result.critical_starts == ()
     assert "mix (second order) worst-case sharpness" in str(result)
 
@@ -221,8 +215,8 @@ def test_json_round_trip(model: Classifier, batches: list[Batch], tmp_path: Path
     for some in (batches, batches[:1]):
         result = worst_case_sharpness(model, cross_entropy, some, geometry=Euclidean(), radius=0.1, steps=2)
         result.save(tmp_path / "result.json")
-        assert SharpnessResult.load(tmp_path / "result.json") == result
-        assert SharpnessResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+        assert Measurement.load(tmp_path / "result.json") == result
+        assert Measurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
 @pytest.mark.parametrize(
@@ -236,7 +230,7 @@ def test_json_round_trip(model: Classifier, batches: list[Batch], tmp_path: Path
 def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        SharpnessResult.load(tmp_path / "x.json")
+        Measurement.load(tmp_path / "x.json")
 
 
 def test_dict_batches_and_any_method_of_the_model(model: Classifier, batches: list[Batch]) -> None:

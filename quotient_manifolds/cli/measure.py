@@ -24,7 +24,7 @@ from quotient_manifolds.cli.options import (
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
 from quotient_manifolds.manifolds import GEODESICS, METRICS
-from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 
 
@@ -110,25 +110,25 @@ def _number_of_classes(model: str, network: nn.Module) -> int:
 
 def _measured(
     network: nn.Module, batches: list[dict[str, Tensor]], geometry: Geometry, ascent: dict[str, Any], report: Report
-) -> SharpnessResult:
+) -> Measurement:
     def progress(done: int, total: int) -> None:
         report(geometry.name, done, total)
 
     return worst_case_sharpness(network, cross_entropy, batches, geometry=geometry, progress=progress, **ascent)
 
 
-def table_of_results(title: str, results: list[SharpnessResult]) -> Any:
+def table_of_results(title: str, results: list[Measurement]) -> Any:
     """A row for every geometry: the mean rise of the loss over batches, and how it came about."""
     header = ["geometry", "radius", "sharpness", "standard error", "batches", "loss", "norm reached", "passes"]
     rows = [
         [
             result.geometry,
-            f"{result.radius:g}",
+            f"{result.settings['radius']:g}",
             f"{result.mean:.6g}",
             "-" if result.standard_error is None else f"{result.standard_error:.2g}",
             str(len(result.values)),
             f"{sum(result.base_losses) / len(result.base_losses):.6g}",
-            f"{max(result.norms):.4g}",
+            f"{max(norm or 0.0 for norm in result.norms):.4g}",
             f"{result.forward_passes} + {result.backward_passes}",
         ]
         for result in results

@@ -26,7 +26,7 @@ from quotient_manifolds.experiments.orbit import SCALES, along_orbit, distance, 
 from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.load import example_inputs, load_model
-from quotient_manifolds.sharpness import SharpnessResult, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, worst_case_sharpness
 from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.version import VERSION
 
@@ -67,7 +67,7 @@ def orbit(
         raise BadInput(f"{model} has no symmetric pair, so there is no orbit to move along (see `inspect`).")
     batch = distance_batch(network, example_inputs(network, seed=seed, length=length), seed)
 
-    def sharpness(at: nn.Module, key: str) -> SharpnessResult:
+    def sharpness(at: nn.Module, key: str) -> Measurement:
         there = [like(batch, next(at.parameters()))]
         return worst_case_sharpness(
             at, distance, there, geometry=GEOMETRIES[key], radius=radius, steps=steps, seed=seed

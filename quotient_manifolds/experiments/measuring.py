@@ -20,7 +20,7 @@ from quotient_manifolds.experiments.records import (
 from quotient_manifolds.experiments.statistics import kendall
 from quotient_manifolds.experiments.zoo import Progress, TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import SharpnessResult, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import Proof, Symmetries
 
 Batches = tuple[Batch, ...]
@@ -44,7 +44,7 @@ def measures(settings: Settings) -> tuple[Measure, ...]:
     )
 
 
-def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> SharpnessResult:
+def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> Measurement:
     """One measure of one model, on its own device and in its own dtype."""
     return worst_case_sharpness(
         model,

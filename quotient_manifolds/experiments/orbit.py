@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.experiments.records import OrbitRow
-from quotient_manifolds.sharpness import SharpnessResult
+from quotient_manifolds.sharpness import Measurement
 from quotient_manifolds.symmetries import Symmetries, random_move
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
-Sharpness = Callable[[nn.Module, str], SharpnessResult]  # (model, key of the measure)
+Sharpness = Callable[[nn.Module, str], Measurement]  # (model, key of the measure)
 Progress = Callable[[str, int, int], None]
 
 
@@ -39,7 +39,7 @@ def along_orbit(
     rows: list[OrbitRow] = []
     total, done = len(DTYPES) * len(keys) * (1 + len(scales)), 0
 
-    def measured(at: nn.Module) -> dict[str, SharpnessResult]:
+    def measured(at: nn.Module) -> dict[str, Measurement]:
         nonlocal done
         results = {}
         for key in keys:
@@ -95,14 +95,14 @@ def like(batch: Any, parameter: Tensor) -> Any:
     return tuple(like(value, parameter) for value in batch)
 
 
-def _check_rise(before: dict[str, SharpnessResult], dtype: str) -> None:
+def _check_rise(before: dict[str, Measurement], dtype: str) -> None:
     for key, result in before.items():
         if not result.mean > 0:
             raise ValueError(
-                f"The loss of the model does not rise within radius {result.radius:g} of the {key} metric in {dtype}, "
-                "so there is no ratio of sharpness to speak of; choose a larger radius."
+                f"The loss of the model does not rise within radius {result.settings['radius']:g} of the {key} metric "
+                f"in {dtype}, so there is no ratio of sharpness to speak of; choose a larger radius."
             )
 
 
-def _row(dtype: str, key: str, scale: float, before: SharpnessResult, after: SharpnessResult) -> OrbitRow:
+def _row(dtype: str, key: str, scale: float, before: Measurement, after: Measurement) -> OrbitRow:
     return OrbitRow(dtype, key, scale, before.mean, after.mean, before.base_losses[0], after.base_losses[0])

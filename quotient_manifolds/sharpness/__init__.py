@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
-from quotient_manifolds.sharpness.average import average_sharpness
-from quotient_manifolds.sharpness.eigenvalue import top_eigenvalue
-from quotient_manifolds.sharpness.gradient import gradient_norm
-from quotient_manifolds.sharpness.legacy import legacy_sharpness
+from quotient_manifolds.sharpness.average import AverageCase, average_sharpness
+from quotient_manifolds.sharpness.eigenvalue import TopEigenvalue, top_eigenvalue
+from quotient_manifolds.sharpness.gradient import GradientNorm, gradient_norm
+from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.logits import normalised_logits
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy
-from quotient_manifolds.sharpness.measurement import Measurement
-from quotient_manifolds.sharpness.relative_flatness import relative_flatness
-from quotient_manifolds.sharpness.result import SharpnessResult
-from quotient_manifolds.sharpness.trace import hessian_trace
-from quotient_manifolds.sharpness.worst_case import worst_case_sharpness
+from quotient_manifolds.sharpness.measure import Measure, Subject
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
+from quotient_manifolds.sharpness.trace import HessianTrace, hessian_trace
+from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
 
 __all__ = [
     "Ascent",
     "AutoPGD",
+    "AverageCase",
+    "GradientNorm",
+    "HessianTrace",
+    "LegacyWorstCase",
     "Loss",
+    "Measure",
     "Measurement",
-    "SharpnessResult",
+    "OnBatch",
+    "RelativeFlatness",
+    "Subject",
+    "TopEigenvalue",
+    "WorstCase",
     "average_sharpness",
     "cross_entropy",
     "gradient_norm",
@@ -29,5 +38,6 @@ __all__ = [
     "normalised_logits",
     "relative_flatness",
     "top_eigenvalue",
+    "worst_case_profile",
     "worst_case_sharpness",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import torch
 from torch import nn
@@ -11,10 +12,35 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.blocks import scale
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Measurement, Subject, check_whole, counted, measured
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
-from quotient_manifolds.sharpness.result import mean_and_error
-from quotient_manifolds.sharpness.worst_case import check_radius
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
+from quotient_manifolds.sharpness.objective import BatchObjective, Progress
+
+
+@final
+@dataclass(frozen=True)
+class AverageCase(Measure):
+    """E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_sharpness`."""
+
+    name: ClassVar[str] = "average-case sharpness"
+
+    radius: float
+    samples: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_radius(self.radius)
+        check_whole("samples", self.samples, 2)
+
+    def ticks(self, subject: Subject) -> int:
+        return 2 * self.samples + 1
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        objective = subject.objective(index, tick)
+        base = objective.value(objective.zero())
+        generator = torch.Generator().manual_seed(self.seed + index)
+        mean, error = mean_and_error([_pair(objective, self.radius, generator) - base for _ in range(self.samples)])
+        return OnBatch(mean, base, forward_passes=2 * self.samples + 1, backward_passes=0, standard_error=error)
 
 
 def average_sharpness(
@@ -40,33 +66,7 @@ def average_sharpness(
 
     Arguments, checks and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    check_radius(radius)
-    check_whole("samples", samples, 2)
-    with autograd_available():
-        subject = Subject.of(model, loss, batches, geometry)
-        tick = counted(progress, len(subject.batches) * (2 * samples + 1))
-        out = {name: torch.empty_like(w) for name, w in subject.space.point.items()}
-        bases, values, errors = [], [], []
-        for index, batch in enumerate(subject.batches):
-            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, tick)
-            base = objective.value(objective.zero())
-            generator = torch.Generator().manual_seed(seed + index)
-            mean, error = mean_and_error([_pair(objective, radius, generator) - base for _ in range(samples)])
-            bases.append(base)
-            values.append(mean)
-            errors.append(error or 0.0)
-    return measured(
-        "average-case sharpness",
-        values,
-        bases,
-        subject.geometry,
-        passes=(2 + len(values) * (2 * samples + 1), 0),
-        errors=errors,
-        sampled=True,
-        radius=float(radius),
-        samples=samples,
-        seed=seed,
-    )
+    return AverageCase(geometry, radius, samples=samples, seed=seed).of(model, loss, batches, progress)
 
 
 def _pair(objective: BatchObjective, radius: float, generator: torch.Generator) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -14,10 +15,41 @@ from quotient_manifolds.geometry import Geometry, TangentSpace
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Measurement, Subject, check_whole, counted, measured
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_whole
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import Progress
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@final
+@dataclass(frozen=True)
+class TopEigenvalue(Measure):
+    """max <v, Hess L v> over unit v, see `top_eigenvalue`."""
+
+    name: ClassVar[str] = "top Hessian eigenvalue"
+
+    tolerance: float = 1e-4
+    restarts: int = 30
+    products: Products = "exact"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
+        if not number or not 0 < self.tolerance < 1:
+            raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
+        check_whole("restarts", self.restarts, 1)
+        check_products(self.products)
+
+    def ticks(self, subject: Subject) -> int:
+        return 1
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        hessian = Hessian(subject.objective(index, lambda: None), self.products)
+        start = subject.space.sample(torch.Generator().manual_seed(self.seed + index))
+        value, residual = _largest(hessian.times, subject.space, start, self.tolerance, self.restarts, index)
+        tick()
+        return OnBatch(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
 
 
 def top_eigenvalue(
@@ -42,39 +74,8 @@ def top_eigenvalue(
     products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
     `worst_case_sharpness`; progress counts batches.
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must be a number between 0 and 1. Found {tolerance!r}")
-    check_whole("restarts", restarts, 1)
-    check_products(products)
-    with autograd_available():
-        subject = Subject.of(model, loss, batches, geometry)
-        tick = counted(progress, len(subject.batches))
-        out = {name: torch.empty_like(w) for name, w in subject.space.point.items()}
-        bases, values, residuals = [], [], []
-        forwards = backwards = 0
-        for index, batch in enumerate(subject.batches):
-            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, lambda: None)
-            hessian = Hessian(objective, products)
-            start = subject.space.sample(torch.Generator().manual_seed(seed + index))
-            value, residual = _largest(hessian.times, subject.space, start, tolerance, restarts, index)
-            bases.append(hessian.base)
-            values.append(value)
-            residuals.append(residual)
-            forwards += hessian.forward_passes
-            backwards += hessian.backward_passes
-            tick()
-    return measured(
-        "top Hessian eigenvalue",
-        values,
-        bases,
-        subject.geometry,
-        passes=(2 + forwards, backwards),
-        errors=residuals,
-        tolerance=float(tolerance),
-        restarts=restarts,
-        products=products,
-        seed=seed,
-    )
+    measure = TopEigenvalue(geometry, tolerance=tolerance, restarts=restarts, products=products, seed=seed)
+    return measure.of(model, loss, batches, progress)
 
 
 def _largest(

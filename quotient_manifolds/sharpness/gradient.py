@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
-import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.blocks import norm
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Measurement, Subject, counted, measured
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import Progress
+
+
+@final
+@dataclass(frozen=True)
+class GradientNorm(Measure):
+    """|grad L(w)| in the metric, see `gradient_norm`."""
+
+    name: ClassVar[str] = "gradient norm"
+
+    def ticks(self, subject: Subject) -> int:
+        return 1
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        objective = subject.objective(index, tick)
+        base, gradient = objective.value_and_gradient(objective.zero())
+        return OnBatch(norm(gradient), base, forward_passes=1, backward_passes=1)
 
 
 def gradient_norm(
@@ -31,15 +48,4 @@ def gradient_norm(
 
     Arguments, checks and errors as for `worst_case_sharpness`.
     """
-    with autograd_available():
-        subject = Subject.of(model, loss, batches, geometry)
-        tick = counted(progress, len(subject.batches))
-        out = {name: torch.empty_like(w) for name, w in subject.space.point.items()}
-        bases, values = [], []
-        for index, batch in enumerate(subject.batches):
-            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, tick)
-            base, gradient = objective.value_and_gradient(objective.zero())
-            bases.append(base)
-            values.append(norm(gradient))
-    passes = (2 + len(values), len(values))
-    return measured("gradient norm", values, bases, subject.geometry, passes=passes)
+    return GradientNorm(geometry).of(model, loss, batches, progress)

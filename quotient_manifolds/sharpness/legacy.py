@@ -23,27 +23,63 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from quotient_manifolds.geometry import Euclidean
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.blocks import norm as l2_norm
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Subject, check_whole, counted
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
-from quotient_manifolds.sharpness.result import SharpnessResult, mean_and_error
-from quotient_manifolds.sharpness.worst_case import check_radius
-from quotient_manifolds.version import VERSION
-
-Norm = Literal["l2", "linf"]
-NORMS = ("l2", "linf")
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import BatchObjective, Progress
 
 _MOMENTUM = 0.75
 _PROGRESS = 0.75  # of k iterations that have to find a new best
+
+
+@final
+@dataclass(frozen=True)
+class LegacyWorstCase(Measure):
+    """The rise that the released ascent finds, see `legacy_sharpness`."""
+
+    name: ClassVar[str] = "legacy worst-case sharpness"
+
+    radius: float
+    steps: int = 20
+    restarts: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.geometry, Euclidean | Adaptive):
+            raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
+        check_radius(self.radius)
+        check_whole("steps", self.steps, 1)
+        check_whole("restarts", self.restarts, 0)
+
+    def ticks(self, subject: Subject) -> int:
+        return (1 + self.restarts) * 2 * self.steps
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        point = subject.space.point
+        ball = _Ball(_lengths(subject.space), float(self.radius), "l2")
+        plain = TangentSpace(point, dict.fromkeys(point), ())  # the released steps are steps of the weights themselves
+        objective = BatchObjective(subject.loss, plain, subject.batches[index], f"batch {index}", subject.out, tick)
+        generator = torch.Generator().manual_seed(self.seed + index)
+        starts = [objective.zero(), *(ball.random(generator) for _ in range(self.restarts))]
+        climbs = [_climb(objective, ball, start, self.steps) for start in starts]
+        base, best = climbs[0].losses[0], max(climbs, key=lambda each: each.best)
+        return OnBatch(
+            value=best.best - base,
+            base_loss=base,
+            forward_passes=self.ticks(subject),
+            backward_passes=(1 + self.restarts) * self.steps,
+            losses=best.losses,
+            norm=ball.length(best.x),
+        )
 
 
 def legacy_sharpness(
@@ -51,59 +87,29 @@ def legacy_sharpness(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    norm: Norm = "l2",
-    adaptive: bool = True,
+    geometry: Geometry,
     radius: float,
-    eta: float = 0.0,
     steps: int = 20,
     restarts: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> SharpnessResult:
+) -> Measurement:
     """The rise of the loss that the released ascent finds in {|x / c| <= radius}, c = |w| + eta or 1, per batch.
 
-    It is no maximum to be compared with `worst_case_sharpness`, which climbs otherwise; and it is not invariant along
-    orbits. norms in the result: |x / c| of the best point over weights with c > 0, above the radius where a zero
-    weight switched the projection off. restarts: further climbs, from random points of the ball's boundary (l2) or of
-    the box (linf). Other arguments, checks and errors as for `worst_case_sharpness`.
+    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
+    `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
+    the best point over weights with c > 0, above the radius where a zero weight switched the projection off. restarts:
+    further climbs, from random points of the ball's boundary (l2) or of the box (linf). Other arguments, checks and
+    errors as for `worst_case_sharpness`.
     """
-    _check_settings(norm, eta, steps, restarts)
-    check_radius(radius)
-    with autograd_available():
-        subject = Subject.of(model, loss, batches, Euclidean())
-        c = {name: w.abs() + eta if adaptive else torch.ones_like(w) for name, w in subject.space.point.items()}
-        ball = _Ball(c, float(radius), norm)
-        tick = counted(progress, len(subject.batches) * (1 + restarts) * 2 * steps)
-        out = {name: torch.empty_like(w) for name, w in c.items()}
-        found = []
-        for index, batch in enumerate(subject.batches):
-            objective = BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, tick)
-            generator = torch.Generator().manual_seed(seed + index)
-            starts = [objective.zero(), *(ball.random(generator) for _ in range(restarts))]
-            climbs = [_climb(objective, ball, start, steps) for start in starts]
-            base = climbs[0].losses[0]
-            best = max(climbs, key=lambda each: each.best)
-            found.append((base, best, ball.length(best.x)))
-            best.x.clear()  # a point of every batch would be many copies of the model
-    values = tuple(best.best - base for base, best, _ in found)
-    mean, error = mean_and_error(values)
-    return SharpnessResult(
-        mean=mean,
-        standard_error=error,
-        values=values,
-        base_losses=tuple(base for base, *_ in found),
-        loss_steps=tuple(best.losses for _, best, _ in found),
-        norms=tuple(length for *_, length in found),
-        critical_starts=(),
-        forward_passes=2 + len(found) * (1 + restarts) * 2 * steps,
-        backward_passes=len(found) * (1 + restarts) * steps,
-        geometry=f"legacy {'adaptive ' if adaptive else ''}{norm}" + (f" (eta {eta:g})" if adaptive and eta else ""),
-        radius=float(radius),
-        steps=steps,
-        restarts=restarts,
-        seed=seed,
-        version=VERSION,
+    return LegacyWorstCase(geometry, radius, steps=steps, restarts=restarts, seed=seed).of(
+        model, loss, batches, progress
     )
+
+
+def _lengths(space: TangentSpace) -> Blocks:
+    """c, elementwise: what one unit of a coordinate moves its weight by."""
+    return {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
 
 
 @final
@@ -150,7 +156,7 @@ class _Ball:
 
     c: Blocks
     radius: float
-    norm: Norm
+    norm: Literal["l2", "linf"]
 
     def step(self, x: Blocks, gradient: Blocks, step: float) -> Blocks:
         if self.norm == "linf":
@@ -203,12 +209,3 @@ def legacy_checkpoints(steps: int) -> tuple[int, ...]:
         checks.append(math.ceil(p * steps))
         earlier, p = p, p + max(p - earlier - 0.03, 0.06)
     return tuple(dict.fromkeys(checks))
-
-
-def _check_settings(norm: str, eta: float, steps: int, restarts: int) -> None:
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {', '.join(NORMS)}. Found {norm!r}")
-    if isinstance(eta, bool) or not isinstance(eta, (int, float)) or not 0 <= eta < math.inf:
-        raise ValueError(f"eta must be a finite number, at least 0. Found {eta!r}")
-    check_whole("steps", steps, 1)
-    check_whole("restarts", restarts, 0)

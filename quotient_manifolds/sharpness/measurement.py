@@ -1,118 +1,160 @@
-"""What every measure but the worst case returns, and what is checked before any of them begins."""
+"""What a measure returns: its value on every batch, the mean over them, and how it is kept as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
-
-from torch import nn
-
-from quotient_manifolds.geometry import Geometry, TangentSpace
-from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import LossOf, Progress, check_deterministic, check_model
-from quotient_manifolds.sharpness.result import Record, mean_and_error
-from quotient_manifolds.sharpness.worst_case import listed_batches
-from quotient_manifolds.version import VERSION
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, final
 
 Setting = str | int | float | bool
 
 
 @final
 @dataclass(frozen=True)
-class Measurement(Record):
-    """One measure of one model: per batch, and its mean over batches.
+class OnBatch:
+    """One measure of one model on one batch: plain numbers.
 
-    standard_error: of the mean. Over batches if there are several; random directions are drawn anew for each, so their
-    scatter is in it. For a single batch that of the directions alone, None where nothing is random. errors: per batch,
-    what the value itself is uncertain by: the standard error over the directions drawn, or the residual of an
-    eigenpair; empty for what is exact. base_losses: L(w). settings: the other arguments of the call.
+    value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
+    |H v - value v| of an eigenpair. losses: those of the best climb, its start first. norm: the length of the worst
+    direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
+    direction. The passes are the measure's own, without the checks before it.
     """
 
-    kind: ClassVar[str] = "measurement"
-
-    measure: str
-    mean: float
-    standard_error: float | None
-    values: tuple[float, ...]
-    errors: tuple[float, ...]
-    base_losses: tuple[float, ...]
-    geometry: str
-    settings: Mapping[str, Setting]
+    value: float
+    base_loss: float
     forward_passes: int
     backward_passes: int
-    version: str
+    standard_error: float | None = None
+    residual: float | None = None
+    losses: tuple[float, ...] = ()
+    norm: float | None = None
+    critical_start: bool = False
 
-    def __str__(self) -> str:
-        error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
-        stated = [f"{len(self.values)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
-        return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "losses": list(self.losses)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> OnBatch:
+        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown."""
+        _check_keys("value on a batch", {field.name for field in fields(cls)}, record)
+        return cls(**{**record, "losses": tuple(record["losses"])})
 
 
 @final
 @dataclass(frozen=True)
-class Subject:
-    """A model, its loss and its batches, checked and ready to be measured in one geometry."""
+class Measurement:
+    """One measure of one model: per batch, and its mean over batches.
 
-    loss: LossOf
-    space: TangentSpace
-    batches: list[Any]
+    settings: the other arguments of the call. `save` and `load` are inverse to each other.
+    """
+
+    measure: str
     geometry: str
+    settings: Mapping[str, Setting]
+    batches: tuple[OnBatch, ...]
+    version: str
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(each.value for each in self.batches)
+
+    @property
+    def base_losses(self) -> tuple[float, ...]:
+        return tuple(each.base_loss for each in self.batches)
+
+    @property
+    def mean(self) -> float:
+        """Over batches, each counting the same."""
+        return mean_and_error(self.values)[0]
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the mean. Over batches if there are several; random directions are drawn anew for each, so their scatter
+        is in it. For a single batch that of the directions alone, None where nothing is random."""
+        error = mean_and_error(self.values)[1]
+        return self.batches[0].standard_error if error is None else error
+
+    @property
+    def errors(self) -> tuple[float | None, ...]:
+        """Per batch, what the value itself is uncertain by: standard error over directions, or residual; else None."""
+        return tuple(each.residual if each.standard_error is None else each.standard_error for each in self.batches)
+
+    @property
+    def loss_steps(self) -> tuple[tuple[float, ...], ...]:
+        """Per batch, the losses of the best climb, its start first."""
+        return tuple(each.losses for each in self.batches)
+
+    @property
+    def norms(self) -> tuple[float | None, ...]:
+        return tuple(each.norm for each in self.batches)
+
+    @property
+    def critical_starts(self) -> tuple[int, ...]:
+        """The batches whose gradient at w was exactly 0."""
+        return tuple(index for index, each in enumerate(self.batches) if each.critical_start)
+
+    @property
+    def forward_passes(self) -> int:
+        return sum(each.forward_passes for each in self.batches)
+
+    @property
+    def backward_passes(self) -> int:
+        return sum(each.backward_passes for each in self.batches)
+
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
+        stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
+        return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, with the mean and its error for whoever reads the file."""
+        return {
+            "measure": self.measure,
+            "geometry": self.geometry,
+            "settings": dict(self.settings),
+            "mean": self.mean,
+            "standard_error": self.standard_error,
+            "batches": [each.to_dict() for each in self.batches],
+            "version": self.version,
+        }
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry) -> Subject:
-        """Raises ValueError or TypeError, one sentence, for a model, loss or batches that cannot be measured."""
-        check_model(model)
-        listed = listed_batches(batches)
-        space = geometry.at(model)
-        objective = LossOf(model, loss)
-        check_deterministic(objective, space.point, listed[0])
-        proved = geometry.proved(model, loss, listed[0])
-        return cls(objective, space if proved == geometry else proved.at(model), listed, geometry.name)
+    def from_dict(cls, record: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown."""
+        stored = {field.name for field in fields(cls)}
+        _check_keys("measurement", stored | {"mean", "standard_error"}, record)
+        batches = tuple(OnBatch.from_dict(each) for each in record["batches"])
+        return cls(**{**{key: record[key] for key in stored}, "batches": batches})
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Measurement:
+        """Raises ValueError for a file that is not the JSON of a measurement."""
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
+        return cls.from_dict(record)
 
 
-def measured(
-    measure: str,
-    values: list[float],
-    base_losses: list[float],
-    geometry: str,
-    *,
-    passes: tuple[int, int],
-    errors: list[float] | None = None,
-    sampled: bool = False,
-    **settings: Setting,
-) -> Measurement:
-    """The record; the error of a single sampled batch is that of its directions."""
-    errors = errors or []
-    mean, error = mean_and_error(values)
-    return Measurement(
-        measure=measure,
-        mean=mean,
-        standard_error=errors[0] if error is None and sampled else error,
-        values=tuple(values),
-        errors=tuple(errors),
-        base_losses=tuple(base_losses),
-        geometry=geometry,
-        settings=settings,
-        forward_passes=passes[0],
-        backward_passes=passes[1],
-        version=VERSION,
-    )
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error s / sqrt(n), with s the sample standard deviation; None for n = 1."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
-def counted(progress: Progress | None, total: int) -> Callable[[], None]:
-    """A tick that calls progress(done, total)."""
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    return tick
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")
+def _check_keys(kind: str, expected: set[str], record: Mapping[str, Any]) -> None:
+    if set(record) != expected:
+        missing, unknown = sorted(expected - set(record)), sorted(set(record) - expected)
+        raise ValueError(f"Not a record of a {kind}: missing {missing}, unknown {unknown}")

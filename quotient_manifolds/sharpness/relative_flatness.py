@@ -3,26 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.geometry import measured_parameters
+from quotient_manifolds.geometry import Euclidean, Geometry
 from quotient_manifolds.sharpness.hessian import connected_loss
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
-from quotient_manifolds.sharpness.measurement import Measurement, counted, measured
-from quotient_manifolds.sharpness.objective import (
-    LossOf,
-    Progress,
-    autograd_available,
-    check_deterministic,
-    check_model,
-)
-from quotient_manifolds.sharpness.worst_case import listed_batches
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import LossOf, Progress
 
 METHODS = ("closed", "loop")
+
+
+@final
+@dataclass(frozen=True)
+class RelativeFlatness(Measure):
+    """kappa of one linear layer, see `relative_flatness`: Euclidean derivatives, whatever the geometry of others."""
+
+    name: ClassVar[str] = "relative flatness"
+
+    geometry: Geometry = field(default=Euclidean(), init=False)
+    layer: str
+    method: Literal["closed", "loop"] = "closed"
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
+
+    def ticks(self, subject: Subject) -> int:
+        return _linear(subject.model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        linear, batch = _linear(subject.model, self.layer), subject.batches[index]
+        if self.method == "loop":
+            weight = linear.weight.detach()
+            base, value = _loop(subject.loss, f"{self.layer}.weight", weight, batch, tick)
+            return OnBatch(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
+        base, value = _closed(subject.loss, linear, batch, f"batch {index}")
+        tick()
+        return OnBatch(value, base, forward_passes=1, backward_passes=0)
 
 
 def relative_flatness(
@@ -41,41 +65,13 @@ def relative_flatness(
     input and p the softmax of its output, one forward pass. "loop": any linear layer and loss, rows x columns backward
     passes, for small layers and for checking.
 
-    It has no geometry. Invariant along the orbits of symmetries that leave this layer's weight and input alone, as
+    Invariant along the orbits of symmetries that leave this layer's weight and input alone, as
     those of attention leave a classifier's head; and under scaling of the layer against the one before it.
 
     Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed"), if the layer's weight
     is shared with another module, or what `worst_case_sharpness` refuses. progress counts forward or backward passes.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {method!r}")
-    check_model(model)
-    listed = listed_batches(batches)
-    linear = _linear(model, layer)
-    with autograd_available():
-        point = measured_parameters(model)
-        objective = LossOf(model, loss)
-        check_deterministic(objective, point, listed[0])
-        backwards = linear.weight.numel() + 1 if method == "loop" else 0
-        tick = counted(progress, len(listed) * max(backwards, 1))
-        bases, values = [], []
-        for index, batch in enumerate(listed):
-            if method == "loop":
-                base, value = _loop(objective, f"{layer}.weight", linear.weight.detach(), batch, tick)
-            else:
-                base, value = _closed(objective, linear, batch, f"batch {index}")
-                tick()
-            bases.append(base)
-            values.append(value)
-    return measured(
-        "relative flatness",
-        values,
-        bases,
-        "no geometry",
-        passes=(2 + len(values), len(values) * backwards),
-        layer=layer,
-        method=method,
-    )
+    return RelativeFlatness(layer, method=method).of(model, loss, batches, progress)
 
 
 def _closed(objective: LossOf, linear: nn.Linear, batch: Any, where: str) -> tuple[float, float]:
@@ -108,7 +104,7 @@ def _check_loss(base: float, logits: Tensor, labels: Tensor, where: str) -> None
         )
 
 
-def _loop(objective: LossOf, name: str, weight: Tensor, batch: Any, tick: Any) -> tuple[float, float]:
+def _loop(objective: LossOf, name: str, weight: Tensor, batch: Any, tick: Tick) -> tuple[float, float]:
     leaf = weight.clone().requires_grad_()
     gram = (weight @ weight.mT).double()
     total = 0.0

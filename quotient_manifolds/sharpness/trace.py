@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
 
 import torch
 from torch import nn
@@ -12,9 +13,39 @@ from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.blocks import dot
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Measurement, Subject, check_whole, counted, measured
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress, autograd_available
-from quotient_manifolds.sharpness.result import mean_and_error
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_whole
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
+from quotient_manifolds.sharpness.objective import Progress
+
+
+@final
+@dataclass(frozen=True)
+class HessianTrace(Measure):
+    """tr Hess L on the (horizontal) tangent space, see `hessian_trace`."""
+
+    name: ClassVar[str] = "Hessian trace"
+
+    samples: int = 32
+    products: Products = "exact"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("samples", self.samples, 2)
+        check_products(self.products)
+
+    def ticks(self, subject: Subject) -> int:
+        return self.samples
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        hessian = Hessian(subject.objective(index, lambda: None), self.products)
+        generator = torch.Generator().manual_seed(self.seed + index)
+        curvatures = []
+        for _ in range(self.samples):
+            v = subject.space.sample(generator)
+            curvatures.append(dot(v, hessian.times(v)))
+            tick()
+        mean, error = mean_and_error(curvatures)
+        return OnBatch(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
 
 
 def hessian_trace(
@@ -37,39 +68,5 @@ def hessian_trace(
     products: how H v is found, see `Hessian`. Arguments, checks and errors as for `worst_case_sharpness`; progress
     counts directions.
     """
-    check_whole("samples", samples, 2)
-    check_products(products)
-    with autograd_available():
-        subject = Subject.of(model, loss, batches, geometry)
-        tick = counted(progress, len(subject.batches) * samples)
-        out = {name: torch.empty_like(w) for name, w in subject.space.point.items()}
-        bases, values, errors = [], [], []
-        forwards = backwards = 0
-        for index, batch in enumerate(subject.batches):
-            hessian = Hessian(
-                BatchObjective(subject.loss, subject.space, batch, f"batch {index}", out, lambda: None), products
-            )
-            generator = torch.Generator().manual_seed(seed + index)
-            curvatures = []
-            for _ in range(samples):
-                v = subject.space.sample(generator)
-                curvatures.append(dot(v, hessian.times(v)))
-                tick()
-            mean, error = mean_and_error(curvatures)
-            bases.append(hessian.base)
-            values.append(mean)
-            errors.append(error or 0.0)
-            forwards += hessian.forward_passes
-            backwards += hessian.backward_passes
-    return measured(
-        "Hessian trace",
-        values,
-        bases,
-        subject.geometry,
-        passes=(2 + forwards, backwards),
-        errors=errors,
-        sampled=True,
-        samples=samples,
-        products=products,
-        seed=seed,
-    )
+    measure = HessianTrace(geometry, samples=samples, products=products, seed=seed)
+    return measure.of(model, loss, batches, progress)

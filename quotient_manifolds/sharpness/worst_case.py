@@ -2,27 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.blocks import norm
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import (
-    BatchObjective,
-    LossOf,
-    Progress,
-    autograd_available,
-    check_deterministic,
-    check_model,
-)
-from quotient_manifolds.sharpness.result import SharpnessResult, mean_and_error
-from quotient_manifolds.version import VERSION
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, counted
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import Progress, autograd_available
+from quotient_manifolds.symmetries import Params
+
+
+@final
+@dataclass(frozen=True)
+class WorstCase(Measure):
+    """max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, see `worst_case_sharpness`.
+
+    after: smaller radii, ascending, climbed before; each climb starts where the one before it ended.
+    """
+
+    name: ClassVar[str] = "worst-case sharpness"
+
+    radius: float
+    steps: int = 20
+    restarts: int = 0
+    tolerance: float = 0.0
+    seed: int = 0
+    after: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.ascent  # refuses what it cannot use
+        for radius in (*self.after, self.radius):
+            check_radius(radius)
+        if any(not smaller < larger for smaller, larger in pairwise((*self.after, self.radius))):
+            raise ValueError(f"Radii must ascend. Found {self.radius!r} after {self.after!r}")
+
+    @property
+    def ascent(self) -> AutoPGD:
+        return AutoPGD(steps=self.steps, restarts=self.restarts)
+
+    def ticks(self, subject: Subject) -> int:
+        return (1 + self.restarts) * (self.steps + 1)
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        start, base = self._start(subject, index)
+        best = self._climb(subject, index, tick, start, base)
+        reached = subject.space.project(best.z)  # shorter than z where the geodesic ends before t = 1
+        return OnBatch(
+            value=best.loss - best.base,
+            base_loss=best.base,
+            forward_passes=best.forward_passes,
+            backward_passes=best.backward_passes,
+            losses=best.losses,
+            norm=norm(reached),
+            critical_start=best.critical_start,
+        )
+
+    def _start(self, subject: Subject, index: int) -> tuple[Params | None, float | None]:
+        """Where the climb at the next smaller radius ended: known from just before, or climbed again."""
+        if not self.after:
+            return None, None
+        smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
+        kept = subject.maximisers.get((smaller, index))
+        if kept is None:
+            start, base = smaller._start(subject, index)
+            kept = smaller._climb(subject, index, lambda: None, start, base)
+        return kept.z, kept.base
+
+    def _climb(self, subject: Subject, index: int, tick: Tick, start: Params | None, base: float | None) -> Ascent:
+        best = self.ascent.maximise(
+            subject.objective(index, tick),
+            self.radius,
+            torch.Generator().manual_seed(self.seed + index),
+        )
+        if start is None:
+            _check_resolved(best, self.radius, index)
+        subject.maximisers.clear()
+        subject.maximisers[self, index] = best
+        return best
 
 
 def worst_case_sharpness(
@@ -34,84 +98,58 @@ def worst_case_sharpness(
     radius: float,
     steps: int = 20,
     restarts: int = 0,
+    tolerance: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> SharpnessResult:
+) -> Measurement:
     """S(w) = mean over batches of max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }.
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
-    `restarts` random points of its sphere. The model must be in eval mode and deterministic, and is never written.
-    Symmetries that a quotient geometry relies on are first tried on this loss and the first batch, and refused where it
-    changes along them. Parameters with requires_grad=False stay fixed; parameters the loss does not use have gradient 0
-    and do no harm.
+    `restarts` random points of its sphere. With a tolerance > 0 a climb ends early, at a checkpoint since the one
+    before which its rise grew by less than that part. The model must be in eval mode and deterministic, and is never
+    written. Symmetries that a quotient geometry relies on are first tried on this loss and the first batch, and refused
+    where it changes along them. Parameters with requires_grad=False stay fixed; parameters the loss does not use have
+    gradient 0 and do no harm.
+
+    Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
 
     progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
     sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
     ball: a maximum that ignored such points would mean nothing.
     """
-    ascent = AutoPGD(steps=steps, restarts=restarts)
-    check_radius(radius)
-    if not isinstance(geometry, Geometry):
-        raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
-    check_model(model)
-    listed = listed_batches(batches)
+    measure = WorstCase(geometry, radius, steps=steps, restarts=restarts, tolerance=tolerance, seed=seed)
+    return measure.of(model, loss, batches, progress)
+
+
+def worst_case_profile(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    geometry: Geometry,
+    radii: Sequence[float],
+    steps: int = 20,
+    restarts: int = 0,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> tuple[Measurement, ...]:
+    """`worst_case_sharpness` at several radii, ascending: each climb starts where the one at the radius before ended.
+
+    So the sharpness found never falls with the radius, on any batch. One measurement a radius.
+    """
+    if not radii:
+        raise ValueError("There must be at least one radius. Found none")
+    chain = [
+        WorstCase(geometry, radius, steps, restarts, tolerance, seed, after=tuple(radii[:k]))
+        for k, radius in enumerate(radii)
+    ]
+    subject = Subject.of(model, loss, batches, geometry)
+    tick = counted(progress, len(subject.batches) * sum(measure.ticks(subject) for measure in chain))
     with autograd_available():
-        space = geometry.at(model)
-        objective = LossOf(model, loss)
-        check_deterministic(objective, space.point, listed[0])
-        proved = geometry.proved(model, loss, listed[0])
-        space = space if proved == geometry else proved.at(model)
-        found = _maximise(ascent, objective, space, listed, radius, seed, progress)
-    values = tuple(each.loss - each.base for each in found)
-    mean, error = mean_and_error(values)
-    return SharpnessResult(
-        mean=mean,
-        standard_error=error,
-        values=values,
-        base_losses=tuple(each.base for each in found),
-        loss_steps=tuple(each.losses for each in found),
-        norms=tuple(each.norm for each in found),
-        critical_starts=tuple(i for i, each in enumerate(found) if each.critical_start),
-        forward_passes=2 + sum(each.forward_passes for each in found),
-        backward_passes=sum(each.backward_passes for each in found),
-        geometry=geometry.name,
-        radius=float(radius),
-        steps=steps,
-        restarts=restarts,
-        seed=seed,
-        version=VERSION,
-    )
-
-
-def _maximise(
-    ascent: AutoPGD,
-    loss: LossOf,
-    space: TangentSpace,
-    batches: list[Any],
-    radius: float,
-    seed: int,
-    progress: Progress | None,
-) -> list[Ascent]:
-    total = len(batches) * (1 + ascent.restarts) * (ascent.steps + 1)
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
-    out = {name: torch.empty_like(w) for name, w in space.point.items()}
-    found = []
-    for index, batch in enumerate(batches):
-        generator = torch.Generator().manual_seed(seed + index)
-        objective = BatchObjective(loss, space, batch, f"batch {index}", out, tick)
-        best = ascent.maximise(objective, radius, generator)
-        _check_resolved(best, radius, index)
-        reached = norm(space.project(best.z))  # shorter than z where the geodesic ends before t = 1
-        found.append(replace(best, z={}, norm=reached))  # a point of every batch would be many copies of the model
-    return found
+        found = [[measure.on(subject, index, tick) for measure in chain] for index in range(len(subject.batches))]
+    return tuple(measure.measurement(values) for measure, values in zip(chain, zip(*found, strict=True), strict=True))
 
 
 def _check_resolved(found: Ascent, radius: float, index: int) -> None:
@@ -121,19 +159,3 @@ def _check_resolved(found: Ascent, radius: float, index: int) -> None:
             f"The loss on batch {index} has a gradient, yet stays at {found.base!r} to its last digit within radius "
             f"{radius:g}: the steps are lost in rounding; take a larger radius, or float64"
         )
-
-
-def listed_batches(batches: Iterable[Any]) -> list[Any]:
-    """The batches as a list; a single batch, easily passed by mistake, is refused."""
-    single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
-    if isinstance(batches, (Tensor, Mapping, str)) or single:
-        raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
-    listed = list(batches)
-    if not listed:
-        raise ValueError("There must be at least one batch to measure on. Found none")
-    return listed
-
-
-def check_radius(radius: float) -> None:
-    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < float("inf"):
-        raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
