@@ -24,10 +24,10 @@ from quotient_manifolds.experiments.records import (
     Settings,
     Sharpness,
 )
-from quotient_manifolds.experiments.statistics import Correlation, kendall
 from quotient_manifolds.experiments.zoo import Scores, draw_recipe
 from quotient_manifolds.plots import STYLES, Interval, Series, interval_figure, line_figure, scatter_figure
 from quotient_manifolds.report import Code, Fact, Figure, Gallery, Listing, Page, Section, Table, Text, render
+from quotient_manifolds.statistics import Correlation, correlation
 
 KEYS = ("euclidean", "adaptive", "inv", "mix")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -49,7 +49,7 @@ def made_up(models: int = 6) -> DemoResult:
         CorrelationRow(
             key,
             gap,
-            kendall(
+            correlation(
                 [row.sharpness[key].mean for row in rows], [getattr(row.scores, gap) for row in rows], resamples=20
             ),
         )
@@ -191,7 +191,7 @@ def test_the_main_figures_come_first_and_are_the_recorded_ones(html: str, page: 
 @pytest.mark.parametrize("undefined", ["constant gap", "three models", "one batch"])
 def test_what_is_not_defined_is_said_in_words(result: DemoResult, undefined: str) -> None:
     if undefined == "constant gap":
-        nothing = Correlation(None, None, None, None, 6, 0.95, 0)
+        nothing = Correlation("kendall-b", None, None, None, None, 6, 0, 0.95, 0, 0, 0)
         changed = replace(result, correlations=tuple(replace(r, correlation=nothing) for r in result.correlations))
         expected = "undefined"
     elif undefined == "three models":
@@ -206,7 +206,7 @@ def test_what_is_not_defined_is_said_in_words(result: DemoResult, undefined: str
 
 def test_the_verdict_follows_the_intervals(result: DemoResult) -> None:
     def verdict(low: float | None, high: float | None) -> str:
-        found = Correlation(0.4, low, high, 0.1, 6, 0.95, 20)
+        found = Correlation("kendall-b", 0.4, low, high, 0.1, 6, 0, 0.95, 20, 0, 720)
         first, *others = (replace(row, correlation=replace(found, low=-0.1, high=0.1)) for row in result.correlations)
         rows = (replace(first, correlation=found), *others)
         if low is None:

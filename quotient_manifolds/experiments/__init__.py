@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from quotient_manifolds.experiments.demo import run_demo
 from quotient_manifolds.experiments.records import DemoResult
-from quotient_manifolds.experiments.statistics import Correlation, kendall
 
-__all__ = ["Correlation", "DemoResult", "kendall", "run_demo"]
+__all__ = ["DemoResult", "run_demo"]

@@ -17,10 +17,10 @@ from quotient_manifolds.experiments.records import (
     Settings,
     Sharpness,
 )
-from quotient_manifolds.experiments.statistics import kendall
 from quotient_manifolds.experiments.zoo import Progress, TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
+from quotient_manifolds.statistics import correlation
 from quotient_manifolds.symmetries import Proof, Symmetries
 
 Batches = tuple[Batch, ...]
@@ -104,7 +104,7 @@ def rank(rows: tuple[ModelRow, ...], settings: Settings) -> tuple[CorrelationRow
         CorrelationRow(
             measure.key,
             gap,
-            kendall(
+            correlation(
                 [row.sharpness[measure.key].mean for row in rows],
                 [value(row) for row in rows],
                 resamples=settings.resamples,

@@ -74,7 +74,7 @@ def _facts(result: DemoResult) -> list[Fact]:
         Fact(f"{proved} of {len(result.pairs)}", "symmetric pairs of the network proved numerically."),
     ]
     ranked = [row for row in result.correlations if row.gap == "error_gap"]
-    ranks = ", ".join(f"{result.measure(row.measure).label} {signed(row.correlation.tau)}" for row in ranked)
+    ranks = ", ".join(f"{result.measure(row.measure).label} {signed(row.correlation.value)}" for row in ranked)
     clear = sum(excludes_zero(row.correlation) for row in ranked)
     facts.append(
         Fact(
@@ -123,7 +123,7 @@ def _ranking(result: DemoResult) -> Section:
     rows = []
     for measure in result.measures:
         found = {row.gap: row.correlation for row in result.correlations if row.measure == measure.key}
-        cells = [cell for gap in GAPS for cell in (signed(found[gap].tau), interval(found[gap], tau=False))]
+        cells = [cell for gap in GAPS for cell in (signed(found[gap].value), interval(found[gap], tau=False))]
         rows.append([measure.label, f"{measure.radius:g}", *cells])
     return Section(
         "ranking",
@@ -159,7 +159,9 @@ def _verdict(result: DemoResult) -> str:
     if not clear:
         return "Here every interval contains 0: in this zoo no measure is shown to rank the models."
     named = ", ".join(
-        f"{result.measure(row.measure).label} with the {GAPS[row.gap]} ({signed(row.correlation.tau)})" for row in clear
+        f"{result.measure(row.measure).label} with the {GAPS[row.gap]} ({signed(row.correlation.value)})"
+        for row in clear
+        for row in clear
     )
     return f"Here the interval excludes 0 for: {named}. All others contain 0."
 

@@ -65,19 +65,19 @@ def scatter_gallery(result: DemoResult) -> Gallery:
 
 def tau_gallery(result: DemoResult) -> Gallery:
     """One figure: tau of every measure with its interval; none if no tau is defined."""
-    if all(row.correlation.tau is None for row in result.correlations):
+    if all(row.correlation.value is None for row in result.correlations):
         return Gallery(())
     groups = {
         words: [
             Interval(
                 result.measure(row.measure).label,
-                row.correlation.tau,
+                row.correlation.value,
                 row.correlation.low,
                 row.correlation.high,
                 _style(result, row.measure),
             )
             for row in result.correlations
-            if row.gap == gap and row.correlation.tau is not None
+            if row.gap == gap and row.correlation.value is not None
         ]
         for gap, words in GAPS.items()
     }
@@ -102,7 +102,7 @@ def _scatter(result: DemoResult, key: str) -> Figure:
         _style(result, key),
         errors if len(errors) == len(values) else None,
     )
-    tau = signed(row.correlation.tau)
+    tau = signed(row.correlation.value)
     svg = scatter_figure(
         points,
         x_label=f"{label} sharpness, radius {result.measure(key).radius:g}",

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quotient_manifolds.experiments.statistics import Correlation
 from quotient_manifolds.experiments.zoo import Recipe, Scores
+from quotient_manifolds.statistics import Correlation
 
-FORMAT = 1  # of records.json; raise when a reader of the old form would misread the new one
+FORMAT = 2  # of records.json; raise when a reader of the old form would misread the new one
 
 
 @dataclass(frozen=True)

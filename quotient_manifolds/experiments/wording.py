@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quotient_manifolds.experiments.records import DemoResult, Sharpness
-from quotient_manifolds.experiments.statistics import Correlation
+from quotient_manifolds.statistics import Correlation
 
 GAPS = {"error_gap": "gap in error", "loss_gap": "gap in loss"}
 
@@ -39,7 +39,7 @@ def interval(correlation: Correlation, *, tau: bool = True) -> str:
     """tau [low, high], or the interval alone."""
     low, high = correlation.low, correlation.high
     bounds = "no interval" if low is None or high is None else f"[{signed(low)}, {signed(high)}]"
-    return f"{signed(correlation.tau)} {bounds}" if tau else bounds
+    return f"{signed(correlation.value)} {bounds}" if tau else bounds
 
 
 def excludes_zero(correlation: Correlation) -> bool:

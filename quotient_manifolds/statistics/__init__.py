@@ -1,0 +1,18 @@
+"""How well a measure ranks models: correlations over models, and how far they can be trusted."""
+
+from __future__ import annotations
+
+from quotient_manifolds.statistics.agreement import Agreement, agreement
+from quotient_manifolds.statistics.coefficients import KINDS, Kind
+from quotient_manifolds.statistics.correlation import FEWEST_MODELS, Correlation, correlation, partial_correlation
+
+__all__ = [
+    "FEWEST_MODELS",
+    "KINDS",
+    "Agreement",
+    "Correlation",
+    "Kind",
+    "agreement",
+    "correlation",
+    "partial_correlation",
+]
