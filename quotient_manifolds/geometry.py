@@ -11,6 +11,7 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,9 @@ from quotient_manifolds.symmetries import (
 
 Gradients = Mapping[str, Tensor | None]
 
+Norm = Literal["l2", "linf"]
+"""Which ball of coordinates z a geometry means: sum of squares, or the largest of them. A metric has l2."""
+
 
 class Geometry(ABC):
     """A Riemannian metric on the parameters of any model."""
@@ -56,15 +60,20 @@ class Geometry(ABC):
 @final
 @dataclass(frozen=True)
 class Euclidean(Geometry):
-    """<xi, eta> = sum xi eta, so z = xi."""
+    """<xi, eta> = sum xi eta, so z = xi. norm: the ball is |xi|_2 or max |xi_i| <= radius."""
+
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        _check_norm(self.norm)
 
     @property
     def name(self) -> str:
-        return "euclidean"
+        return _named("euclidean", self.norm)
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
-        return TangentSpace(point, dict.fromkeys(point), ())
+        return TangentSpace(point, dict.fromkeys(point), (), self.norm)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
         return self
@@ -73,15 +82,30 @@ class Euclidean(Geometry):
 @final
 @dataclass(frozen=True)
 class Adaptive(Geometry):
-    """<xi, eta> = sum xi eta / w^2, so z = xi / w (elementwise; |z| = |xi / |w||); weights that are 0 stay 0."""
+    """<xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta.
+
+    eta: 0 leaves weights that are 0 where they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is
+    |xi / c|_2 or max |xi_i / c_i| <= radius.
+    """
+
+    eta: float = 0.0
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
+        if not number or not 0 <= self.eta < math.inf:
+            raise ValueError(f"eta must be a finite number, at least 0. Found {self.eta!r}")
+        _check_norm(self.norm)
 
     @property
     def name(self) -> str:
-        return "adaptive"
+        return _named("adaptive", self.norm) + (f" (eta {self.eta:g})" if self.eta else "")
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
-        return TangentSpace(point, dict(point), ())
+        # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
+        scale = {name: w.abs().add_(self.eta) for name, w in point.items()} if self.eta else point
+        return TangentSpace(point, scale, (), self.norm)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
         return self
@@ -200,30 +224,47 @@ class TangentSpace:
 
     z has one block per parameter (of its shape and dtype) for the elements in no pair, and one block (heads of
     all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
-    parameter that pairs own entirely has no block.
+    parameter that pairs own entirely has no block. norm: that of the ball of z.
     """
 
-    def __init__(self, point: Params, scale: Mapping[str, Tensor | None], pairs: tuple[StackedPairs, ...]) -> None:
+    def __init__(
+        self,
+        point: Params,
+        scale: Mapping[str, Tensor | None],
+        pairs: tuple[StackedPairs, ...],
+        norm: Norm = "l2",
+    ) -> None:
         self.point = point
         self.scale = dict(scale)
         self.pairs = pairs
+        self.norm = norm
 
     def zero(self) -> Params:
         """z = 0: the model as it is."""
         return {key: torch.zeros_like(like, memory_format=torch.contiguous_format) for key, like in self._blocks()}
 
     def sample(self, generator: torch.Generator) -> Params:
-        """z ~ N(0, I) on the horizontal space; weights that cannot move get 0."""
+        """z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
         z: Params = {}
         for name, scale in self.scale.items():
             w = self.point[name]
-            noise = torch.randn(w.shape, generator=generator, device=generator.device, dtype=torch.float32)
+            noise = torch.empty(w.shape, device=generator.device, dtype=torch.float32)
+            noise = (
+                noise.normal_(generator=generator) if self.norm == "l2" else noise.uniform_(-1, 1, generator=generator)
+            )
             z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
         for block in self.pairs:
             like = block.space.point
             noise = torch.randn(like.shape, generator=generator, device=generator.device)
             z[block.key] = block.space.horizontal(noise.to(like))
         return z
+
+    def length(self, z: Params) -> float:
+        """|z| in the norm of the ball."""
+        order = 2 if self.norm == "l2" else math.inf
+        blocks = (block for block in z.values() if block.numel())
+        sizes = [float(torch.linalg.vector_norm(block, order, dtype=torch.float64)) for block in blocks]
+        return math.hypot(*sizes) if self.norm == "l2" else max(sizes)
 
     def project(self, z: Params) -> Params:
         """The nearest horizontal z, then cut to where its geodesic leaves the manifold, if that is before t = 1."""
@@ -316,6 +357,15 @@ def measured_parameters(model: nn.Module) -> Params:
             f"none); call model.requires_grad_(True) on those that shall count"
         )
     return measured
+
+
+def _check_norm(norm: str) -> None:
+    if norm not in ("l2", "linf"):
+        raise ValueError(f"norm must be 'l2' or 'linf'. Found {norm!r}")
+
+
+def _named(name: str, norm: Norm) -> str:
+    return name if norm == "l2" else f"{name} {norm}"
 
 
 def _is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.ascent import released_checkpoints, stated_checkpoints
-from quotient_manifolds.sharpness.blocks import _CHUNK, Blocks, combine, dot, norm
+from quotient_manifolds.sharpness.blocks import _CHUNK, Blocks, combine, dot, largest, norm
+from quotient_manifolds.sharpness.schedules import released_checkpoints, stated_checkpoints
 
 
 @dataclass
@@ -26,11 +26,14 @@ class Plain:
     shape: tuple[int, ...]
     points: list[Tensor] = field(default_factory=list)
     backwards: int = 0
+    norm: str = "l2"
 
     def zero(self) -> Blocks:
         return {"z": torch.zeros(self.shape, dtype=torch.float64)}
 
     def sample(self, generator: torch.Generator) -> Blocks:
+        if self.norm == "linf":
+            return {"z": 2 * torch.rand(self.shape, generator=generator, dtype=torch.float64) - 1}
         return {"z": torch.randn(self.shape, generator=generator, dtype=torch.float64)}
 
     def value(self, z: Blocks) -> float:
@@ -104,11 +107,11 @@ def test_the_two_schedules_at_20_and_100_steps() -> None:
     assert released_checkpoints(100) == stated_checkpoints(100) == (22, 41, 57, 70, 80, 87, 93, 99)
 
 
-def literal_auto_pgd(f: Plain, radius: float, steps: int) -> list[Tensor]:
+def literal_auto_pgd(f: Plain, radius: float, steps: int, norm: str = "l2") -> list[Tensor]:
     """Algorithm 1 of Croce & Hein on one flat vector, written with copies and no cleverness: the points visited."""
 
     def P(v: Tensor) -> Tensor:
-        return v * min(1.0, radius / max(float(v.norm()), 1e-300))
+        return v.clamp(-radius, radius) if norm == "linf" else v * min(1.0, radius / max(float(v.norm()), 1e-300))
 
     z = f.zero()["z"]
     loss, g = f.value_and_gradient({"z": z})
@@ -119,7 +122,7 @@ def literal_auto_pgd(f: Plain, radius: float, steps: int) -> list[Tensor]:
     last, best_at_last, halved = 0, loss, True
     for k in range(steps):
         a = 1.0 if k == 0 else 0.75
-        u = P(z + eta * g / g.norm())
+        u = P(z + (eta * g.sign() if norm == "linf" else eta * g / g.norm()))
         new = P(z + a * (u - z) + (1 - a) * (z - z_old))
         z_old, z = z, new
         loss, grad = f.value_and_gradient({"z": z})
@@ -137,17 +140,19 @@ def literal_auto_pgd(f: Plain, radius: float, steps: int) -> list[Tensor]:
     return points
 
 
+@pytest.mark.parametrize("norm", ["l2", "linf"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("wave", [0.0, 3.0])
-def test_points_visited_are_those_of_the_literal_algorithm(seed: int, wave: float) -> None:
+def test_points_visited_are_those_of_the_literal_algorithm(seed: int, wave: float, norm: str) -> None:
     quadratic_part, _, _ = quadratic(seed, 5)
 
     def function(z: Tensor) -> Tensor:  # the wave makes it oscillate, so both conditions and restarts occur
         return quadratic_part(z) + wave * torch.cos(7 * z).sum()
 
     f = Plain(function, (5,))
-    AutoPGD(steps=30).maximise(f, 0.8, generator())
-    expected = literal_auto_pgd(Plain(function, (5,)), 0.8, 30)
+    steps = 22  # then some have converged, and compare losses that differ in the last digit
+    AutoPGD(steps=steps).maximise(f, 0.8, generator(), norm=norm)
+    expected = literal_auto_pgd(Plain(function, (5,)), 0.8, steps, norm)
     for k, (found, literal) in enumerate(zip(f.points, expected, strict=True)):
         torch.testing.assert_close(found, literal, rtol=1e-9, atol=1e-9, msg=f"step {k}")
 
@@ -207,6 +212,126 @@ def test_restarts_find_what_the_first_climb_misses() -> None:
     assert several.base == alone.base
 
 
+def vertices(dimension: int) -> Tensor:
+    return torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * dimension)
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_linear_function_is_largest_at_a_vertex_of_the_box(restarts: int) -> None:
+    g = torch.tensor([3.0, -0.01, 0.0, -2.0], dtype=torch.float64)
+    f = Plain(lambda z: g @ z + 5, (4,), norm="linf")
+    found = AutoPGD(steps=10, restarts=restarts).maximise(f, 0.1, generator(), norm="linf")
+    assert found.loss == pytest.approx(5 + 0.1 * float(g.abs().sum()), rel=1e-12)
+    assert found.norm == pytest.approx(0.1, rel=1e-15)
+    assert found.base == 5
+    if not restarts:
+        assert found.z["z"].tolist() == pytest.approx([0.1, -0.1, 0.0, -0.1])
+    assert all(float(z.abs().max()) <= 0.1 for z in f.points)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("radius", [0.05, 0.25])
+def test_the_maximum_of_a_quadratic_on_the_box_is_the_best_vertex(seed: int, radius: float) -> None:
+    """Convex along every axis, so the maximum is at a vertex: all are searched."""
+    function, A, _ = quadratic(seed, 6)
+    bowl = torch.tensor(np.abs(A).max() * 1.01 * np.eye(6))
+
+    def convex(z: Tensor) -> Tensor:
+        return function(z) + z @ bowl @ z / 2
+
+    best = max(float(convex(radius * vertex)) for vertex in vertices(6))
+    f = Plain(convex, (6,), norm="linf")
+    found = AutoPGD(steps=15, restarts=40).maximise(f, radius, generator(), norm="linf")
+    assert best * 0.999 <= found.loss <= best * (1 + 1e-12)
+
+
+def test_random_starts_in_the_box_are_spread_over_it() -> None:
+    f = Plain(lambda z: 0 * z.sum(), (2000,), norm="linf")
+    AutoPGD(steps=1, restarts=1).maximise(f, 0.5, generator(), norm="linf")
+    start = f.points[2]  # the first climb visits two points
+    assert float(start.abs().max()) <= 0.5
+    quantiles = np.quantile(start.numpy(), [0.1, 0.25, 0.5, 0.75, 0.9])
+    assert quantiles.tolist() == pytest.approx([-0.4, -0.25, 0.0, 0.25, 0.4], abs=0.04)
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_a_start_is_scaled_into_the_ball_left_as_it_is_and_never_lost(norm: str) -> None:
+    start = torch.tensor([0.0, 3.0, -4.0], dtype=torch.float64)
+    scaled = start / (5 if norm == "l2" else 4)
+
+    def peak(z: Tensor) -> Tensor:  # so narrow that the first step leaves it
+        return 10 * torch.exp(-1e3 * ((z - scaled) ** 2).sum()) + z[0]
+
+    f = Plain(peak, (3,), norm=norm)
+    found = AutoPGD(steps=6).maximise(f, 1.0, generator(), norm=norm, start={"z": start})
+    assert start.tolist() == [0.0, 3.0, -4.0]
+    assert not f.points[0].any()  # the base
+    torch.testing.assert_close(f.points[1], scaled)
+    assert found.losses[0] == pytest.approx(10)
+    assert found.loss >= found.losses[0]
+    assert found.base == pytest.approx(10 * math.exp(-1e3 * float((scaled**2).sum())))
+    assert len(f.points) == found.forward_passes == 8
+    assert f.backwards == found.backward_passes == 6
+    known = AutoPGD(steps=6, restarts=1).maximise(Plain(peak, (3,)), 1.0, generator(), start={"z": start}, base=-1.5)
+    assert known.base == -1.5
+    assert known.forward_passes == 2 * 7
+    inside = Plain(peak, (3,))
+    AutoPGD(steps=1).maximise(inside, 9.0, generator(), norm=norm, start={"z": start}, base=0.0)
+    assert torch.equal(inside.points[0], start)
+
+
+def test_warm_starts_never_lose_what_a_smaller_radius_found() -> None:
+    function, _, _ = quadratic(3, 8)
+    bumpy = Plain(lambda z: function(z) + 3 * torch.cos(9 * z).sum(), (8,))
+    start, last = None, -math.inf
+    for radius in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6):
+        found = AutoPGD(steps=8).maximise(bumpy, radius, generator(), start=start, base=24.0)
+        assert found.loss >= last
+        assert found.norm <= radius * (1 + 1e-12)
+        start, last = found.z, found.loss
+
+
+def test_without_a_tolerance_all_steps_are_made_bit_for_bit() -> None:
+    function, A, g = quadratic(1, 4)
+    plain, zero, stopped = (
+        AutoPGD(steps=100, **given).maximise(Plain(function, (4,)), 1.0, generator())
+        for given in ({}, {"tolerance": 0.0}, {"tolerance": 1e-3})
+    )
+    assert plain.losses == zero.losses
+    assert len(plain.losses) == 101
+    assert stopped.losses == plain.losses[: len(stopped.losses)]
+    assert len(stopped.losses) < 80
+    assert stopped.forward_passes == len(stopped.losses) == stopped.backward_passes
+    assert stopped.loss == pytest.approx(plain.loss, rel=1e-3)
+    assert stopped.loss == pytest.approx(trust_region_maximum(A, g, 1.0), rel=1e-2)
+
+
+def test_a_climb_ends_at_the_first_checkpoint_where_its_rise_grew_by_less_than_the_tolerance() -> None:
+    for seed in range(6):
+        function, _, _ = quadratic(seed, 5)
+        whole, stopped = (
+            AutoPGD(steps=50, tolerance=tolerance).maximise(
+                Plain(lambda z, f=function: f(z) + 7, (5,)), 1.0, generator()
+            )
+            for tolerance in (0.0, 0.05)
+        )
+        best = [max(whole.losses[: k + 1]) for k in (0, *released_checkpoints(50))]
+        ends = [
+            done
+            for done, before, now in zip(released_checkpoints(50), best[:-1], best[1:], strict=True)
+            if now - before < 0.05 * (now - 7)
+        ]
+        assert len(stopped.losses) == ends[0] + 1
+
+
+def test_every_climb_stops_on_its_own_and_passes_are_counted() -> None:
+    function, _, _ = quadratic(2, 4)
+    f = Plain(function, (4,))
+    found = AutoPGD(steps=60, restarts=3, tolerance=0.01).maximise(f, 1.0, generator())
+    assert len(f.points) == found.forward_passes < 4 * 61
+    assert f.backwards == found.backward_passes
+
+
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_first_order_diagonal_sharpness_has_its_closed_form(metric: str) -> None:
     """[paper, App. F]: u (1 + b), v (1 + b): to first order in the loss the maximum is radius |Riemannian gradient|.
@@ -253,6 +378,7 @@ def test_sums_over_many_float32_numbers_are_accurate() -> None:
     exact = sum(float((t.double() ** 2).sum()) for t in x.values())
     assert dot(x, x) == pytest.approx(exact, rel=1e-6)
     assert norm(x) == pytest.approx(math.sqrt(exact), rel=1e-6)
+    assert largest({**x, "empty": torch.zeros(0)}) == max(float(t.abs().max()) for t in x.values())
 
 
 @pytest.mark.parametrize("size", [3, _CHUNK + 5])
@@ -271,6 +397,7 @@ def test_combine_writes_over_one_of_its_terms(size: int) -> None:
         ({"restarts": -1}, "restarts must be a whole number, at least 0"),
         ({"alpha": 0.0}, "alpha must lie in"),
         ({"rho": 1.5}, "rho must lie in"),
+        ({"tolerance": -0.1}, r"tolerance must lie in \[0, 1\). Found -0.1"),
         ({"schedule": "weekly"}, "schedule must be one of released, stated. Found 'weekly'"),
     ],
 )
@@ -283,6 +410,11 @@ def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> N
 def test_bad_radius_is_refused(radius: float) -> None:
     with pytest.raises(ValueError, match="radius must be a positive finite number"):
         AutoPGD().maximise(Plain(lambda z: z.sum(), (2,)), radius, generator())
+
+
+def test_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"norm must be one of l2, linf\. Found 'l1'"):
+        AutoPGD().maximise(Plain(lambda z: z.sum(), (2,)), 1.0, generator(), norm="l1")
 
 
 def test_a_gradient_that_is_not_finite_is_refused() -> None:

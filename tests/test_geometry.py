@@ -27,7 +27,10 @@ from quotient_manifolds.symmetries import (
 QUOTIENTS: list[Geometry] = [
     Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
 ]
-GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), *QUOTIENTS]
+ELEMENTWISE: list[Geometry] = [
+    geometry for norm in ("l2", "linf") for geometry in (Euclidean(norm), Adaptive(norm=norm), Adaptive(0.01, norm))
+]
+GEOMETRIES: list[Geometry] = [*ELEMENTWISE, *QUOTIENTS]
 by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
 
 
@@ -107,12 +110,15 @@ def test_the_point_without_needless_biases_is_the_same_function(dtype: torch.dty
 
 def test_euclidean_and_adaptive_moves_are_elementwise() -> None:
     model = encoder()
-    for geometry in (Euclidean(), Adaptive()):
+    for geometry in ELEMENTWISE:
         space = geometry.at(model)
         z = space.sample(generator())
         for name, w in space.move(z).items():
             old = model.get_parameter(name).detach()
-            xi = z[name] if isinstance(geometry, Euclidean) else z[name] * old
+            if isinstance(geometry, Adaptive):
+                xi = z[name] * (old.abs() + geometry.eta if geometry.eta else old)
+            else:
+                xi = z[name]
             torch.testing.assert_close(w, old + xi)
 
 
@@ -132,6 +138,51 @@ def test_the_adaptive_norm_is_that_of_xi_over_w_and_zero_weights_stay() -> None:
     everywhere = {name: torch.ones_like(block) for name, block in z.items()}
     assert norm(space.project(everywhere)) == pytest.approx(math.sqrt(5), rel=1e-12)
     assert not space.pull_back(z, {name: torch.ones_like(block) for name, block in z.items()})["bias"].any()
+
+
+def test_eta_lets_zero_weights_move_and_zero_eta_shares_the_models_memory() -> None:
+    model = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        model.weight[0, 0] = 0.0
+        model.weight[1] = -2.0
+    w = model.weight.detach()
+    space = Adaptive(eta=0.25).at(model)
+    moved = space.move({name: torch.ones_like(block) for name, block in space.zero().items()})
+    assert moved["weight"][0, 0] == 0.25
+    assert moved["weight"][1].tolist() == [0.25] * 3  # -2 + |-2| + 0.25
+    assert space.sample(generator())["weight"].all()
+    pulled = space.pull_back(space.zero(), {"weight": torch.ones_like(w), "bias": None})
+    torch.testing.assert_close(pulled["weight"], w.abs() + 0.25)
+    shared = Adaptive().at(model).scale["weight"]
+    assert shared is not None
+    assert shared.data_ptr() == model.weight.data_ptr()
+
+
+def test_samples_for_linf_are_uniform_in_the_box_and_0_where_a_weight_is() -> None:
+    model = nn.Linear(100, 100)
+    with torch.no_grad():
+        model.bias.zero_()
+    for geometry in (Euclidean("linf"), Adaptive(norm="linf")):
+        z = geometry.at(model).sample(generator())
+        quantiles = torch.quantile(z["weight"], torch.tensor([0.0, 0.1, 0.5, 0.8, 1.0]))
+        torch.testing.assert_close(quantiles, torch.tensor([-1.0, -0.8, 0.0, 0.6, 1.0]), atol=0.02, rtol=0)
+        assert bool(z["bias"].any()) == isinstance(geometry, Euclidean)
+
+
+@pytest.mark.parametrize("geometry", ELEMENTWISE, ids=lambda geometry: geometry.name)
+def test_length_is_that_in_the_norm_of_the_ball(geometry: Geometry) -> None:
+    space = geometry.at(nn.Linear(1, 3))
+    assert space.norm == geometry.norm  # type: ignore[attr-defined]
+    z = {"weight": torch.tensor([[1.0], [0.0], [-2.0]]), "bias": torch.tensor([-3.0, 1.0, 1.0])}
+    assert space.length(z) == pytest.approx(4.0 if space.norm == "l2" else 3.0, rel=1e-15)
+    assert space.length(space.zero()) == 0.0
+
+
+def test_a_quotients_length_counts_pairs() -> None:
+    space = Quotient().at(encoder())
+    z = space.sample(generator())
+    assert space.norm == "l2"
+    assert space.length(z) == pytest.approx(norm(z), rel=1e-12)
 
 
 @pytest.mark.parametrize("biases", ["paper", "quotient"])
@@ -376,6 +427,29 @@ def test_unknown_metric_and_geodesic_are_refused() -> None:
         Quotient("euclid")
     with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
         Quotient("inv", "third")
+
+
+@pytest.mark.parametrize("kind", [Euclidean, Adaptive])
+def test_unknown_norms_are_refused(kind: type[Euclidean | Adaptive]) -> None:
+    with pytest.raises(ValueError, match=r"norm must be 'l2' or 'linf'\. Found 'l1'"):
+        kind(norm="l1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eta", [-0.1, math.nan, math.inf, True, "0.1"])
+def test_an_impossible_eta_is_refused(eta: float) -> None:
+    with pytest.raises(ValueError, match="eta must be a finite number, at least 0"):
+        Adaptive(eta)
+
+
+def test_names_tell_norms_and_eta() -> None:
+    assert [geometry.name for geometry in ELEMENTWISE] == [
+        "euclidean",
+        "adaptive",
+        "adaptive (eta 0.01)",
+        "euclidean linf",
+        "adaptive linf",
+        "adaptive linf (eta 0.01)",
+    ]
 
 
 def test_names_tell_geometries_apart() -> None:

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.manifolds import FixedRankQuotient
-from quotient_manifolds.sharpness import worst_case_sharpness
+from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
+from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
 from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -194,6 +195,34 @@ def found_and_exhaustive(case: Case, geometry: Geometry, steps: int, restarts: i
 def test_the_ascent_finds_the_maximum(case: Case, geometry: Geometry) -> None:
     found, best = found_and_exhaustive(case, geometry, steps=25, restarts=case.restarts)
     assert 0.99 * best <= found <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "geometry", [Euclidean("linf"), Adaptive(norm="linf"), Adaptive(0.3, "linf")], ids=lambda g: g.name
+)
+@pytest.mark.parametrize("power", [1, 2])
+def test_the_maximum_over_a_box_is_that_of_its_best_vertex(geometry: Geometry, power: int) -> None:
+    """loss = (x.w + b)^power with a weight that is 0: convex, so all 2^5 vertices are searched; linear: a sum."""
+    torch.manual_seed(2)
+    model = nn.Linear(4, 1).double().eval()
+    with torch.no_grad():
+        model.weight[0, 1] = 0.0
+    x = torch.randn(1, 4, dtype=torch.float64)
+    w = torch.cat([model.weight[0], model.bias]).detach()
+    c = torch.ones_like(w) if isinstance(geometry, Euclidean) else w.abs() + geometry.eta  # type: ignore[attr-defined]
+    features = torch.cat([x[0], torch.ones(1, dtype=torch.float64)])
+    radius = 0.2
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
+    best = float(((w + radius * c * signs) @ features).pow(power).max() - (w @ features) ** power)
+    space = geometry.at(model)
+    objective = BatchObjective(
+        LossOf(model, lambda m, batch: m(batch).pow(power).sum()), space, x, "x", space.move(space.zero()), lambda: None
+    )
+    found = AutoPGD(steps=20, restarts=2).maximise(objective, radius, torch.Generator().manual_seed(0), norm=space.norm)
+    assert found.loss - found.base == pytest.approx(best, rel=1e-9)
+    if power == 1:
+        assert best == pytest.approx(radius * float((c * features).abs().sum()), rel=1e-12)
+    assert found.norm == pytest.approx(radius, rel=1e-12)
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[9]], ids=str)

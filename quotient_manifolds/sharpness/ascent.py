@@ -1,14 +1,14 @@
-"""Auto-PGD in the l2 ball (Croce & Hein, "Reliable evaluation of adversarial robustness", arXiv 2003.01690, Alg. 1).
+"""Auto-PGD in a ball (Croce & Hein, "Reliable evaluation of adversarial robustness", arXiv 2003.01690, Alg. 1).
 
-The ascent sees a plain Euclidean space: dicts of blocks z, a smooth objective, the ball |z| <= radius. What the
-coordinates mean is the objective's business, so every geometry is climbed by the same steps:
+The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
+linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps:
 
-    u     = P(z + eta g / |g|)                      P(v) = v min(1, radius / |v|)
+    u     = P(z + eta d)                            P(v) the point of the ball nearest to v
     z_new = P(z + a (u - z) + (1 - a) (z - z_old))  a = 1 at the first step, then alpha
 
-with eta = 2 radius, halved at a checkpoint if the last stretch of k steps saw at most rho k increases of the loss, or
-if neither eta nor the best loss changed since the last checkpoint; the ascent then goes on from the best point with
-the best point's gradient.
+with d the steepest ascent of the norm, g / |g| or sign(g), and eta = 2 radius, halved at a checkpoint if the last
+stretch of k steps saw at most rho k increases of the loss, or if neither eta nor the best loss changed since the last
+checkpoint; the ascent then goes on from the best point with the best point's gradient.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from typing import Protocol, final
 
 import torch
 
-from quotient_manifolds.sharpness.blocks import Blocks, combine, dots, norm, scale
+from quotient_manifolds.sharpness.balls import BALLS, Ball, Slope
+from quotient_manifolds.sharpness.blocks import Blocks
+from quotient_manifolds.sharpness.schedules import SCHEDULES
 
 
 class Objective(Protocol):
-    """What is climbed: a function of z on a Euclidean space of blocks."""
+    """What is climbed: a function of z on a vector space of blocks."""
 
     def zero(self) -> Blocks: ...
 
     def sample(self, generator: torch.Generator) -> Blocks:
-        """A standard Gaussian in the space."""
+        """A standard Gaussian in the space; uniform in [-1, 1] to start from a random point of a linf ball."""
         ...
 
     def value(self, z: Blocks) -> float: ...
@@ -44,8 +46,8 @@ class Objective(Protocol):
 class Ascent:
     """The best point found, its loss and norm, and the losses of the climb that found it, from its start on.
 
-    `base` is the loss at z = 0. `critical_start`: the gradient at z = 0 was exactly 0, so the first step there went in
-    a random direction. Passes count all climbs.
+    `base` is the loss at z = 0. `critical_start`: the gradient where the first climb started was exactly 0, so its
+    first step went in a random direction. Passes count all climbs.
     """
 
     z: Blocks
@@ -63,7 +65,11 @@ class Ascent:
 class AutoPGD:
     """Settings of the ascent. One forward and one backward per step; the last point needs only a forward.
 
-    restarts: further climbs from random points of the sphere, after the one from z = 0; the best is kept.
+    restarts: further climbs, after the first, from random points of the sphere (l2) or the box (linf); the best is
+    kept.
+
+    tolerance: a climb ends at a checkpoint since the one before which its best rise over the base grew by less than
+    this part of itself; 0 never does.
 
     schedule: when the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps,
     after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after
@@ -75,6 +81,7 @@ class AutoPGD:
     rho: float = 0.75
     restarts: int = 0
     schedule: str = "released"
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("restarts", 0)):
@@ -84,35 +91,60 @@ class AutoPGD:
         for name in ("alpha", "rho"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]. Found {getattr(self, name)!r}")
-        if self.schedule not in _SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(_SCHEDULES)}. Found {self.schedule!r}")
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must lie in [0, 1). Found {self.tolerance!r}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}. Found {self.schedule!r}")
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
         """The numbers of steps after which the step size is reconsidered, ascending."""
-        return _SCHEDULES[self.schedule](self.steps)
+        return SCHEDULES[self.schedule](self.steps)
 
-    def maximise(self, objective: Objective, radius: float, generator: torch.Generator) -> Ascent:
-        """max of the objective over |z| <= radius; all that is random comes from `generator`."""
+    def maximise(
+        self,
+        objective: Objective,
+        radius: float,
+        generator: torch.Generator,
+        *,
+        norm: str = "l2",
+        start: Blocks | None = None,
+        base: float | None = None,
+    ) -> Ascent:
+        """max of the objective over |z| <= radius; all that is random comes from `generator`.
+
+        start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
+        z = 0, where it is known; without it a climb from a start evaluates it.
+        """
         if not (math.isfinite(radius) and radius > 0):
             raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
-        first = _Climb(self, objective, radius, generator)
-        first.run(objective.zero())
-        best = first
+        if norm not in BALLS:
+            raise ValueError(f"norm must be one of {', '.join(BALLS)}. Found {norm!r}")
+        ball = BALLS[norm](radius)
+        forwards = 0
+        if start is not None and base is None:
+            base, forwards = objective.value(objective.zero()), 1
+        best = _Climb(self, objective, ball, generator, base).run(_first_point(objective, ball, start))
+        base, critical = best.base, best.critical
+        forwards, backwards = forwards + len(best.losses), best.backwards
         for _ in range(self.restarts):
-            climb = _Climb(self, objective, radius, generator)
-            climb.run(_random_point(objective, radius, generator))
-            best = climb if climb.best_loss > best.best_loss else best
-        return Ascent(
-            z=best.best,
-            loss=best.best_loss,
-            base=first.losses[0],
-            losses=tuple(best.losses),
-            norm=norm(best.best),
-            critical_start=first.critical,
-            forward_passes=(1 + self.restarts) * (self.steps + 1),
-            backward_passes=(1 + self.restarts) * self.steps,
-        )
+            climbed = _Climb(self, objective, ball, generator, base).run(_random_point(objective, ball, generator))
+            forwards, backwards = forwards + len(climbed.losses), backwards + climbed.backwards
+            best = climbed if climbed.loss > best.loss else best
+        return Ascent(best.z, best.loss, base, best.losses, ball.length(best.z), critical, forwards, backwards)
+
+
+@final
+@dataclass(frozen=True)
+class _Climbed:
+    """The best point of one climb, and its losses; the rest of the climb's memory is free again."""
+
+    z: Blocks
+    loss: float
+    base: float
+    losses: tuple[float, ...]
+    critical: bool
+    backwards: int
 
 
 @final
@@ -122,64 +154,66 @@ class _Climb:
     Points are never copied: at most three buffers hold the current, the previous and the best point, by reference.
     """
 
-    def __init__(self, settings: AutoPGD, objective: Objective, radius: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, settings: AutoPGD, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
+    ) -> None:
         self.settings = settings
         self.objective = objective
-        self.radius = radius
+        self.ball = ball
         self.generator = generator
-        self.eta = 2 * radius
-        self.square = self.slope = 0.0  # |gradient|^2 and <gradient, z>
-        self.length = 0.0  # |z|
+        self.base = base
+        self.eta = 2 * ball.radius
         self.losses: list[float] = []
-        self.critical = False
+        self.backwards = 0
 
-    def run(self, start: Blocks) -> None:
-        self.z = self.z_old = self.best = start
-        self.length = norm(start)
+    def run(self, start: Blocks) -> _Climbed:
+        """Climbs from `start`, which becomes one of its buffers."""
+        self.z_old = start
         self.buffers = [start]
-        self.best_loss = self._differentiate()
-        if self.square == 0:
-            self.critical = True
-            self.gradient = self.objective.sample(self.generator)
-            self.square, self.slope = dots(self.gradient, self.gradient, self.z)
-        self.best_state = self._state()
+        self.now = Slope(start, self.ball.length(start), {}, 0.0, 0.0)
+        self.best_loss = self._differentiate(start, self.now.length)
+        critical = self.now.square == 0
+        if critical:
+            self._set(start, self.now.length, self.objective.sample(self.generator))
+        self.best = self.now
         self.losses.append(self.best_loss)
+        base = self.best_loss if self.base is None else self.base
         self._last_check = (0, self.best_loss, True)  # steps done, best loss, step halved (not before: none was)
         for step in range(self.settings.steps):
-            self._step(first=step == 0)
-            self._evaluate(last=step + 1 == self.settings.steps)
+            self._step(first=step == 0, last=step + 1 == self.settings.steps)
             if step + 1 in self.settings.checkpoints:
+                before = self._last_check[1]
                 self._check(step + 1)
+                if self.best_loss - before < self.settings.tolerance * (self.best_loss - base):
+                    break
+        return _Climbed(self.best.z, self.best_loss, base, tuple(self.losses), critical, self.backwards)
 
-    def _step(self, first: bool) -> None:
-        """z, z_old = z_new, z, with z_new = p z + q z_old + r g: one pass, one norm, one scaling if outside."""
-        a = 1.0 if first else self.settings.alpha
-        c = self.eta / math.sqrt(self.square) if self.square > 0 else 0.0
-        u = math.sqrt(max(0.0, self.length**2 + 2 * c * self.slope + c * c * self.square))  # |z + c g|
-        s = self.radius / u if u > self.radius else 1.0
+    def _step(self, first: bool, last: bool) -> None:
         out = self._free_buffer()
-        terms = ((a * s + 2 * (1 - a), self.z), (a - 1, self.z_old), (a * s * c, self.gradient))
-        length = math.sqrt(combine(terms, out))
-        if length > self.radius:
-            scale(out, self.radius / length)
-        self.z, self.z_old, self.length = out, self.z, min(length, self.radius)
-
-    def _evaluate(self, last: bool) -> None:
-        loss = self.objective.value(self.z) if last else self._differentiate()
+        length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if first else self.settings.alpha, out)
+        self.z_old = self.now.z
+        if last:
+            loss = self.objective.value(out)
+            self.now = self.now._replace(z=out)
+        else:
+            loss = self._differentiate(out, length)
         self.losses.append(loss)
         if loss > self.best_loss:
-            self.best, self.best_loss = self.z, loss
-            self.best_state = self._state()
+            self.best, self.best_loss = self.now, loss
 
-    def _differentiate(self) -> float:
-        loss, self.gradient = self.objective.value_and_gradient(self.z)
-        self.square, self.slope = dots(self.gradient, self.gradient, self.z)
-        if not math.isfinite(self.square):
+    def _differentiate(self, z: Blocks, length: float) -> float:
+        loss, gradient = self.objective.value_and_gradient(z)
+        self.backwards += 1
+        self._set(z, length, gradient)
+        if not math.isfinite(self.now.square):
             raise ValueError(
-                f"The gradient of the loss must be finite. Found {self.square} for its squared norm after "
-                f"{len(self.losses)} steps, at |z| = {norm(self.z):.3g}; take a smaller radius, or float64"
+                f"The gradient of the loss must be finite. Found {self.now.square} for its squared norm after "
+                f"{len(self.losses)} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
             )
         return loss
+
+    def _set(self, z: Blocks, length: float, gradient: Blocks) -> None:
+        self.now = Slope(z, length, gradient, *self.ball.products(gradient, z))
 
     def _check(self, done: int) -> None:
         before, best_before, halved_before = self._last_check
@@ -191,49 +225,27 @@ class _Climb:
         self._last_check = (done, self.best_loss, halve)
         if halve:
             self.eta /= 2
-            self.z, self.length, self.gradient, self.square, self.slope = self.best_state
-
-    def _state(self) -> tuple[Blocks, float, Blocks, float, float]:
-        """What a step starts from, besides the previous point."""
-        return self.z, self.length, self.gradient, self.square, self.slope
+            self.now = self.best
 
     def _free_buffer(self) -> Blocks:
         """A buffer that holds neither the current nor the best point: that of the previous point, or a third."""
-        used = (self.z, self.best)
+        used = (self.now.z, self.best.z)
         for buffer in self.buffers:
             if all(buffer is not other for other in used):
                 return buffer
-        self.buffers.append({key: torch.empty_like(block) for key, block in self.z.items()})
+        self.buffers.append({key: torch.empty_like(block) for key, block in self.now.z.items()})
         return self.buffers[-1]
 
 
-def released_checkpoints(steps: int) -> tuple[int, ...]:
-    """Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long."""
-    length, shrink, least = (max(int(part * steps), 1) for part in (0.22, 0.03, 0.06))
-    checks: list[int] = []
-    done = length
-    while done <= steps:
-        checks.append(done)
-        length = max(length - shrink, least)
-        done += length
-    return tuple(checks)
+def _first_point(objective: Objective, ball: Ball, start: Blocks | None) -> Blocks:
+    if start is None:
+        return objective.zero()
+    point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
+    ball.shrink(point)
+    return point
 
 
-def stated_checkpoints(steps: int) -> tuple[int, ...]:
-    """ceil(p_j steps) for p_0 = 0, p_1 = 0.22, p_j+1 = p_j + max(p_j - p_j-1 - 0.03, 0.06) <= 1, in hundredths."""
-    earlier, p = 0, 22
-    checks: list[int] = []
-    while p <= 100:
-        checks.append(-(-p * steps // 100))
-        earlier, p = p, p + max(p - earlier - 3, 6)
-    return tuple(sorted(set(checks)))
-
-
-_SCHEDULES = {"released": released_checkpoints, "stated": stated_checkpoints}
-
-
-def _random_point(objective: Objective, radius: float, generator: torch.Generator) -> Blocks:
-    """A uniform point of the sphere, as in the authors' code."""
-    z = objective.sample(generator)
-    scale(z, radius / max(norm(z), torch.finfo(torch.float64).tiny))
-    return z
+def _random_point(objective: Objective, ball: Ball, generator: torch.Generator) -> Blocks:
+    point = objective.sample(generator)
+    ball.spread(point)
+    return point

@@ -32,6 +32,11 @@ def norm(x: Blocks) -> float:
     return math.sqrt(dot(x, x))
 
 
+def largest(x: Blocks) -> float:
+    """max |x_i| over all blocks."""
+    return max((float(torch.linalg.vector_norm(block, math.inf)) for block in x.values() if block.numel()), default=0.0)
+
+
 def scale(x: Blocks, factor: float) -> None:
     """x *= factor, in place."""
     for block in x.values():
@@ -50,6 +55,17 @@ def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
                 target.add_(other, alpha=factor)
         squares.append(_dot(target, target))
     return _sum(squares)
+
+
+def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radius: float, out: Blocks) -> None:
+    """out = P(z + a (u - z) + (1 - a) (z - z_old)), u = P(z + eta sign(g)), P = clamp to +-radius; out may be z_old.
+
+    In this order, so that a vertex of the box that is its own next point stays itself to the last digit.
+    """
+    for target, old, here, slope in _chunks(out, z_old, z, g):
+        step = slope.sign().mul_(eta).add_(here).clamp_(-radius, radius).sub_(here).mul_(a)
+        torch.sub(here, old, out=target)
+        target.mul_(1 - a).add_(step).add_(here).clamp_(-radius, radius)
 
 
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
