@@ -15,7 +15,7 @@ from quotient_manifolds.geometry import Geometry, TangentSpace
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_whole
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.objective import Progress
 
@@ -40,6 +40,7 @@ class TopEigenvalue(Measure):
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
         check_whole("restarts", self.restarts, 1)
         check_products(self.products)
+        check_inner_product(self.name, self.geometry)
 
     def ticks(self, subject: Subject) -> int:
         return 1

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
+import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry
-from quotient_manifolds.sharpness.blocks import norm
+from quotient_manifolds.sharpness.blocks import Blocks, norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
@@ -29,7 +30,8 @@ class GradientNorm(Measure):
     def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
         objective = subject.objective(index, tick)
         base, gradient = objective.value_and_gradient(objective.zero())
-        return OnBatch(norm(gradient), base, forward_passes=1, backward_passes=1)
+        value = norm(gradient) if subject.space.norm == "l2" else _absolute_sum(gradient)
+        return OnBatch(value, base, forward_passes=1, backward_passes=1)
 
 
 def gradient_norm(
@@ -42,10 +44,15 @@ def gradient_norm(
 ) -> Measurement:
     """|grad L(w)| in the metric: worst-case sharpness per radius, to first order.
 
-    Euclidean |g|, adaptive |w g|, Riemannian for a quotient geometry. Per batch: the mean is over the norms of the
+    Euclidean |g|, adaptive |w g|, Riemannian for a quotient geometry; for an linf ball the dual norm, the sum of |g| or
+    |w g| over all weights. Per batch: the mean is over the norms of the
     batches' gradients, not the norm of their mean gradient. Invariant along the orbit in a quotient geometry with
     eps = 0 (the order of its geodesics is of no account), not in the others.
 
     Arguments, checks and errors as for `worst_case_sharpness`.
     """
     return GradientNorm(geometry).of(model, loss, batches, progress)
+
+
+def _absolute_sum(x: Blocks) -> float:
+    return sum(float(torch.linalg.vector_norm(block, 1, dtype=torch.float64)) for block in x.values())

@@ -65,7 +65,7 @@ class LegacyWorstCase(Measure):
 
     def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
         point = subject.space.point
-        ball = _Ball(_lengths(subject.space), float(self.radius), "l2")
+        ball = _Ball(_lengths(subject.space), float(self.radius), subject.space.norm)
         plain = TangentSpace(point, dict.fromkeys(point), ())  # the released steps are steps of the weights themselves
         objective = BatchObjective(subject.loss, plain, subject.batches[index], f"batch {index}", subject.out, tick)
         generator = torch.Generator().manual_seed(self.seed + index)

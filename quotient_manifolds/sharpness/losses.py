@@ -22,15 +22,24 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     they are (nothing is shifted: give a causal language model a loss of your own).
     """
     inputs, labels = inputs_and_labels(batch)
-    if isinstance(inputs, Mapping):
-        output = model(**inputs)
-    elif isinstance(inputs, tuple):
-        output = model(*inputs)
-    else:
-        output = model(inputs)
-    logits = logits_of(output)
+    logits = _logits(model, inputs)
     _check_labels(labels, logits)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Logits (n, classes) and labels (n,) of the labels of a batch that count. Batches as for `cross_entropy`."""
+    inputs, labels = inputs_and_labels(batch)
+    logits = _logits(model, inputs)
+    _check_labels(labels, logits)
+    counted = labels.flatten() != IGNORED
+    return logits.flatten(0, -2)[counted], labels.flatten()[counted]
+
+
+def _logits(model: nn.Module, inputs: Any) -> Tensor:
+    if isinstance(inputs, Mapping):
+        return logits_of(model(**inputs))
+    return logits_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
 from quotient_manifolds.sharpness.ascent import Ascent
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, Setting
@@ -144,3 +144,9 @@ def check_whole(name: str, value: int, least: int) -> None:
 def check_number(name: str, value: float, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
         raise ValueError(f"{name} must be a finite number, at least {least:g}. Found {value!r}")
+
+
+def check_inner_product(name: str, geometry: Geometry) -> None:
+    """Raises for a geometry whose ball is no ellipsoid: it has no inner product, so no Hessian."""
+    if isinstance(geometry, Euclidean | Adaptive) and geometry.norm != "l2":
+        raise ValueError(f"The {name} needs an inner product, which {geometry.name} has none of; use norm='l2'")

@@ -13,7 +13,7 @@ from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.blocks import dot
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_whole
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
 from quotient_manifolds.sharpness.objective import Progress
 
@@ -32,6 +32,7 @@ class HessianTrace(Measure):
     def __post_init__(self) -> None:
         check_whole("samples", self.samples, 2)
         check_products(self.products)
+        check_inner_product(self.name, self.geometry)
 
     def ticks(self, subject: Subject) -> int:
         return self.samples

@@ -12,7 +12,6 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
-from quotient_manifolds.sharpness.blocks import norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, counted
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
@@ -46,7 +45,7 @@ class WorstCase(Measure):
 
     @property
     def ascent(self) -> AutoPGD:
-        return AutoPGD(steps=self.steps, restarts=self.restarts)
+        return AutoPGD(steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
 
     def ticks(self, subject: Subject) -> int:
         return (1 + self.restarts) * (self.steps + 1)
@@ -61,7 +60,7 @@ class WorstCase(Measure):
             forward_passes=best.forward_passes,
             backward_passes=best.backward_passes,
             losses=best.losses,
-            norm=norm(reached),
+            norm=subject.space.length(reached),
             critical_start=best.critical_start,
         )
 
@@ -81,6 +80,9 @@ class WorstCase(Measure):
             subject.objective(index, tick),
             self.radius,
             torch.Generator().manual_seed(self.seed + index),
+            norm=subject.space.norm,
+            start=start,
+            base=base,
         )
         if start is None:
             _check_resolved(best, self.radius, index)
