@@ -192,7 +192,7 @@ BAD_DATA = {
     "label is a truth value": ("a.jsonl", '{"text": "good", "label": true}\n', "line 1: the label must be an integer"),
     "label too large": ("a.jsonl", GOOD + '{"text": "bad", "label": 2}\n', r"line 2: .* 0 \.\.\. 1, .* found 2"),
     "label negative": ("a.csv", "text,label\ngood,-1\n", "line 2: .* found -1"),
-    "another kind of file": ("a.parquet", "", ".jsonl or .csv"),
+    "another kind of file": ("a.parquet", "", ".jsonl, .csv or .tsv"),
 }
 
 

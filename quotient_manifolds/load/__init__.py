@@ -1,17 +1,29 @@
-"""Models and labelled text from disk: never by unpickling, never from the network, errors in one sentence."""
+"""Models and data from disk: never by unpickling, never from the network, errors in one sentence."""
 
 from __future__ import annotations
 
-from quotient_manifolds.load.huggingface import first_line, tokenised_batches
+from quotient_manifolds.load.checkpoints import LOADERS, Checkpoint, find_checkpoints, load_checkpoint
+from quotient_manifolds.load.clip import ClipClassifier, load_clip_soup
+from quotient_manifolds.load.huggingface import first_line
 from quotient_manifolds.load.inputs import example_inputs
 from quotient_manifolds.load.models import call_object, load_model, load_object
+from quotient_manifolds.load.source import FORMATS, DataSource
 from quotient_manifolds.load.text import LabelledText, read_text_labels
+from quotient_manifolds.load.tokens import tokenised_batches
 
 __all__ = [
+    "FORMATS",
+    "LOADERS",
+    "Checkpoint",
+    "ClipClassifier",
+    "DataSource",
     "LabelledText",
     "call_object",
     "example_inputs",
+    "find_checkpoints",
     "first_line",
+    "load_checkpoint",
+    "load_clip_soup",
     "load_model",
     "load_object",
     "read_text_labels",

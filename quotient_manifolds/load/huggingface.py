@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from quotient_manifolds.load.text import LabelledText
+from torch import nn
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 
 
 def load_directory(path: Path) -> nn.Module:
     """The model of the class that `architectures` names, every parameter read from safetensors, in eval mode."""
-    config = _read_config(path)
+    config = read_config(path)
     _check_weights(path)
     transformers = _transformers()
     (architecture, *_) = config.get("architectures") or ["AutoModel"]
@@ -42,7 +41,8 @@ def load_directory(path: Path) -> nn.Module:
     return model.eval()
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a model's directory."""
     if not path.is_dir():
         raise ValueError(
             f"No model at {path}: expected a directory with config.json and safetensors weights, "
@@ -50,16 +50,17 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")
-    config = _read_object(path / "config.json")
+    config = read_object(path / "config.json")
     if not config.get("model_type"):
         raise ValueError(f"{path / 'config.json'} does not say which model_type this is.")
     return config
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{file} must hold one JSON object, found {type(record).__name__}.")
@@ -72,7 +73,10 @@ def _check_weights(path: Path) -> None:
     if (path / "model.safetensors").is_file():
         return
     if index.is_file():
-        shards = set(dict(_read_object(index).get("weight_map", {})).values())
+        weight_map = read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} has no weight_map: expected the shard of each parameter.")
+        shards = set(map(str, weight_map.values()))
         if missing := sorted(shard for shard in shards if not (path / shard).is_file()):
             raise ValueError(f"{path} is incomplete: {index.name} names {missing[0]}, which is not there.")
         return
@@ -101,50 +105,22 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
-def tokenised_batches(
-    directory: str | Path, examples: Sequence[LabelledText], *, batch_size: int = 32, max_length: int = 64
-) -> list[dict[str, Tensor]]:
-    """The examples, in order, as dicts a Hugging Face classifier takes: input_ids and what belongs to them, and labels.
-
-    Texts are cut at `max_length` tokens and padded to the longest of their batch; the last batch may be smaller. Raises
-    ValueError if the directory has no tokenizer, or one whose tokens or positions the model beside it does not have.
-    """
-    path = Path(directory)
-    config = _read_config(path)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, found {batch_size}.")
-    if len({example.text_pair is None for example in examples}) > 1:
-        raise ValueError("Some examples have a text_pair and some have none; give all of them one, or none.")
-    tokenizer = _load_tokenizer(path)
-    longest = min(config.get("max_position_embeddings") or tokenizer.model_max_length, tokenizer.model_max_length)
-    if not 1 <= max_length <= longest:
-        raise ValueError(f"max_length must lie in 1 ... {longest}, the positions of {path}, found {max_length}.")
-    if tokenizer.pad_token is None and batch_size > 1:
-        raise ValueError(f"The tokenizer in {path} has no padding token; use batches of size 1.")
-    chunks = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
-    batches = [_tokenise(tokenizer, chunk, max_length) for chunk in chunks]
-    largest = max((int(batch["input_ids"].max()) for batch in batches), default=0)
-    if largest >= config.get("vocab_size", largest + 1):
-        raise ValueError(
-            f"The tokenizer in {path} gives token {largest}, but the model knows {config['vocab_size']} tokens only."
-        )
-    return batches
+def shapes_of(architecture: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every parameter of the model that a configuration describes, without making it."""
+    transformers = _transformers()
+    model_class = getattr(transformers, architecture)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class(**config))
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
-def _tokenise(tokenizer: Any, chunk: Sequence[LabelledText], max_length: int) -> dict[str, Tensor]:
-    pairs = [example.text_pair for example in chunk] if chunk[0].text_pair is not None else None
-    encoded = tokenizer(
-        [example.text for example in chunk],
-        pairs,
-        truncation=True,
-        max_length=max_length,
-        padding=len(chunk) > 1,
-        return_tensors="pt",
-    )
-    return {**encoded, "labels": torch.tensor([example.label for example in chunk])}
+def tokenizer_files(path: Path) -> list[Path]:
+    """The vocabulary, and what else decides the tokens."""
+    return [file for pattern in (*VOCABULARIES, *TOKENIZER_SETTINGS) for file in path.glob(pattern)]
 
 
-def _load_tokenizer(path: Path) -> Any:
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer in a directory."""
     # Without a vocabulary transformers builds an empty tokenizer, which reads every text as the same nothing.
     if not any(file for pattern in VOCABULARIES for file in path.glob(pattern)):
         raise ValueError(f"{path} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")

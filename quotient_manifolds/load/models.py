@@ -25,11 +25,16 @@ def load_model(source: str | Path) -> nn.Module:
     do not cover every parameter (the rest would be random numbers).
     """
     if ":" in str(source) and not Path(source).exists():
-        model = call_object(str(source), "a function that returns an nn.Module")
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"{source} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
-        return model.eval()
+        return call_module(str(source)).eval()
     return load_directory(Path(source))
+
+
+def call_module(reference: str, *arguments: Any) -> nn.Module:
+    """The nn.Module that the function `package.module:function` returns for the arguments, as it is."""
+    model = call_object(reference, "a function that returns an nn.Module", *arguments)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{reference} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
+    return model
 
 
 def load_object(reference: str, wanted: str) -> Callable[..., Any]:
@@ -48,13 +53,14 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     return found
 
 
-def call_object(reference: str, wanted: str) -> Any:
+def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
     """What the function that `package.module:function` names returns; whatever it raises becomes one sentence."""
     function = load_object(reference, wanted)
     try:
-        return function()
+        return function(*arguments)
     except Exception as error:  # the user's code: anything
-        raise ValueError(f"{reference} was called and raised {type(error).__name__}: {first_line(error)}") from error
+        called = f"called with {', '.join(map(str, arguments))}" if arguments else "called"
+        raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def _article(noun: str) -> str:

@@ -1,0 +1,146 @@
+"""The models of a zoo: found by patterns, named, and each read by the loader of its layout."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from quotient_manifolds.load.bert import load_bert
+from quotient_manifolds.load.bundle import bundle_of
+from quotient_manifolds.load.clip import load_clip_soup
+from quotient_manifolds.load.huggingface import load_directory
+from quotient_manifolds.load.models import call_module
+from quotient_manifolds.load.weights import SUFFIXES
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model of a zoo: its name in tables, where its weights lie (None: nowhere) and what reads them.
+
+    loader: "huggingface" (a directory), "clip-soup" (a model-soups state dict), "bert-tensorflow" (a TensorFlow-1
+    checkpoint of a BERT classifier) or package.module:function (called with the path where there is one).
+    """
+
+    name: str
+    path: Path | None
+    loader: str
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a loader reads: the checkpoint that a matched file belongs to (None: no checkpoint), and how it loads."""
+
+    wanted: str
+    checkpoint_of: Callable[[Path], Path | None]
+    load: Callable[[Path, Path | None], nn.Module]  # (path, cache)
+
+
+_LAYOUTS = {
+    "huggingface": _Layout(
+        "a directory", lambda path: path if path.is_dir() else None, lambda path, _: load_directory(path)
+    ),
+    "clip-soup": _Layout(
+        f"a {', '.join(SUFFIXES)} file",
+        lambda path: path if path.suffix in SUFFIXES and path.is_file() else None,
+        lambda path, _: load_clip_soup(path),
+    ),
+    "bert-tensorflow": _Layout(
+        "a TensorFlow checkpoint (an .index file, or a directory with one)", bundle_of, load_bert
+    ),
+}
+LOADERS = tuple(_LAYOUTS)
+
+
+def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".") -> tuple[Checkpoint, ...]:
+    """The checkpoints that glob patterns relative to `base` match, each once, model_2 before model_10.
+
+    A name is the file's without its ending, or the path relative to `base` where two would be called the same. What
+    the patterns match besides (a README, an optimizer's state) is left out. Without patterns, a function is a zoo of
+    the one model that it returns.
+
+    Raises ValueError for an unknown loader and for a pattern that matches no checkpoint.
+    """
+    layout = _layout(loader)
+    if not patterns:
+        if layout is not None:
+            raise ValueError(f"The loader {loader!r} needs patterns that say which checkpoints to read.")
+        return (Checkpoint(loader, None, loader),)
+    folder = Path(base).expanduser()
+    found = {path for pattern in patterns for path in _matches(pattern, folder, loader, layout)}
+    paths = sorted(found, key=lambda path: [_natural(part) for part in _relative(path, folder).parts])
+    return tuple(Checkpoint(name, path, loader) for name, path in zip(_names(paths, folder), paths, strict=True))
+
+
+def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) -> nn.Module:
+    """The model, in eval mode, its floating point parameters in float32.
+
+    `cache` is where conversions (of TensorFlow checkpoints) are kept; by default they lie beside their source. Nothing
+    is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an optional
+    package is wanted.
+    """
+    layout = _layout(checkpoint.loader)
+    if layout is None:
+        model = call_module(checkpoint.loader, *([] if checkpoint.path is None else [checkpoint.path]))
+    elif checkpoint.path is None:
+        raise ValueError(f"{checkpoint.name} has no path, which the loader {checkpoint.loader!r} needs.")
+    else:
+        model = layout.load(checkpoint.path, None if cache is None else Path(cache).expanduser())
+    return model.float().eval()
+
+
+def _layout(loader: str) -> _Layout | None:
+    """None for a function of the user's."""
+    if loader not in _LAYOUTS and ":" not in loader:
+        raise ValueError(
+            f"The loader must be one of {', '.join(LOADERS)}, or package.module:function; found {loader!r}."
+        )
+    return _LAYOUTS.get(loader)
+
+
+def _matches(pattern: str, folder: Path, loader: str, layout: _Layout | None) -> list[Path]:
+    pattern = os.path.expanduser(pattern)
+    literal = folder / pattern  # tried first, for a name may hold brackets
+    names = [pattern] if literal.exists() else glob.glob(pattern, root_dir=folder, recursive=True)
+    paths = [Path(os.path.normpath(folder / name)) for name in names]
+    if layout is None:
+        checkpoints = paths
+    else:
+        checkpoints = [found for path in paths if (found := layout.checkpoint_of(path)) is not None]
+    if not checkpoints and not paths:
+        raise ValueError(f"The pattern {pattern!r} matches nothing in {folder}.")
+    if not checkpoints and layout is not None:
+        raise ValueError(
+            f"The pattern {pattern!r} matches no checkpoint in {folder}: {loader} reads {layout.wanted}, and this "
+            f"matches {paths[0].name}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}."
+        )
+    return checkpoints
+
+
+def _natural(text: str) -> tuple[list[str | int], str]:
+    """A sort key in which numbers count as numbers: words and numbers take turns, so like meets like."""
+    pieces = re.split(r"([0-9]+)", text)
+    return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], text
+
+
+def _names(paths: list[Path], folder: Path) -> list[str]:
+    """The shortest of file name, relative path, relative path with its ending, that no other checkpoint has."""
+    relative = [_relative(path, folder) for path in paths]
+    bare = [place.with_suffix("") if path.is_file() else place for path, place in zip(paths, relative, strict=True)]
+    offers = [[place.name for place in bare], [place.as_posix() for place in bare]]
+    taken = [Counter(offer) for offer in offers]
+    choices = zip(*offers, relative, strict=True)
+    return [
+        name if taken[0][name] == 1 else place if taken[1][place] == 1 else whole.as_posix()
+        for name, place, whole in choices
+    ]
+
+
+def _relative(path: Path, folder: Path) -> Path:
+    return Path(os.path.relpath(path, folder))

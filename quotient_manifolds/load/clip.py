@@ -1,0 +1,158 @@
+"""CLIP's vision transformer with a linear head, read from the state dicts of model soups (Wortsman et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.load.weights import fill, read_tensors
+
+HEAD_WIDTH = 64
+PREFIX = "model."  # of everything but the classification head
+# What is left of the text tower: no output depends on it.
+TEXT_TOWER = {
+    f"{PREFIX}{name}"
+    for name in (
+        "positional_embedding",
+        "text_projection",
+        "logit_scale",
+        "token_embedding.weight",
+        "ln_final.weight",
+        "ln_final.bias",
+    )
+}
+
+
+@dataclass(frozen=True)
+class ClipSizes:
+    """What a CLIP classifier is made of; `grid` patches a side, `hidden` neurons in a block, `features` after proj."""
+
+    channels: int
+    patch: int
+    grid: int
+    width: int
+    heads: int
+    layers: int
+    hidden: int
+    features: int
+    classes: int
+
+
+@final
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+@final
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x)."""
+
+    def __init__(self, sizes: ClipSizes) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(sizes.width)
+        self.attn = nn.MultiheadAttention(sizes.width, sizes.heads, batch_first=True)
+        self.ln_2 = nn.LayerNorm(sizes.width)
+        c_fc, c_proj = nn.Linear(sizes.width, sizes.hidden), nn.Linear(sizes.hidden, sizes.width)
+        self.mlp = nn.Sequential(OrderedDict(c_fc=c_fc, gelu=QuickGELU(), c_proj=c_proj))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.ln_1(x)
+        x = x + self.attn(normed, normed, normed, need_weights=False)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+@final
+class ClipVision(nn.Module):
+    """Images (N, channels, side, side) -> features of the class token (N, features)."""
+
+    def __init__(self, sizes: ClipSizes) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(sizes.channels, sizes.width, sizes.patch, stride=sizes.patch, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(sizes.width))
+        self.positional_embedding = nn.Parameter(torch.empty(sizes.grid**2 + 1, sizes.width))
+        self.ln_pre = nn.LayerNorm(sizes.width)
+        blocks = nn.Sequential(*(Block(sizes) for _ in range(sizes.layers)))
+        self.transformer = nn.ModuleDict({"resblocks": blocks})
+        self.ln_post = nn.LayerNorm(sizes.width)
+        self.proj = nn.Parameter(torch.empty(sizes.width, sizes.features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.conv1(images).flatten(2).transpose(1, 2)  # (N, grid^2, width)
+        token = self.class_embedding.expand(len(images), 1, -1)
+        x = self.ln_pre(torch.cat([token, patches], dim=1) + self.positional_embedding)
+        x = self.transformer["resblocks"](x)
+        return self.ln_post(x[:, 0]) @ self.proj
+
+
+@final
+class ClipClassifier(nn.Module):
+    """logits = head(f / |f|), f the features of CLIP's vision transformer.
+
+    Parameters are named as in model-soups, without the leading "model.". Their values are not initialised.
+    """
+
+    def __init__(self, sizes: ClipSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.visual = ClipVision(sizes)
+        self.classification_head = nn.Linear(sizes.features, sizes.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        side = self.sizes.patch * self.sizes.grid
+        if images.shape[1:] != (self.sizes.channels, side, side):
+            raise ValueError(
+                f"This model takes images (N, {self.sizes.channels}, {side}, {side}). Found {tuple(images.shape)}"
+            )
+        features = self.visual(images)
+        return self.classification_head(features / torch.linalg.vector_norm(features, dim=-1, keepdim=True))
+
+
+def load_clip_soup(path: Path, *, heads: int | None = None) -> nn.Module:
+    """The classifier in a state dict of model-soups (.pt, .pth or .safetensors), in float32 and eval mode.
+
+    Sizes are read off the tensors; heads are 64 wide unless their number is given. The six tensors of the text tower
+    that those files keep are left out, and every other one must be a parameter of the model and the reverse. Raises
+    ValueError naming the parameter where that is not so.
+    """
+    tensors = {name: value for name, value in read_tensors(path).items() if name not in TEXT_TOWER}
+    sizes = _sizes(tensors, path, heads)
+    with torch.device("meta"):
+        model = ClipClassifier(sizes)
+    names = {name: f"{PREFIX}{name}" if name.startswith("visual.") else name for name in model.state_dict()}
+    return fill(model, tensors, names, str(path)).eval()
+
+
+def _sizes(tensors: Mapping[str, Tensor], path: Path, heads: int | None) -> ClipSizes:
+    width, channels, patch, _ = _shape(tensors, f"{PREFIX}visual.conv1.weight", 4, path)
+    positions, _ = _shape(tensors, f"{PREFIX}visual.positional_embedding", 2, path)
+    _, features = _shape(tensors, f"{PREFIX}visual.proj", 2, path)
+    hidden, _ = _shape(tensors, f"{PREFIX}visual.transformer.resblocks.0.mlp.c_fc.weight", 2, path)
+    classes, _ = _shape(tensors, "classification_head.weight", 2, path)
+    heads = heads or width // HEAD_WIDTH
+    if heads < 1 or width % heads:
+        raise ValueError(f"{path} is {width} wide, which does not make heads of {HEAD_WIDTH}: give their number.")
+    grid = math.isqrt(positions - 1)
+    if grid < 1 or grid**2 + 1 != positions:
+        raise ValueError(f"{path} has {positions} positions, expected a square number and one for the class token.")
+    layers = {found[1] for name in tensors if (found := re.match(r".*\.resblocks\.(\d+)\.", name))}
+    return ClipSizes(channels, patch, grid, width, heads, len(layers), hidden, features, classes)
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str, ndim: int, path: Path) -> tuple[int, ...]:
+    if name not in tensors:
+        raise ValueError(f"{path} is no CLIP classifier as model-soups saves them: it lacks parameter {name}.")
+    shape = tuple(tensors[name].shape)
+    if len(shape) != ndim or 0 in shape:
+        raise ValueError(f"{path} has {name} of shape {shape}, expected {ndim} axes, none of them empty.")
+    return shape

@@ -1,0 +1,170 @@
+"""Where batches come from: one description of a data set, whatever its format."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.load.arrays import ArrayPoints
+from quotient_manifolds.load.checkpoints import Checkpoint
+from quotient_manifolds.load.huggingface import tokenizer_files
+from quotient_manifolds.load.labels import Labels, check_label, check_renaming
+from quotient_manifolds.load.pictures import MODES, PicturePoints
+from quotient_manifolds.load.pixels import normalisation_of
+from quotient_manifolds.load.points import Points
+from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, numbered_examples
+from quotient_manifolds.load.tokens import TextPoints
+
+FORMATS = {  # and the settings that mean something there
+    "text": {"max_length", "tokenizer", "columns"},
+    "npz": {"mean", "std"},
+    "images": {"size", "channels", "mean", "std"},
+}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The batches that a zoo is measured on: the first rows of a data set, or with a seed some drawn at random.
+
+    path: a .jsonl, .csv or .tsv file, a .npz file, or a folder with a folder of images for each class; `format`
+    ("text", "npz", "images") says which where the name does not. max_batches: that many batches of batch_size, the last
+    possibly smaller; all if None. labels: the model's classes in place of the data's, {"entailment": 1, ...} or the new
+    class of 0, 1, ....
+
+    Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the
+    checkpoint's; columns: what text, text_pair and label are called in the file. Images: size (folders: the shorter
+    side is resized to it, then the middle cropped), channels (folders: 1 or 3), mean and std for each channel of values
+    in 0 ... 1, or mean = "clip" or "imagenet".
+    """
+
+    path: str | Path
+    format: str = "auto"
+    batch_size: int = 32
+    max_batches: int | None = None
+    seed: int | None = None
+    labels: Labels | None = None
+    max_length: int | None = None
+    tokenizer: str | Path | None = None
+    columns: Mapping[str, str] | None = None
+    size: int | None = None
+    channels: int | None = None
+    mean: Sequence[float] | str | None = None
+    std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting that is out of range or means nothing for the format."""
+        if self.format not in ("auto", *FORMATS):
+            raise ValueError(f"The format must be one of {', '.join(FORMATS)}, found {self.format!r}.")
+        for name in ("batch_size", "max_batches", "max_length", "size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, found {value!r}.")
+        for name in sorted(set().union(*FORMATS.values()) - FORMATS[self.kind]):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} means nothing for data of the format {self.kind} ({self.path}); leave it out."
+                )
+        if self.channels not in (None, *MODES):
+            raise ValueError(f"channels must be 1 (grey) or 3 (RGB), found {self.channels!r}.")
+        if unknown := sorted(set(self.columns or ()) - set(COLUMNS)):
+            raise ValueError(f"columns must name some of {', '.join(COLUMNS)}, found {unknown[0]!r}.")
+        check_renaming(self.labels)
+        normalisation_of(self.mean, self.std)
+
+    @property
+    def kind(self) -> str:
+        """The format, as the name of the path tells it where nothing else does."""
+        if self.format != "auto":
+            return self.format
+        suffix = Path(self.path).suffix.lower()
+        return "text" if suffix in TEXT_SUFFIXES else "npz" if suffix == ".npz" else "images"
+
+    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> list[Any]:
+        """What cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
+
+        Dicts for a model whose forward has the keyword input_ids or pixel_values, or is a Hugging Face model that
+        passes keywords on; a model that takes one tensor gets that. Raises ValueError naming the file, and the line or
+        row, of what cannot be read.
+        """
+        points = self._points()
+        rows = self._rows(points)
+        read = points.reader(model, _home(model, checkpoint))
+        batches: list[Any] = []
+        for start in range(0, len(rows), self.batch_size):
+            chunk = rows[start : start + self.batch_size]
+            labels = torch.tensor([points.labels[row] for row in chunk])
+            batches.append(_batch(model, points.keyword, read(chunk), labels))
+        return batches
+
+    def check(self, num_labels: int) -> None:
+        """Raises ValueError naming the line or row of a label that a head of so many classes does not have."""
+        points = self._points()
+        for row in self._rows(points):
+            check_label(points.labels[row], num_labels, points.where(row))
+
+    def fingerprint(self) -> str:
+        """A hash of all that decides the batches, but for the model's own tokenizer.
+
+        Settings, and path, size and time of change of every file (of images: of those that are measured on, with their
+        classes); the files are not read.
+        """
+        settings = asdict(self) | {"path": str(Path(self.path).expanduser().absolute()), "format": self.kind}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+        for file, label in self._files():
+            try:
+                seen = file.stat()
+            except OSError as error:
+                raise ValueError(f"There is no file {file} to take data from.") from error
+            digest.update(f"{file.absolute()} {seen.st_size} {seen.st_mtime_ns} {label}\n".encode())
+        return digest.hexdigest()
+
+    def _files(self) -> list[tuple[Path, int | None]]:
+        """The files that decide the batches, with the label of a file that is one point."""
+        if self.kind == "images":
+            points = self._points()
+            return [(points.file(row), points.labels[row]) for row in self._rows(points)]
+        tokenizer = [] if self.tokenizer is None else sorted(tokenizer_files(Path(self.tokenizer).expanduser()))
+        return [(file, None) for file in (Path(self.path).expanduser(), *tokenizer)]
+
+    def _points(self) -> Points:
+        path = Path(self.path).expanduser()
+        normalisation = normalisation_of(self.mean, self.std)
+        if self.kind == "npz":
+            return ArrayPoints(path, self.labels, normalisation)
+        if self.kind == "images":
+            return PicturePoints(path, self.labels, normalisation, size=self.size, channels=self.channels or 3)
+        first = None if self.seed is not None or self.max_batches is None else self.max_batches * self.batch_size
+        examples = numbered_examples(path, labels=self.labels, columns=self.columns, first=first)
+        tokenizer = None if self.tokenizer is None else Path(self.tokenizer).expanduser()
+        return TextPoints(path, examples, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
+
+    def _rows(self, points: Points) -> list[int]:
+        count = len(points.labels)
+        wanted = count if self.max_batches is None else min(count, self.max_batches * self.batch_size)
+        if self.seed is None:
+            return list(range(wanted))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:wanted].tolist()
+
+
+def _home(model: nn.Module, checkpoint: Checkpoint | None) -> Path | None:
+    """The directory that the model was loaded from: of a converted checkpoint, the conversion's."""
+    places = [getattr(model, "name_or_path", None), None if checkpoint is None else checkpoint.path]
+    return next((Path(place) for place in places if place and Path(place).is_dir()), None)
+
+
+def _batch(model: nn.Module, keyword: str, inputs: dict[str, Tensor], labels: Tensor) -> Any:
+    parameters = inspect.signature(model.forward).parameters
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if passes_on and getattr(model, "config", None) is not None:
+        return {**inputs, "labels": labels}
+    if keyword in parameters:
+        return {**{name: value for name, value in inputs.items() if name in parameters}, "labels": labels}
+    return inputs[keyword], labels
