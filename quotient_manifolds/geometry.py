@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, HorizontalSpace, Metric
+from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, HorizontalSpace, Metric, RelativeSpace
 from quotient_manifolds.symmetries import (
     Evaluate,
     Params,
@@ -123,6 +123,10 @@ class Quotient(Geometry):
     and stay so: the measure is invariant under these translations too. "paper" keeps biases as rows of their pairs
     [paper, App. C.1]: invariant under the groups of the pairs alone.
     trust: use the symmetries without asking the loss whether they are any.
+    norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
+    all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
+    geodesic "first" besides, both are off: adaptive sharpness up to terms of the second order in the radius, those of
+    the vertical part of xi, which is left out.
     """
 
     metric: Metric = "inv"
@@ -131,6 +135,7 @@ class Quotient(Geometry):
     symmetries: Symmetries | None = None
     biases: Literal["quotient", "paper"] = "quotient"
     trust: bool = False
+    norm: Literal["metric", "adaptive"] = "metric"
 
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
@@ -138,12 +143,15 @@ class Quotient(Geometry):
             raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
         if self.biases not in ("quotient", "paper"):
             raise ValueError(f"biases must be 'quotient' or 'paper'. Found {self.biases!r}")
+        if self.norm not in ("metric", "adaptive"):
+            raise ValueError(f"norm must be 'metric' or 'adaptive' (a quotient has no linf). Found {self.norm!r}")
 
     @property
     def name(self) -> str:
         metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
-        geodesic = "exact" if self.geodesic == "exact" else f"{self.geodesic} order"
-        return f"{metric} ({geodesic}{', biases as rows' if self.biases == 'paper' else ''})"
+        options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
+        options += ["biases as rows"] * (self.biases == "paper") + ["adaptive norm"] * (self.norm == "adaptive")
+        return f"{metric} ({', '.join(options)})"
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
@@ -205,6 +213,8 @@ class StackedPairs:
         space = pairs[0].manifold(geometry.metric, geometry.eps).at(x.to(torch.float64))
         if geometry.geodesic != "exact":
             space = _in_precision(space, torch.promote_types(x.dtype, torch.float32))
+        if geometry.norm == "adaptive":
+            space = RelativeSpace(space)
         return cls(f"pairs {pairs[0].acts} {n} {m} {h} {x.device}", pairs, space, geometry.geodesic)
 
     def read_gradient(self, grads: Gradients, point: Params) -> Tensor:

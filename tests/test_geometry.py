@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, StackedPairs, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.blocks import dot, norm
 from quotient_manifolds.symmetries import (
@@ -27,10 +27,14 @@ from quotient_manifolds.symmetries import (
 QUOTIENTS: list[Geometry] = [
     Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
 ]
+NORM_OFF: list[Geometry] = [
+    Quotient(metric, order, norm="adaptive")
+    for metric, order in (("inv", "first"), ("inv", "second"), ("inv", "exact"), ("mix", "second"), (0.3, "second"))
+]
 ELEMENTWISE: list[Geometry] = [
     geometry for norm in ("l2", "linf") for geometry in (Euclidean(norm), Adaptive(norm=norm), Adaptive(0.01, norm))
 ]
-GEOMETRIES: list[Geometry] = [*ELEMENTWISE, *QUOTIENTS]
+GEOMETRIES: list[Geometry] = [*ELEMENTWISE, *QUOTIENTS, *NORM_OFF]
 by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
 
 
@@ -222,6 +226,62 @@ def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geom
     twice = space.project(once)
     assert norm({key: twice[key] - once[key] for key in once}) < 1e-6 * norm(once)
     assert norm(once) < norm(raw)
+
+
+@pytest.mark.parametrize("geometry", NORM_OFF, ids=lambda geometry: geometry.name)
+def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geodesic(geometry: Geometry) -> None:
+    """|z| = |xi / w| over all entries; w moves by the geodesic of the horizontal part of xi = w z."""
+    assert isinstance(geometry, Quotient)
+    model = encoder(layers=1)
+    space = replace(geometry, biases="paper").at(model)
+    point = measured_parameters(model)
+    assert sum(block.numel() for key, block in space.zero().items() if key.startswith("pairs")) == sum(
+        pair.heads * (pair.n + pair.m) * pair.h for pair in find_symmetries(model).pairs
+    )
+    z = {key: 0.05 * block for key, block in space.sample(generator()).items()}
+    moved = space.move(z)
+    for block in space.pairs:
+        at = torch.cat([pair.read(point) for pair in block.pairs])
+        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, geometry.metric)
+        xi = manifold.proju(at, at * z[block.key])
+        expected = manifold.at(at).geodesic(xi, order=geometry.geodesic)
+        torch.testing.assert_close(torch.cat([pair.read(moved) for pair in block.pairs]), expected)
+
+
+def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
+    model = encoder(layers=1)
+    with torch.no_grad():
+        model.get_parameter("layers.0.self_attn.out_proj.weight")[0, 0] = 0.0
+    space = Quotient(norm="adaptive").at(model)
+    z, ones = space.sample(generator()), {key: torch.ones_like(block) for key, block in space.zero().items()}
+    zeros = {block.key: block.space.point == 0 for block in space.pairs}
+    assert sum(int(mask.sum()) for mask in zeros.values()) == 1
+    for vector in (z, space.project(ones), space.pull_back(z, space.point)):
+        assert all(torch.equal(vector[key] == 0, mask) for key, mask in zeros.items())
+
+
+def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
+    """The weights differ from w + w z by a vertical vector; so gradients at z = 0 agree if the loss is invariant."""
+    model, x = encoder(), torch.randn(3, 5, 6, dtype=torch.float64)
+    off = Quotient("inv", "first", norm="adaptive", biases="paper").at(model)
+    adaptive = Adaptive().at(model)
+    z = {key: 0.1 * block for key, block in off.sample(generator()).items()}
+    moved = off.move(z)
+    leaves = {name: w.clone().requires_grad_() for name, w in off.point.items()}
+    loss = functional_call(model, leaves, (x,)).sin().sum()
+    grads = dict(zip(leaves, torch.autograd.grad(loss, tuple(leaves.values())), strict=True))
+    ours, theirs = (space.pull_back(space.zero(), grads) for space in (off, adaptive))
+    for block in off.pairs:
+
+        def read(params: Params, block: StackedPairs = block) -> Tensor:
+            return torch.cat([pair.read(params) for pair in block.pairs])
+
+        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m)
+        at = read(off.point)
+        left_out = at + at * z[block.key] - read(moved)
+        assert float(left_out.norm()) > 0.01 * float((at * z[block.key]).norm())
+        torch.testing.assert_close(manifold.proju(at, left_out), torch.zeros_like(at), rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours[block.key], read(theirs), rtol=1e-9, atol=1e-9)
 
 
 def test_projection_cuts_a_mix_geodesic_where_it_leaves_the_manifold() -> None:
@@ -425,6 +485,10 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: ty
 def test_unknown_metric_and_geodesic_are_refused() -> None:
     with pytest.raises(ValueError, match=r"metric should be .* found 'euclid'"):
         Quotient("euclid")
+    with pytest.raises(
+        ValueError, match=r"norm must be 'metric' or 'adaptive' \(a quotient has no linf\)\. Found 'linf'"
+    ):
+        Quotient(norm="linf")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
         Quotient("inv", "third")
 
@@ -456,6 +520,7 @@ def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
     assert Quotient(0.5).name == "t = 0.5 (second order)"
+    assert Quotient(norm="adaptive", biases="paper").name == "inv (second order, biases as rows, adaptive norm)"
 
 
 def test_eps_reaches_the_manifold() -> None:

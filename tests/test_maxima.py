@@ -229,3 +229,30 @@ def test_the_maximum_over_a_box_is_that_of_its_best_vertex(geometry: Geometry, p
 def test_the_ascent_finds_the_maximum_on_exact_mix_geodesics(case: Case) -> None:
     found, best = found_and_exhaustive(case, Quotient("mix", "exact"), steps=12, restarts=0)
     assert 0.99 * best <= found <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_without_the_metrics_norm_the_maximum_depends_on_the_representative(order: str) -> None:
+    """Two pairs with one product: equal with the norm on, more than 1.5 times apart with it off."""
+    case = CASES[5]
+    (model, batch, symmetries), (other, _, _) = problem(case), problem(case)
+    A = torch.tensor([[1.0, 0.0], [5.0, 1.0]], dtype=torch.float64)
+    with torch.no_grad():
+        other.G.copy_(model.G @ A.inverse())
+        other.H.copy_(model.H @ A.mT)
+    found = {
+        norm: [
+            worst_case_sharpness(
+                each,
+                loss_of(case),
+                [batch],
+                geometry=Quotient("inv", order, symmetries=symmetries, norm=norm),
+                radius=0.1,
+                steps=30,
+            ).mean
+            for each in (model, other)
+        ]
+        for norm in ("metric", "adaptive")
+    }
+    assert found["metric"][0] == pytest.approx(found["metric"][1], rel=1e-9)
+    assert found["adaptive"][1] > 1.5 * found["adaptive"][0]

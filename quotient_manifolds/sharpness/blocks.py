@@ -37,11 +37,6 @@ def largest(x: Blocks) -> float:
     return max((float(torch.linalg.vector_norm(block, math.inf)) for block in x.values() if block.numel()), default=0.0)
 
 
-def absolute_sum(x: Blocks) -> float:
-    """sum |x_i| over all blocks, the dual norm of `largest`."""
-    return _sum([torch.linalg.vector_norm(chunk, 1) for (chunk,) in _chunks(x)])
-
-
 def scale(x: Blocks, factor: float) -> None:
     """x *= factor, in place."""
     for block in x.values():

@@ -1,0 +1,41 @@
+"""Relative coordinates z = xi / x, entry by entry, on a manifold that moves by its own geodesics."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+
+
+@final
+class RelativeSpace(HorizontalSpace):
+    """The coordinates of adaptive sharpness on another space: |z|^2 = sum (xi / x)^2, entries that are 0 stay out.
+
+    A geodesic is that of the other space with the horizontal part of xi = x z as its velocity. The norm of z is no
+    quotient metric and changes along the orbit: an ablation [paper, App. G].
+    """
+
+    def __init__(self, space: HorizontalSpace) -> None:
+        super().__init__(space.point, ndim=len(space.dims))
+        self.space = space
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta, len(self.dims))
+        return eta / torch.where(self.point != 0, self.point, torch.inf)
+
+    def vector(self, z: Tensor) -> Tensor:
+        return z * self.point
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad, len(self.dims))
+        return egrad * self.point
+
+    def horizontal(self, z: Tensor) -> Tensor:
+        """z where its entry can move: the ball holds vertical vectors too, which move nothing."""
+        return z * (self.point != 0)
+
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+        return self.space.follow(self.space.horizontal(self.space.coordinates(self.vector(z))), order)
