@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
 from quotient_manifolds.sharpness import (
     Measurement,
+    WorstCase,
     average_sharpness,
     cross_entropy,
     gradient_norm,
@@ -23,6 +25,7 @@ from quotient_manifolds.sharpness import (
     normalised_logits,
     relative_flatness,
     top_eigenvalue,
+    worst_case_profile,
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Factor, Params, Part, SymmetricPair, Symmetries, find_symmetries, random_move
@@ -526,3 +529,68 @@ def test_relative_flatness_skips_ignored_labels_and_loops_over_any_layer_and_los
     model.unused.weight = model.head.weight
     with pytest.raises(ValueError, match=r"must be its own\. It is shared by head, unused"):
         relative_flatness(model, cross_entropy, batches, layer="head")
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix"), Adaptive(norm="linf")], ids=repr)
+def test_a_profile_never_falls_and_stays_in_its_balls(
+    geometry: Geometry, model: Classifier, batches: list[Batch]
+) -> None:
+    radii = (0.001, 0.01, 0.02) if geometry == Adaptive(norm="linf") else (0.05, 0.1, 0.3)
+    settings: dict[str, Any] = {"geometry": geometry, "steps": 5}
+    seen: list[tuple[int, int]] = []
+    profile = worst_case_profile(
+        model, cross_entropy, batches, radii=radii, progress=lambda *counts: seen.append(counts), **settings
+    )
+    assert [each.settings["radius"] for each in profile] == list(radii)
+    assert seen == [(done, 3 * 3 * 6) for done in range(1, 55)]
+    for smaller, larger in pairwise(profile):
+        assert all(b >= a for a, b in zip(smaller.values, larger.values, strict=True))
+        assert larger.base_losses == smaller.base_losses
+    for each, radius in zip(profile, radii, strict=True):
+        assert all(norm is not None and norm <= radius * (1 + 1e-12) for norm in each.norms)
+    cold = worst_case_sharpness(model, cross_entropy, batches, radius=radii[0], **settings)
+    assert profile[0].values == cold.values
+    last = WorstCase(geometry, radii[2], steps=5, after=radii[:2])
+    assert last.of(model, cross_entropy, batches) == profile[2]  # the smaller radii climbed again for it alone
+
+
+def test_radii_of_a_profile_are_checked(model: Classifier, batches: list[Batch]) -> None:
+    for radii, message in (((), "at least one radius"), ((0.2, 0.1), r"Radii must ascend\. Found 0\.1 after")):
+        with pytest.raises(ValueError, match=message):
+            worst_case_profile(model, cross_entropy, batches, geometry=Euclidean(), radii=radii)
+
+
+def test_a_climb_that_has_converged_stops_early(model: Classifier, batches: list[Batch]) -> None:
+    arguments: dict[str, Any] = {"geometry": Adaptive(), "radius": 0.1, "steps": 60}
+    full = worst_case_sharpness(model, cross_entropy, batches, **arguments)
+    early = worst_case_sharpness(model, cross_entropy, batches, tolerance=1e-3, **arguments)
+    assert early.forward_passes < full.forward_passes
+    assert early.forward_passes == sum(len(steps) for steps in early.loss_steps)
+    assert early.values == pytest.approx(full.values, rel=0.02)
+
+
+def test_the_gradient_norm_of_a_box_is_the_dual_one(model: Classifier, batches: list[Batch]) -> None:
+    loss = cross_entropy(model, batches[0])
+    named = dict(model.named_parameters())
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    scaled = [w.detach().abs() * g.abs() for w, g in zip(named.values(), grads, strict=True) if g is not None]
+    result = gradient_norm(model, cross_entropy, batches[:1], geometry=Adaptive(norm="linf"))
+    assert result.mean == pytest.approx(float(sum(each.sum() for each in scaled)))
+
+
+@pytest.mark.parametrize("measure", [hessian_trace, top_eigenvalue])
+def test_a_box_has_no_hessian(measure: Measure, model: Classifier, batches: list[Batch]) -> None:
+    with pytest.raises(ValueError, match="needs an inner product, which euclidean linf has none of"):
+        measure(model, cross_entropy, batches, geometry=Euclidean(norm="linf"))
+
+
+def test_the_average_over_a_box_is_uniform() -> None:
+    """E = sum over i of s^2 A_ii / 6 + 2 w_i^2 s^2 + s^4 / 5 for uniform noise of half width s."""
+    model, batch, s = Point().eval(), coefficients(0), 1.0
+    w = model.w.detach()
+    exact = float((s**2 * batch[1:].diagonal() / 6 + 2 * w**2 * s**2 + s**4 / 5).sum())
+    box = Euclidean(norm="linf")
+    result = average_sharpness(model, polynomial, [batch], geometry=box, radius=s, samples=400)
+    assert result.standard_error is not None
+    assert result.standard_error < 0.15 * abs(exact)
+    assert abs(result.mean - exact) < 4 * result.standard_error

@@ -58,8 +58,9 @@ def average_sharpness(
 
     In the adaptive geometry that is the N(0, rho^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011) with
     rho = radius: the radius is the standard deviation per dimension, so |z| is about radius * sqrt(dimension), unlike
-    the worst case's ball. Each of `samples` directions is used with both signs, which cancels the odd orders of the
-    loss; batch i draws its own from the seed + i.
+    the worst case's ball. In a geometry with norm "linf" z is uniform in the box |z_i| <= radius instead. Each of
+    `samples` directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from
+    the seed + i.
 
     The distribution, and so the measure, is invariant along the orbit in a quotient geometry with eps = 0; Euclidean
     and adaptive averages are not. A geodesic that leaves the manifold counts with its last point.
