@@ -1,0 +1,150 @@
+"""Results as flat rows, as a data frame, and as files that others read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from quotient_manifolds.compare.unit import Unit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+IDENTITY = ("key", "checkpoint", "measure", "geometry", "radius", "batch")
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """A finished unit: its payload, and the seconds of wall time it took."""
+
+    unit: Unit
+    payload: Mapping[str, Any]
+    seconds: float
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A flat row a result: identity, `settings.NAME`, seconds, and the payload under its own names.
+
+    Objects inside are flattened with dots; lists are JSON text; every row has the same columns, None where it has no
+    such value. A payload's name that is taken by an identity column stands as `payload.NAME`.
+    """
+    flat = [_row(result) for result in results]
+    columns = dict.fromkeys(name for row in flat for name in row)
+    return [{name: row.get(name) for name in columns} for row in flat]
+
+
+def frame(results: Sequence[Result]) -> pd.DataFrame:
+    """`rows` as a data frame. Raises ImportError without pandas.
+
+    A column of numbers is numeric (whole ones stay whole beside missing values), one that mixes kinds is JSON text.
+    """
+    pd = _pandas()
+    table = rows(results)
+    names = list(table[0]) if table else [*IDENTITY, "seconds"]
+    return pd.DataFrame({name: _column(pd, [row[name] for row in table]) for name in names})
+
+
+def export(results: Sequence[Result], path: Path) -> None:
+    """Write .csv (of `rows`), .parquet (of `frame`) or .json (a list of objects, nested as they were kept).
+
+    Floats survive every one of them bit for bit; in .csv None and empty text are both empty. The file is written beside
+    and moved, so nobody meets half of it. Raises ValueError for another suffix, ImportError where pandas or pyarrow is
+    missing.
+    """
+    writers: dict[str, Callable[[Sequence[Result], Path], None]] = {
+        ".csv": _write_csv,
+        ".parquet": _write_parquet,
+        ".json": _write_json,
+    }
+    if path.suffix.lower() not in writers:
+        raise ValueError(f"Results are exported as {', '.join(writers)}. Found {path.name!r}")
+    with _whole(path) as unfinished:
+        writers[path.suffix.lower()](results, unfinished)
+
+
+def _row(result: Result) -> dict[str, Any]:
+    identity = {name: getattr(result.unit, name) for name in IDENTITY}
+    settings = dict(_flat(result.unit.settings, "settings."))
+    own = identity | {"seconds": result.seconds} | settings
+    payload = {f"payload.{name}" if name in own else name: value for name, value in _flat(result.payload, "")}
+    return identity | settings | payload | {"seconds": result.seconds}
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _column(pd: Any, values: list[Any]) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    # As float64 whole numbers are exact to 2^53, as Int64 to 2^63.
+    whole = max((abs(value) for value in values if type(value) is int), default=0)
+    if kinds == {int} and whole < 2**63:
+        return pd.Series(values, dtype="Int64")
+    if kinds <= {float, int} and whole <= 2**53:
+        return pd.Series(values, dtype="float64")
+    if kinds == {bool}:
+        return pd.Series(values, dtype="boolean")
+    if kinds != {str}:
+        values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pd.Series(values, dtype="str")
+
+
+def _write_csv(results: Sequence[Result], path: Path) -> None:
+    table = rows(results)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(
+            file, fieldnames=list(table[0]) if table else [*IDENTITY, "seconds"], lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(table)
+
+
+def _write_json(results: Sequence[Result], path: Path) -> None:
+    records = [{**asdict(result.unit), "payload": result.payload, "seconds": result.seconds} for result in results]
+    path.write_text(json.dumps(records, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_parquet(results: Sequence[Result], path: Path) -> None:
+    table = frame(results)
+    try:
+        table.to_parquet(path, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise ImportError(
+            'Parquet is written by pyarrow, which is not installed: pip install "quotient-manifolds[compare]", '
+            "or export to .csv or .json."
+        ) from error
+
+
+def _pandas() -> Any:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError(
+            'A data frame needs pandas, which is not installed: pip install "quotient-manifolds[compare]".'
+        ) from error
+    return pd
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file beside `path`, moved there when all of it is on disk."""
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
