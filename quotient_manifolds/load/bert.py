@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.bundle import VariableReader, content_hash, open_bundle, read_variable
+from quotient_manifolds.load.bundle import VariableReader, bundle_of, content_hash, open_bundle, read_variable
 from quotient_manifolds.load.huggingface import first_line, load_directory, read_object, shapes_of
 from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors
 
@@ -28,8 +28,16 @@ SKIPPED = re.compile(r".*/adam_[mv]|global_step")  # the optimizer's, not the mo
 LAST = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
 
-def load_bert(prefix: Path, cache: Path | None = None) -> nn.Module:
-    """The classifier in a TensorFlow checkpoint, in eval mode, by way of its conversion."""
+def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
+    """The classifier in a TensorFlow checkpoint, in eval mode, by way of its conversion.
+
+    path: the checkpoint's prefix (dir/model.ckpt-3), one of its files, or a directory with no other.
+    """
+    prefix = bundle_of(path)
+    if prefix is None:
+        raise ValueError(
+            f"There is no TensorFlow checkpoint {path}: expected its .index file, or a directory with one."
+        )
     return load_directory(convert_bert(prefix, cache))
 
 

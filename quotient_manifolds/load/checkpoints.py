@@ -15,7 +15,7 @@ from torch import nn
 from quotient_manifolds.load.bert import load_bert
 from quotient_manifolds.load.bundle import bundle_of
 from quotient_manifolds.load.clip import load_clip_soup
-from quotient_manifolds.load.huggingface import load_directory
+from quotient_manifolds.load.huggingface import first_line, load_directory
 from quotient_manifolds.load.models import call_module
 from quotient_manifolds.load.weights import SUFFIXES
 
@@ -91,7 +91,10 @@ def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) 
     elif checkpoint.path is None:
         raise ValueError(f"{checkpoint.name} has no path, which the loader {checkpoint.loader!r} needs.")
     else:
-        model = layout.load(checkpoint.path, None if cache is None else Path(cache).expanduser())
+        try:
+            model = layout.load(checkpoint.path, None if cache is None else Path(cache).expanduser())
+        except OSError as error:
+            raise ValueError(f"{checkpoint.path} cannot be read: {first_line(error)}") from error
     return model.float().eval()
 
 

@@ -139,9 +139,9 @@ def _sizes(tensors: Mapping[str, Tensor], path: Path, heads: int | None) -> Clip
     _, features = _shape(tensors, f"{PREFIX}visual.proj", 2, path)
     hidden, _ = _shape(tensors, f"{PREFIX}visual.transformer.resblocks.0.mlp.c_fc.weight", 2, path)
     classes, _ = _shape(tensors, "classification_head.weight", 2, path)
-    heads = heads or width // HEAD_WIDTH
+    heads = width // HEAD_WIDTH if heads is None else heads
     if heads < 1 or width % heads:
-        raise ValueError(f"{path} is {width} wide, which does not make heads of {HEAD_WIDTH}: give their number.")
+        raise ValueError(f"{path} is {width} wide, which does not make {heads} heads; give their number.")
     grid = math.isqrt(positions - 1)
     if grid < 1 or grid**2 + 1 != positions:
         raise ValueError(f"{path} has {positions} positions, expected a square number and one for the class token.")
