@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from quotient_manifolds.cli.compare import compare
 from quotient_manifolds.cli.demo import demo
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
@@ -19,6 +20,7 @@ def cli() -> None:
     """Symmetries of neural networks, and sharpness that does not change along them."""
 
 
+cli.add_command(compare)
 cli.add_command(demo)
 cli.add_command(inspect)
 cli.add_command(measure)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from quotient_manifolds.experiments.records import write_text
+from quotient_manifolds.files import write_text
 
 NEGATIVE_FINDING = 1
 INTERRUPTED = 130
@@ -66,25 +66,26 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
     return device
 
 
+quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+device_option = click.option(
+    "--device", default="cpu", show_default=True, callback=_usable_device, help="cpu, cuda, cuda:1, ..."
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    callback=lambda context, parameter, value: DTYPES[value],
+    default="float32",
+    show_default=True,
+    help="Precision the model runs in.",
+)
+seed_option = click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of all draws."
+)
+
+
 def common_options(command: Command) -> Command:
     """--seed, --device, --dtype and --quiet."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="Print nothing but errors."),
-        click.option(
-            "--dtype",
-            type=click.Choice(list(DTYPES)),
-            callback=lambda context, parameter, value: DTYPES[value],
-            default="float32",
-            show_default=True,
-            help="Precision the model runs in.",
-        ),
-        click.option(
-            "--device", default="cpu", show_default=True, callback=_usable_device, help="cpu, cuda, cuda:1, ..."
-        ),
-        click.option(
-            "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of all draws."
-        ),
-    ):
+    for option in (quiet_option, dtype_option, device_option, seed_option):
         command = option(command)
     return command
 

@@ -1,0 +1,8 @@
+"""python -m quotient_manifolds: the command line, also for torchrun -m quotient_manifolds."""
+
+from __future__ import annotations
+
+from quotient_manifolds.cli import main
+
+if __name__ == "__main__":
+    main()

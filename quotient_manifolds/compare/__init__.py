@@ -1,0 +1,42 @@
+"""A zoo of models measured unit by unit, by any number of processes, into one store that survives a crash."""
+
+from __future__ import annotations
+
+try:
+    from quotient_manifolds.compare.analysis import analyse
+    from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value
+    from quotient_manifolds.compare.database import StoreError
+    from quotient_manifolds.compare.page import summary_tables, write_comparison
+    from quotient_manifolds.compare.run import Run
+    from quotient_manifolds.compare.spec import Spec, read_spec
+    from quotient_manifolds.compare.store import Failure, Store
+    from quotient_manifolds.compare.unit import Unit, unit_key
+    from quotient_manifolds.compare.workers import Worker, joined
+except ModuleNotFoundError as error:
+    if error.name not in {"yaml", "pydantic", "pandas", "filelock"}:
+        raise
+    raise ImportError(
+        f'Comparing a zoo needs {error.name}, which is not installed: pip install "quotient-manifolds[compare]".'
+    ) from error
+
+__all__ = [
+    "Comparison",
+    "Failure",
+    "Named",
+    "Ranking",
+    "Row",
+    "Run",
+    "Spec",
+    "Store",
+    "StoreError",
+    "Trouble",
+    "Unit",
+    "Value",
+    "Worker",
+    "analyse",
+    "joined",
+    "read_spec",
+    "summary_tables",
+    "unit_key",
+    "write_comparison",
+]

@@ -1,0 +1,119 @@
+"""From the finished units of a store to a comparison: means over batches, gaps, correlations, agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value, default_targets
+from quotient_manifolds.compare.measures import Measured
+from quotient_manifolds.compare.run import Run
+from quotient_manifolds.compare.scores import Scores, pooled, read_scores, with_gaps
+from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
+from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.sharpness import OnBatch
+from quotient_manifolds.statistics import KINDS, agreement, correlation, partial_correlation
+from quotient_manifolds.version import VERSION
+
+Report = Callable[[str, int, int], None]
+
+
+def analyse(run: Run, *, command: str, report: Report) -> Comparison:
+    """Everything the store knows of the run's checkpoints. Raises ValueError for scores that name none of them."""
+    spec = run.spec
+    listed = {} if spec.scores is None else read_scores(spec.scores)
+    if listed and not {checkpoint.name for checkpoint in spec.checkpoints} & set(listed):
+        raise ValueError(
+            f"{spec.scores} names none of the checkpoints; they are called {spec.checkpoints[0].name}, and so on"
+        )
+    rows = tuple(_row(run, checkpoint, listed.get(checkpoint.name, {})) for checkpoint in spec.checkpoints)
+    targets = spec.against or default_targets(rows, spec.given)
+    comparison = Comparison(
+        spec=spec.path.name,
+        version=VERSION,
+        command=command,
+        measures=tuple(Named(each.label, each.family, each.radius) for each in spec.measures),
+        rows=rows,
+        rankings=(),
+        agreement=None,
+        troubles=_troubles(run),
+    )
+    for name in (*targets, *spec.given):
+        if not any(name in row.scores for row in rows):
+            known = ", ".join(dict.fromkeys(key for row in rows for key in row.scores)) or "none"
+            raise ValueError(f"There is no score {name!r} to compare with; known are {known}")
+    rankings = _rankings(comparison, targets, spec.given, report)
+    labels = comparison.labels
+    agreed = agreement({label: comparison.column(label) for label in labels}) if len(labels) > 1 else None
+    return Comparison(**{**vars(comparison), "rankings": rankings, "agreement": agreed})
+
+
+def _row(run: Run, checkpoint: Checkpoint, listed: Scores) -> Row:
+    identity = run.identity(checkpoint)
+    if identity is None:
+        return Row(checkpoint.name, dict(listed), dict.fromkeys((each.label for each in run.spec.measures), None))
+    units = run.units(checkpoint, identity)
+    payloads = {each.unit.key: each.payload for each in run.store.results(each.unit for each in units)}
+    scores: Scores = {}
+    for part in PARTS:
+        batches = [payloads.get(each.unit.key) for each in units if isinstance(each, ScoreUnit) and each.part == part]
+        if batches and all(batch is not None for batch in batches):
+            scores |= pooled(part, [batch for batch in batches if batch is not None])
+    values = {
+        measured.label: _value(measured, [each for each in units if isinstance(each, MeasureUnit)], payloads)
+        for measured in run.spec.measures
+    }
+    return Row(checkpoint.name, with_gaps(scores) | listed, values)
+
+
+def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[str, Any]) -> Value | None:
+    """The mean over batches; None if one of them is missing, for the mean of others is another measure."""
+    found = [payloads.get(each.unit.key) for each in units if each.measured == measured]
+    if not found or any(payload is None for payload in found):
+        return None
+    batches = tuple(OnBatch.from_dict(payload) for payload in found if payload is not None)
+    measurement = measured.measure.measurement(batches)
+    return Value(measurement.mean, measurement.standard_error)
+
+
+def _rankings(
+    comparison: Comparison, targets: Sequence[str], given: Sequence[str], report: Report
+) -> tuple[Ranking, ...]:
+    covariates = {name: comparison.column(name) for name in given}
+    found: list[Ranking] = []
+    total = len(comparison.labels) * len(targets) * (len(KINDS) + len(given))
+    if len(comparison.rows) < 2:
+        return ()
+    for measure in comparison.labels:
+        x = comparison.column(measure)
+        for target in targets:
+            y = comparison.column(target)
+            for kind in KINDS:
+                found.append(Ranking(measure, target, (), correlation(x, y, kind)))
+                report("correlations", len(found), total)
+            for name, values in covariates.items():
+                found.append(Ranking(measure, target, (name,), partial_correlation(x, y, {name: values})))
+                report("correlations", len(found), total)
+    return tuple(found)
+
+
+def _troubles(run: Run) -> tuple[Trouble, ...]:
+    """The failures of this comparison's checkpoints and units; a store may hold others'."""
+    names = {checkpoint.name for checkpoint in run.spec.checkpoints}
+    known = {checkpoint.name: run.identity(checkpoint) for checkpoint in run.spec.checkpoints}
+    keys = {
+        each.unit.key: each
+        for checkpoint in run.spec.checkpoints
+        if (identity := known[checkpoint.name]) is not None
+        for each in run.units(checkpoint, identity)
+    }
+    return tuple(
+        Trouble(each.checkpoint, None if each.unit is None else _what(keys[each.unit.key]), each.message)
+        for each in run.store.failures()
+        if each.checkpoint in names and (each.unit is None or each.unit.key in keys)
+    )
+
+
+def _what(each: ScoreUnit | MeasureUnit) -> str:
+    name = each.measured.label if isinstance(each, MeasureUnit) else f"loss and error on {each.part}"
+    return f"{name}, batch {each.unit.batch}"

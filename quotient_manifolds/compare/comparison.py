@@ -1,0 +1,178 @@
+"""What a comparison has found: a row a checkpoint, correlations over them, agreement between measures, failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import pandas as pd
+
+from quotient_manifolds.compare.scores import GAPS, Scores
+from quotient_manifolds.statistics import Agreement, Correlation
+
+FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
+
+
+@final
+@dataclass(frozen=True)
+class Named:
+    """A measure of the comparison: its label, the label of its kind at any radius, and its radius if it has one."""
+
+    label: str
+    family: str
+    radius: float | None
+
+
+@final
+@dataclass(frozen=True)
+class Value:
+    """Mean over batches and its standard error, None for one batch of what is not random."""
+
+    mean: float
+    standard_error: float | None
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One checkpoint: its scores, and each measure by its label; None where a batch of it is missing."""
+
+    checkpoint: str
+    scores: Scores
+    values: Mapping[str, Value | None]
+
+
+@final
+@dataclass(frozen=True)
+class Ranking:
+    """How a measure goes with a score over all checkpoints, with some hyperparameters held fixed or none."""
+
+    measure: str
+    against: str
+    given: tuple[str, ...]
+    correlation: Correlation
+
+
+@final
+@dataclass(frozen=True)
+class Trouble:
+    """What could not be measured (None: a checkpoint as a whole), and why."""
+
+    checkpoint: str
+    what: str | None
+    message: str
+
+
+@final
+@dataclass(frozen=True)
+class Comparison:
+    """`save` and `load` are inverse to each other; `frame` is the table of checkpoints."""
+
+    spec: str
+    version: str
+    command: str
+    measures: tuple[Named, ...]
+    rows: tuple[Row, ...]
+    rankings: tuple[Ranking, ...]
+    agreement: Agreement | None
+    troubles: tuple[Trouble, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(each.label for each in self.measures)
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """How many of the values (a measure of a checkpoint) are known, and of how many."""
+        values = [value for row in self.rows for value in row.values.values()]
+        return sum(value is not None for value in values), len(values)
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.against for each in self.rankings))
+
+    def column(self, name: str) -> list[Any]:
+        """A score, or the means of a measure, in the order of the rows; None where there is none."""
+        if name in self.labels:
+            values = [row.values[name] for row in self.rows]
+            return [None if value is None else value.mean for value in values]
+        return [row.scores.get(name) for row in self.rows]
+
+    def frame(self) -> pd.DataFrame:
+        """One row a checkpoint: its scores, then mean and standard error of each measure."""
+        return pd.DataFrame([_flat(row) for row in self.rows]).set_index("checkpoint")
+
+    def errors(self, name: str) -> list[float | None]:
+        """The standard errors of a measure's means, in the order of the rows."""
+        values = [row.values[name] for row in self.rows]
+        return [None if value is None else value.standard_error for value in values]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
+        """The inverse of `to_dict`. Raises ValueError for another format."""
+        if record.get("format") != FORMAT:
+            raise ValueError(f"Expected a comparison of format {FORMAT}. Found {record.get('format')!r}; compare again")
+        agreement = record["agreement"]
+        return cls(
+            spec=record["spec"],
+            version=record["version"],
+            command=record["command"],
+            measures=tuple(Named(**each) for each in record["measures"]),
+            rows=tuple(_row(each) for each in record["rows"]),
+            rankings=tuple(_ranking(each) for each in record["rankings"]),
+            agreement=None if agreement is None else _agreement(agreement),
+            troubles=tuple(Trouble(**each) for each in record["troubles"]),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Comparison:
+        """Reads comparison.json, or the directory that has one. Raises ValueError for anything else."""
+        path = Path(path)
+        file = path / "comparison.json" if path.is_dir() else path
+        try:
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} holds no comparison ({type(error).__name__}: {error})") from error
+
+
+def default_targets(rows: Sequence[Row], given: Sequence[str]) -> tuple[str, ...]:
+    """What measures are compared with if nothing is named: the gaps, else every score that is a number and varies."""
+    columns = {name: [row.scores.get(name) for row in rows] for each in rows for name in each.scores}
+    if gaps := tuple(gap for gap in GAPS if gap in columns):
+        return gaps
+    return tuple(
+        name
+        for name, values in columns.items()
+        if name not in given
+        and len({value for value in values if value is not None}) > 1
+        and all(isinstance(value, float) for value in values if value is not None)
+    )
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    means = {label: None if value is None else value.mean for label, value in row.values.items()}
+    errors = {
+        f"{label}, standard error": value.standard_error for label, value in row.values.items() if value is not None
+    }
+    return {"checkpoint": row.checkpoint, **row.scores, **means, **errors}
+
+
+def _row(record: Mapping[str, Any]) -> Row:
+    values = {label: None if value is None else Value(**value) for label, value in record["values"].items()}
+    return Row(record["checkpoint"], record["scores"], values)
+
+
+def _ranking(record: Mapping[str, Any]) -> Ranking:
+    correlation = Correlation(**record["correlation"])
+    return Ranking(record["measure"], record["against"], tuple(record["given"]), correlation)
+
+
+def _agreement(record: Mapping[str, Any]) -> Agreement:
+    tables = {key: tuple(map(tuple, record[key])) for key in ("values", "models")}
+    return Agreement(**{**record, **tables, "names": tuple(record["names"])})

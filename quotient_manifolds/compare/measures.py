@@ -1,0 +1,130 @@
+"""Measures by name, from the plain settings of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, final
+
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.manifolds import METRICS
+from quotient_manifolds.sharpness import (
+    AverageCase,
+    GradientNorm,
+    HessianTrace,
+    LegacyWorstCase,
+    Loss,
+    Measure,
+    RelativeFlatness,
+    TopEigenvalue,
+    WorstCase,
+    cross_entropy,
+    normalised_logits,
+)
+
+MEASURES: dict[str, type[Measure]] = {
+    "worst-case": WorstCase,
+    "average-case": AverageCase,
+    "legacy-worst-case": LegacyWorstCase,
+    "gradient-norm": GradientNorm,
+    "hessian-trace": HessianTrace,
+    "top-eigenvalue": TopEigenvalue,
+    "relative-flatness": RelativeFlatness,
+}
+
+_GEOMETRIES: dict[str, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
+_OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """A measure of a comparison: what is computed, on which loss, and how tables call it."""
+
+    measure: Measure
+    normalise_logits: bool = False
+    warm_start: bool = False
+
+    @property
+    def loss(self) -> Loss:
+        return normalised_logits(cross_entropy) if self.normalise_logits else cross_entropy
+
+    @property
+    def label(self) -> str:
+        """Name, geometry, radius, and every option that is not as it is by default."""
+        return self.family if self.radius is None else f"{self.family}, radius {self.radius:g}"
+
+    @property
+    def family(self) -> str:
+        """The label but for the radius."""
+        chosen = {
+            each.name: getattr(self.measure, each.name)
+            for each in fields(self.measure)
+            if each.name not in _OF_THE_RUN and getattr(self.measure, each.name) != each.default
+        }
+        geometry = "" if isinstance(self.measure, RelativeFlatness) else f"{self.measure.geometry.name} "
+        return ", ".join(
+            [
+                f"{geometry}{self.measure.name}",
+                *(["warm start"] if self.warm_start else []),
+                *(f"{name} {value}" for name, value in chosen.items()),
+                *(["normalised logits"] if self.normalise_logits else []),
+            ]
+        )
+
+    @property
+    def radius(self) -> float | None:
+        radius: float | None = getattr(self.measure, "radius", None)
+        return radius
+
+
+def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
+    """euclidean, adaptive, inv, mix or a number t, with the options of that geometry; ValueError for others."""
+    kind: type[Geometry] = _GEOMETRIES.get(name, Quotient) if isinstance(name, str) else Quotient
+    if isinstance(name, str) and kind is Quotient and name not in METRICS:
+        known = ", ".join([*_GEOMETRIES, *METRICS])
+        raise ValueError(f"geometry must be one of {known}, or a number t. Found {name!r}")
+    own = {each.name for each in fields(kind) if each.name not in ("metric", "symmetries", "trust")}  # type: ignore[arg-type]
+    if foreign := sorted(set(options) - own):
+        raise ValueError(f"{foreign[0]} is no option of the geometry {name}; it has {', '.join(sorted(own))}")
+    return kind(**({"metric": name} if kind is Quotient else {}), **options)
+
+
+GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "biases")
+
+
+def measures_of(
+    kind: str,
+    geometries: list[str | float],
+    radii: list[float],
+    *,
+    warm_start: bool,
+    normalise_logits: bool,
+    options: Mapping[str, Any],
+) -> Iterator[Measured]:
+    """One measure for each geometry and radius. Raises ValueError, one sentence, for what does not belong together."""
+    made = MEASURES[kind]
+    names = {each.name for each in fields(made) if each.init}
+    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
+    shared = {key: value for key, value in options.items() if key in GEOMETRY_OPTIONS}
+    if foreign := sorted(set(own) - names):
+        allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
+        raise ValueError(f"{foreign[0]} is no option of {kind}; it has {allowed}")
+    _check_given(kind, "radius", "radius" in names, bool(radii))
+    _check_given(kind, "geometry", "geometry" in names, bool(geometries))
+    if warm_start and "after" not in names:
+        raise ValueError(f"{kind} has no warm_start")
+    ascending = sorted(radii)
+    for place in [{"geometry": geometry_of(name, shared)} for name in geometries] or [{}]:
+        for k, radius in enumerate(ascending):
+            ball: dict[str, Any] = {"radius": radius, **({"after": tuple(ascending[:k])} if warm_start else {})}
+            yield Measured(made(**place, **ball, **own), normalise_logits, warm_start)
+        if not ascending:
+            yield Measured(made(**place, **own), normalise_logits)
+
+
+def _check_given(kind: str, name: str, needed: bool, given: bool) -> None:
+    if needed and not given:
+        raise ValueError(f"{kind} needs a {name}")
+    if given and not needed:
+        raise ValueError(f"{kind} takes no {name}")

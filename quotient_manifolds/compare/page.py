@@ -1,0 +1,217 @@
+"""The report of a comparison: how measures rank the models, figures, every number, and what failed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
+from quotient_manifolds.compare.run import Run
+from quotient_manifolds.files import write_text
+from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
+from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Page, Section, Table, Text, render
+from quotient_manifolds.statistics import KINDS, NAMES, Correlation, Kind
+
+FEW = 10  # panels of a scatter figure; more are cut into several figures
+
+
+def write_comparison(comparison: Comparison, run: Run, folder: Path) -> None:
+    """report.html, comparison.json, models.csv (a row a checkpoint) and units.csv (a row a unit)."""
+    write_text(folder / "comparison.json", json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n")
+    write_text(folder / "models.csv", comparison.frame().to_csv())
+    write_text(folder / "report.html", render(comparison_page(comparison)))
+    run.store.export(folder / "units.csv", run.all_units())
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    known, cells = comparison.known
+    return Page(
+        title=f"Comparison: {comparison.spec}",
+        lead=(
+            f"{len(comparison.rows)} checkpoints, {len(comparison.measures)} measures. A measure of sharpness is of "
+            "use if it ranks models by how well they generalise: the correlations below say how far each does, and how "
+            "far that can be trusted."
+        ),
+        facts=[
+            Fact(f"{known} of {cells}", "values (a measure of a checkpoint) are known."),
+            *([Fact(str(len(comparison.troubles)), "failures, listed below.")] if comparison.troubles else []),
+            *_best(comparison),
+        ],
+        sections=[section for section in _sections(comparison) if section.blocks],
+    )
+
+
+def summary_tables(comparison: Comparison) -> list[Table]:
+    """What a terminal shows: how the values spread, and Kendall's tau-b where there is something to rank by."""
+    spread = Table(
+        "spread",
+        "Measures over the checkpoints",
+        ["Measure", "Known", "Smallest", "Median", "Largest"],
+        [[label, *_spread(comparison.column(label))] for label in comparison.labels],
+        [False, True, True, True, True],
+    )
+    return [spread, *([_tau_table(comparison)] if comparison.rankings else [])]
+
+
+def _spread(values: list[float | None]) -> list[str]:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return ["0", "", "", ""]
+    return [str(len(known)), *(f"{value:.4g}" for value in (known[0], statistics.median(known), known[-1]))]
+
+
+def _sections(comparison: Comparison) -> Iterator[Section]:
+    if comparison.troubles:
+        rows = [[each.checkpoint, each.what or "the whole checkpoint", each.message] for each in comparison.troubles]
+        caption = "What could not be measured; it is tried again when the comparison is run again"
+        table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
+        yield Section("failures", "Failures", [table])
+    yield Section("ranking", "How measures rank the models", list(_ranking(comparison)))
+    yield Section("figures", "Models one by one", list(_scatter(comparison)))
+    yield Section("radius", "Sharpness against radius", list(_radius(comparison)))
+    yield Section("agreement", "Agreement between measures", list(_agreement(comparison)))
+    yield Section("values", "All values", [_value_table(comparison)])
+    yield Section("redo", "How to redo this", [Code(comparison.command), Text(_VERSION.format(comparison.version))])
+
+
+_VERSION = "Written by quotient-manifolds {}. The numbers of every batch are in units.csv and store.sqlite beside it."
+
+
+def _ranking(comparison: Comparison) -> Iterator[Block]:
+    if not comparison.rankings:
+        yield Text("There is nothing to rank by: give test data or scores in the spec.")
+        return
+    first = comparison.rankings[0].correlation
+    yield Text(
+        f"Intervals are percentile bootstraps over models ({first.resamples} resamples, "
+        f"{100 * first.confidence:g} %); p-values are of a two-sided permutation test. They stand side by side without "
+        "a correction for their number."
+    )
+    yield _tau_table(comparison)
+    for kind in KINDS:
+        if kind != "kendall-b":
+            yield _kind_table(comparison, kind)
+    if partial := [each for each in comparison.rankings if each.given]:
+        yield _partial_table(partial)
+    if any(each.correlation.left_out for each in comparison.rankings):
+        yield Text(
+            "Checkpoints that lack a value are left out of its correlations; the column of models counts the rest."
+        )
+
+
+def _tau_table(comparison: Comparison) -> Table:
+    return _kind_table(comparison, "kendall-b")
+
+
+def _kind_table(comparison: Comparison, kind: Kind) -> Table:
+    rows = [
+        [each.measure, each.against, *_cells(each.correlation)]
+        for each in comparison.rankings
+        if not each.given and each.correlation.kind == kind
+    ]
+    columns = ["Measure", "Against", "Value", "Interval", "p", "Models"]
+    return Table(f"table-{kind}", NAMES[kind], columns, rows, [False, False, True, True, True, True])
+
+
+def _partial_table(partial: list[Ranking]) -> Table:
+    rows = [[each.measure, each.against, ", ".join(each.given), *_cells(each.correlation)] for each in partial]
+    columns = ["Measure", "Against", "Given", "Value", "Interval", "p", "Models"]
+    caption = "Kendall’s partial tau-b: what is left of the correlation when a hyperparameter is held fixed"
+    return Table("partial", caption, columns, rows, [False] * 3 + [True] * 4)
+
+
+def _cells(found: Correlation) -> list[str]:
+    value = "undefined" if found.value is None else _signed(found.value)
+    interval = "none" if found.low is None or found.high is None else f"{_signed(found.low)} to {_signed(found.high)}"
+    p = "none" if found.p_value is None else f"{found.p_value:.2g}"
+    return [value, interval, p, str(found.models)]
+
+
+def _scatter(comparison: Comparison) -> Iterator[Block]:
+    colour = None
+    if given := sorted({name for each in comparison.rankings for name in each.given}):
+        colour = Colour(given[0], comparison.column(given[0]))
+    for target in comparison.against:
+        taus = {
+            each.measure: each.correlation
+            for each in comparison.rankings
+            if each.against == target and not each.given and each.correlation.kind == "kendall-b"
+        }
+        panels = [
+            Panel(label, comparison.column(label), comparison.column(target), tau, comparison.errors(label))
+            for label, tau in taus.items()
+            if any(value is not None for value in comparison.column(label))
+        ]
+        for start in range(0, len(panels), FEW):
+            plot = scatter_figure(panels[start : start + FEW], y_label=target, colour=colour)
+            svg = plot.svg(f"scatter-{comparison.against.index(target)}-{start}")
+            yield Gallery([Figure(svg, f"Every point is a checkpoint; {target} against each measure.")])
+
+
+def _radius(comparison: Comparison) -> Iterator[Block]:
+    families: dict[str, dict[float, str]] = {}
+    for each in comparison.measures:
+        if each.radius is not None:
+            families.setdefault(each.family, {})[each.radius] = each.label
+    figures = []
+    for place, (family, labels) in enumerate(families.items()):
+        if len(labels) > 1:
+            radii = sorted(labels)
+            values = list(zip(*(comparison.column(labels[radius]) for radius in radii), strict=True))
+            plot = radius_figure(radii, {family: values})
+            figures.append(Figure(plot.svg(f"radius-{place}"), f"{family}: a line is a checkpoint."))
+    if figures:
+        yield Gallery(figures)
+
+
+def _agreement(comparison: Comparison) -> Iterator[Block]:
+    if comparison.agreement is not None and len(comparison.rows) > 1:
+        caption = "Kendall’s tau-b between every two measures, over the checkpoints that have both."
+        yield Gallery([Figure(agreement_figure(comparison.agreement).svg("agreement"), caption)])
+
+
+def _value_table(comparison: Comparison) -> Table:
+    scores = list(dict.fromkeys(name for row in comparison.rows for name in row.scores))
+    rows = [
+        [
+            row.checkpoint,
+            *(_score(row.scores.get(name)) for name in scores),
+            *(_value(row.values[label]) for label in comparison.labels),
+        ]
+        for row in comparison.rows
+    ]
+    text = {name for name in scores if any(isinstance(row.scores.get(name), str) for row in comparison.rows)}
+    numeric = [False, *(name not in text for name in scores), *(True for _ in comparison.labels)]
+    caption = "Scores and measures of every checkpoint: mean over batches ± its standard error"
+    return Table("values-table", caption, ["Checkpoint", *scores, *comparison.labels], rows, numeric)
+
+
+def _best(comparison: Comparison) -> Iterator[Fact]:
+    """The measure whose tau-b with the first target is largest in size."""
+    found = [
+        each
+        for each in comparison.rankings
+        if each.against == comparison.against[0] and not each.given and each.correlation.kind == "kendall-b"
+    ]
+    defined = [each for each in found if each.correlation.value is not None]
+    if defined:
+        best = max(defined, key=lambda each: abs(each.correlation.value or 0.0))
+        meaning = f"is the largest tau-b in size, of {best.measure} with {best.against}, among {len(found)} measures."
+        yield Fact(str(best.correlation), meaning)
+
+
+def _value(value: Value | None) -> str:
+    if value is None:
+        return ""
+    error = "" if value.standard_error is None else f" ± {value.standard_error:.2g}"
+    return f"{value.mean:.4g}{error}".replace("-", "−")
+
+
+def _score(score: float | str | None) -> str:
+    return "" if score is None else score if isinstance(score, str) else f"{score:.4g}".replace("-", "−")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")

@@ -1,0 +1,211 @@
+"""Measures every unit of a comparison that is not in its store yet, and writes each before the next begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import groupby
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+from quotient_manifolds.compare.database import StoreError
+from quotient_manifolds.compare.identity import batch_hash, files_fingerprint, model_hash
+from quotient_manifolds.compare.measures import Measured
+from quotient_manifolds.compare.spec import Spec
+from quotient_manifolds.compare.store import Store
+from quotient_manifolds.compare.unit import Unit
+from quotient_manifolds.compare.units import Identity, MeasureUnit, ScoreUnit, measure_units, score_units
+from quotient_manifolds.compare.workers import Worker
+from quotient_manifolds.load import Checkpoint, load_checkpoint
+from quotient_manifolds.sharpness import Subject
+from quotient_manifolds.sharpness.losses import logits_and_labels
+from quotient_manifolds.sharpness.objective import autograd_available
+from quotient_manifolds.version import VERSION
+
+Report = Callable[[str, int, int], None]  # (what is being done, finished, in all)
+
+# What a checkpoint, its data or a measure of it can raise: a row of the report. All else is a defect and stops the run.
+FAILURES = (ValueError, TypeError, ImportError, OSError, RuntimeError, ArithmeticError)
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@final
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint on its device, with its data."""
+
+    model: nn.Module
+    data: list[Any]
+    test: list[Any]
+
+    @property
+    def identity(self) -> Identity:
+        data, test = (tuple(map(batch_hash, batches)) for batches in (self.data, self.test))
+        return Identity(model_hash(self.model), data, test)
+
+
+@final
+class Run:
+    """One process's part of a comparison."""
+
+    def __init__(self, spec: Spec, store: Store, worker: Worker, report: Report) -> None:
+        self.spec = spec
+        self.store = store
+        self.worker = worker
+        self.report = report
+        self.done = 0  # units finished by this process
+        self._failed: set[str] = set()  # keys of units, and names of checkpoints, that this process will not try again
+
+    def measure_all(self) -> None:
+        """Every checkpoint, this process's share first, until nothing is left but what others are measuring.
+
+        A unit that another process was at when it died is found in the next round.
+        """
+        before = -1
+        while before < self.done:
+            before = self.done
+            self.store.claim(())  # finds out who has died
+            for position, checkpoint in enumerate(self.worker.own_first(self.spec.checkpoints)):
+                self.report("checkpoints", position, len(self.spec.checkpoints))
+                self._measure(checkpoint)
+        self.report("checkpoints", len(self.spec.checkpoints), len(self.spec.checkpoints))
+
+    def _measure(self, checkpoint: Checkpoint) -> None:
+        known = None if ":" in checkpoint.loader else self.identity(checkpoint)  # who knows what a function reads
+        if checkpoint.name in self._failed or (known is not None and not self._open(checkpoint, known)):
+            return
+        try:
+            loaded = self._load(checkpoint)
+            identity = loaded.identity
+        except FAILURES as error:
+            self._failed.add(checkpoint.name)
+            self.store.fail(checkpoint.name, sentence(error))
+            return
+        self.store.mend(checkpoint.name)
+        self.store.remember(self._fingerprint(checkpoint), identity.to_dict())
+        units = self._open(checkpoint, identity)
+        self._score(loaded, [each for each in units if isinstance(each, ScoreUnit)])
+        measures = [each for each in units if isinstance(each, MeasureUnit)]
+        for _, alike in groupby(measures, key=lambda each: each.setting):
+            self._measure_alike(loaded, list(alike))
+
+    def waiting(self) -> int:
+        """How many units other processes are measuring now."""
+        return len(self.store.claimed(self.all_units()))
+
+    def all_units(self) -> list[Unit]:
+        """The units of all checkpoints that have been loaded once."""
+        known = [(checkpoint, self.identity(checkpoint)) for checkpoint in self.spec.checkpoints]
+        return [each.unit for one, identity in known if identity for each in self.units(one, identity)]
+
+    def identity(self, checkpoint: Checkpoint) -> Identity | None:
+        """What is known of a checkpoint without loading it, if its files and the data are those of an earlier run."""
+        record = self.store.recall(self._fingerprint(checkpoint))
+        return None if record is None else Identity.from_dict(record)
+
+    def units(self, checkpoint: Checkpoint, identity: Identity) -> list[ScoreUnit | MeasureUnit]:
+        measures = measure_units(checkpoint.name, identity, self.spec.measures)
+        return [*score_units(checkpoint.name, identity), *measures]
+
+    def _fingerprint(self, checkpoint: Checkpoint) -> str:
+        data = [None if part is None else part.fingerprint() for part in (self.spec.data, self.spec.test)]
+        return repr((VERSION, self.spec.dtype, checkpoint.loader, files_fingerprint(checkpoint.path), *data))
+
+    def _open(self, checkpoint: Checkpoint, identity: Identity) -> list[ScoreUnit | MeasureUnit]:
+        """Units that are not finished, not claimed by another process, and have not failed here."""
+        units = self.units(checkpoint, identity)
+        taken = self.store.finished([each.unit.key for each in units]) | self._failed
+        taken |= set(self.store.claimed([each.unit for each in units]))
+        return [each for each in units if each.unit.key not in taken]
+
+    def _load(self, checkpoint: Checkpoint) -> Loaded:
+        model = load_checkpoint(checkpoint)
+        data = self.spec.data.batches(model, checkpoint)
+        test = [] if self.spec.test is None else self.spec.test.batches(model, checkpoint)
+        dtype, device = DTYPES[self.spec.dtype], self.worker.device
+
+        def placed(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+
+        data, test = ([tree_map(placed, batch) for batch in batches] for batches in (data, test))
+        return Loaded(model.to(device, dtype), data, test)
+
+    def _score(self, loaded: Loaded, units: Sequence[ScoreUnit]) -> None:
+        for each in units:
+            batch = (loaded.data if each.part == "data" else loaded.test)[each.unit.batch]
+            self._attempt(each.unit, partial(_score, loaded.model, batch))
+
+    def _measure_alike(self, loaded: Loaded, units: Sequence[MeasureUnit]) -> None:
+        """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
+
+        @cache
+        def subject() -> Subject | str:
+            return _subject(loaded, units[0].measured)
+
+        def on(each: MeasureUnit) -> dict[str, Any]:
+            made = subject()
+            if isinstance(made, str):
+                raise ValueError(made)
+            with autograd_available():
+                return each.measured.measure.on(made, each.unit.batch, self._tick(each, made)).to_dict()
+
+        for each in units:
+            self._attempt(each.unit, partial(on, each))
+
+    def _attempt(self, unit: Unit, work: Callable[[], dict[str, Any]]) -> None:
+        """The unit, unless another process is at it: its value, or its failure, is written before this returns."""
+        if not self.store.claim([unit]):
+            return
+        start = time.perf_counter()
+        try:
+            self.store.finish(unit, work(), time.perf_counter() - start)
+            self.done += 1
+        except StoreError:
+            raise
+        except FAILURES as error:
+            self._failed.add(unit.key)
+            self.store.fail(unit, sentence(error))
+
+    def _tick(self, each: MeasureUnit, subject: Subject) -> Callable[[], None]:
+        total, done = each.measured.measure.ticks(subject), 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self.report(each.measured.label, done, total)
+
+        return tick
+
+
+def _subject(loaded: Loaded, measured: Measured) -> Subject | str:
+    """Checked on the first batch on which the checks pass; the first complaint if there is none."""
+    complaints: list[str] = []
+    for probe in range(len(loaded.data)):
+        try:
+            return Subject.of(loaded.model, measured.loss, loaded.data, measured.measure.geometry, probe=probe)
+        except FAILURES as error:
+            complaints.append(sentence(error))
+    return complaints[0]
+
+
+def _score(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Mean cross-entropy and error over the labels that count, and how many these are."""
+    with torch.no_grad():
+        logits, labels = logits_and_labels(model, batch)
+        loss = float(F.cross_entropy(logits, labels))
+    return {"error": float((logits.argmax(-1) != labels).double().mean()), "loss": loss, "examples": len(labels)}
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says, on one line; its kind too where the message alone says little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

@@ -1,0 +1,89 @@
+"""What there is to measure on one checkpoint, unit by unit: a measure, a radius and a batch, and its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from quotient_manifolds.compare.measures import Measured
+from quotient_manifolds.compare.unit import Unit, unit_key
+from quotient_manifolds.version import VERSION
+
+SCORE = "score"
+PARTS = ("data", "test")
+
+
+@final
+@dataclass(frozen=True)
+class Identity:
+    """A checkpoint as the numbers see it: hashes of its model and of every batch it is given."""
+
+    model: str
+    data: tuple[str, ...]
+    test: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Identity:
+        return cls(record["model"], tuple(record["data"]), tuple(record["test"]))
+
+
+@final
+@dataclass(frozen=True)
+class MeasureUnit:
+    """One measure on one batch of the data."""
+
+    unit: Unit
+    measured: Measured
+
+    @property
+    def setting(self) -> tuple[str, bool]:
+        """Units that are alike in it are measured on one `Subject`."""
+        return repr(self.measured.measure.geometry), self.measured.normalise_logits
+
+
+@final
+@dataclass(frozen=True)
+class ScoreUnit:
+    """Loss and error of a checkpoint on one batch of the data or of the test data."""
+
+    unit: Unit
+    part: str
+
+
+def score_units(checkpoint: str, identity: Identity) -> Iterator[ScoreUnit]:
+    for part in PARTS:
+        for index, batch in enumerate(getattr(identity, part)):
+            key = unit_key({"what": SCORE, "model": identity.model, "batch": batch, "version": VERSION})
+            yield ScoreUnit(Unit(key, checkpoint, SCORE, part, None, index, {}), part)
+
+
+def measure_units(checkpoint: str, identity: Identity, measures: Sequence[Measured]) -> list[MeasureUnit]:
+    """Ordered so that units on one subject follow each other, and the radii of a batch ascend."""
+    settings: dict[tuple[str, bool], int] = {}
+    families: dict[str, int] = {}
+    found: list[tuple[tuple[float, ...], MeasureUnit]] = []
+    for each in measures:
+        family = families.setdefault(each.family, len(families))
+        for index, batch in enumerate(identity.data):
+            made = MeasureUnit(_unit(checkpoint, identity.model, batch, index, each), each)
+            place = settings.setdefault(made.setting, len(settings))
+            found.append(((place, family, index, each.radius or 0.0), made))
+    return [made for _, made in sorted(found, key=lambda item: item[0])]
+
+
+def _unit(checkpoint: str, model: str, batch: str, index: int, measured: Measured) -> Unit:
+    measure = measured.measure
+    # The index of the batch seeds what is random, so it decides the number too.
+    decides = {
+        "what": repr((measure, measured.normalise_logits)),
+        "model": model,
+        "batch": batch,
+        "index": index,
+        "version": VERSION,
+    }
+    settings = {**measure.settings, "normalise_logits": measured.normalise_logits}
+    return Unit(unit_key(decides), checkpoint, measure.name, measure.geometry.name, measured.radius, index, settings)
