@@ -2,80 +2,36 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
-from xml.etree import ElementTree as ET
 
-import matplotlib as mpl
 import pytest
 
 from quotient_manifolds.experiments.page import demo_page
-from quotient_manifolds.experiments.records import (
-    CorrelationRow,
-    DemoResult,
-    Measure,
-    ModelRow,
-    OrbitRow,
-    PairRow,
-    Provenance,
-    Settings,
-    Sharpness,
+from quotient_manifolds.experiments.records import DemoResult, Sharpness
+from quotient_manifolds.report import (
+    Code,
+    Fact,
+    Figure,
+    Gallery,
+    Listing,
+    Note,
+    Page,
+    Section,
+    Table,
+    Text,
+    first_number,
+    render,
 )
-from quotient_manifolds.experiments.zoo import Scores, draw_recipe
-from quotient_manifolds.plots import STYLES, Interval, Series, interval_figure, line_figure, scatter_figure
-from quotient_manifolds.report import Code, Fact, Figure, Gallery, Listing, Page, Section, Table, Text, render
-from quotient_manifolds.statistics import Correlation, correlation
+from quotient_manifolds.statistics import Correlation
+from tests.pages import KEYS, SHARPNESS, made_up, zoo_page
 
-KEYS = ("euclidean", "adaptive", "inv", "mix")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-def made_up(models: int = 6) -> DemoResult:
-    """Records as a run would leave them, with numbers that can be recognised in the page."""
-    measures = tuple(Measure(key, f"Measure {key}", 0.05 * (1 + place)) for place, key in enumerate(KEYS))
-    rows = tuple(
-        ModelRow(
-            f"model {place}",
-            draw_recipe(place),
-            Scores(0.01, 0.0, 0.3 + 0.01 * place, 0.05 + 0.01 * place),
-            dict.fromkeys(KEYS, Sharpness(0.4321 + ((3 * place) % 7) / 10, 0.01)),
-        )
-        for place in range(models)
-    )
-    correlations = tuple(
-        CorrelationRow(
-            key,
-            gap,
-            correlation(
-                [row.sharpness[key].mean for row in rows], [getattr(row.scores, gap) for row in rows], resamples=20
-            ),
-        )
-        for gap in ("error_gap", "loss_gap")
-        for key in KEYS
-    )
-    after = {"adaptive": 7.25, "inv": 1 + 3e-14, "mix": 1.0}
-    orbit = tuple(
-        OrbitRow(dtype, key, scale, 0.5, 0.5 * after[key], 0.25, 0.25)
-        for dtype in ("float32", "float64")
-        for key in after
-        for scale in (0.1, 1.0, 10.0)
-    )
-    return DemoResult(
-        Settings(models, 0, "cpu", "float32", 20, 0.2, 0.05, 2, 128, 300, None, (0.1, 1.0, 10.0), 20),
-        Provenance("quotient-manifolds demo --seed 0", "9.8.7", "2.0", "3.12", "Linux", 1, 4, {"training": 61.0}),
-        58570,
-        measures,
-        (PairRow("layer.0 query/key", "query/key", "GL(12)^4", 49, 48, 12, 1e-15, 0.8, "proved"),),
-        ("embeddings.weight",),
-        1e-16,
-        orbit,
-        rows,
-        correlations,
-        dict.fromkeys(KEYS, (0.1, 0.5, 0.4)),
-    )
 
 
 class Reader(HTMLParser):
@@ -125,11 +81,21 @@ def page(html: str) -> Reader:
 
 
 def test_the_page_refers_to_nothing_outside(html: str, page: Reader) -> None:
-    assert not re.search(r"https?:|//|@import|data:", re.sub(r"/\*.*?\*/", "", html))
-    assert not {"script", "link", "iframe", "img", "object", "base"} & {tag for tag, _, _ in page.elements}
+    outside = re.sub(r"/\*.*?\*/|<script>.*</script>|'sha256-[^']*'", "", html, flags=re.DOTALL)
+    assert not re.search(r"https?:|//|@import|data:", outside)
+    assert not {"link", "iframe", "img", "image", "object", "base"} & {tag for tag, _, _ in page.elements}
     for _, attributes, _ in page.elements:
         for name in ("src", "href", "srcset", "action"):
             assert attributes.get(name, "#").startswith("#")
+
+
+def test_the_page_allows_its_own_script_and_no_other(html: str, page: Reader) -> None:
+    ((attributes, script),) = page.all("script")
+    assert attributes == {}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (meta["content"] for meta, _ in page.all("meta") if "http-equiv" in meta)
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert f"<script>{script}</script>" in html
 
 
 def test_ids_are_unique_and_references_arrive(html: str, page: Reader) -> None:
@@ -225,7 +191,7 @@ def test_the_verdict_follows_the_intervals(result: DemoResult) -> None:
 
 @pytest.mark.parametrize("models", [3, 6])
 def test_no_number_is_missing(models: int) -> None:
-    shown = " ".join(text for _, text in Reader(render(demo_page(made_up(models)))).all("body"))
+    shown = " ".join(text for _, text in Reader(render(demo_page(made_up(models)))).all("main"))
     assert not re.search(r"\b(nan|NaN|inf|Infinity|None)\b", shown)
     assert not re.search(r"[{}]", shown)
 
@@ -236,14 +202,66 @@ def test_text_is_escaped_and_every_kind_of_block_is_shown() -> None:
         Text(evil),
         Listing([evil]),
         Code(evil),
+        Note(evil, [evil]),
         Table("t", evil, [evil, "b"], [[evil, evil]], [False, True]),
         Gallery([Figure("<svg></svg>", evil)]),
     )
     reader = Reader(render(Page(evil, evil, [Fact(evil, evil)], [Section("s", evil, blocks)])))
-    assert reader.all("script") == []
+    assert len(reader.all("script")) == 1
+    assert "alert" not in reader.all("script")[0][1]
     assert len(reader.all("svg")) == 1
     for tag in ("title", "h1", "strong", "h2", "p", "li", "code", "caption", "th", "td", "figcaption"):
         assert any(evil in text for _, text in reader.all(tag)), tag
+
+
+def test_numbers_to_sort_by_stand_beside_what_is_shown() -> None:
+    cells = {text: attributes for attributes, text in Reader(render(zoo_page())).all("td")}
+    for text, value in SHARPNESS.values():
+        shown = cells[text]
+        assert ("missing" in shown["class"]) == (value is None)
+        assert (float(shown["data-value"]) if "data-value" in shown else None) == value
+    assert "data-value" not in cells["no loss"]
+    table = Table(
+        "t", "c", ["a", "b"], [["m", "0.1"], ["n", "0.1"], ["o", "0.1"]], [False, True], {1: [0.12, None, 0.09]}
+    )
+    found = [a.get("data-value") for a, _ in Reader(render(Page("t", "l", [], [Section("s", "s", [table])]))).all("td")]
+    assert found == ["0.12", None, "0.09"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[−0.10, +0.50]", -0.1),
+        ("× 7.25", 7.25),
+        ("58,570", 58570.0),
+        ("1.5e-03 ± 2", 1.5e-3),
+        ("49 × 12", 49.0),
+        ("-inf", -math.inf),
+        ("info", None),
+        ("undefined", None),
+        ("", None),
+    ],
+)
+def test_first_number(text: str, value: float | None) -> None:
+    assert first_number(text) == value
+
+
+def test_only_tables_with_something_to_sort_can_be_sorted() -> None:
+    reader = Reader(render(zoo_page()))
+    classes = [attributes.get("class") for attributes, _ in reader.all("table")]
+    captions = [text for _, text in reader.all("caption")]
+    assert [caption for caption, kind in zip(captions, classes, strict=True) if kind != "sortable"] == [
+        "A single row",
+        "Not to be sorted",
+    ]
+    assert reader.all("button") == []  # they come with the script
+
+
+def test_what_failed_is_a_note() -> None:
+    reader = Reader(render(zoo_page()))
+    ((_, text),) = ((attributes, text) for attributes, text in reader.all("div") if attributes.get("role") == "note")
+    assert "2 of 8 checkpoints could not be measured" in text
+    assert "run-10/pytorch_model.bin holds no weights" in text
 
 
 def test_a_crooked_table_is_refused() -> None:
@@ -252,53 +270,12 @@ def test_a_crooked_table_is_refused() -> None:
         render(Page("t", "l", [], [Section("s", "s", [table])]))
 
 
-# ---- figures
-
-
-SERIES = (Series("one <&>", [1, 10, 100], [0.5, 2.0, 7.0], STYLES[0], [0.1, 0.2, 0.3]),)
-
-
-def figures() -> dict[str, Callable[[], str]]:
-    return {
-        "line": lambda: line_figure(SERIES, x_label="x", y_label="y", log=(True, True), name="line", alt="A & B"),
-        "scatter": lambda: scatter_figure(SERIES[0], x_label="x", y_label="y", title="<t>", name="scatter", alt="alt"),
-        "interval": lambda: interval_figure(
-            {"g": [Interval("m", 0.2, None, None, STYLES[1]), Interval("n", 0.1, -0.2, 0.3, STYLES[2])]},
-            x_label="tau",
-            name="interval",
-            alt="alt",
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", ["line", "scatter", "interval"])
-def test_a_figure_is_the_same_every_time_whatever_the_users_settings(name: str) -> None:
-    first = figures()[name]()
-    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path"}):
-        assert figures()[name]() == first
-        assert mpl.rcParams["font.size"] == 30
-
-
-@pytest.mark.parametrize("name", ["line", "scatter", "interval"])
-def test_ids_of_a_figure_begin_with_its_name(name: str) -> None:
-    root = ET.fromstring(figures()[name]())
-    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
-    assert ids
-    assert all(one.startswith(f"{name}-") for one in ids)
-    assert not [element for element in root.iter() if element.tag.endswith(("style", "metadata"))]
-
-
-def test_a_figure_draws_every_point_and_label() -> None:
-    text = figures()["line"]()
-    root = ET.fromstring(text)
-    assert "one <&>" in "".join(root.itertext())
-    assert root.find("title").text == "A & B"  # type: ignore[union-attr]
-    assert text.count("<use ") >= 3
-
-
-def test_a_figures_name_must_serve_as_an_id() -> None:
-    with pytest.raises(ValueError, match="lower-case letters, digits and hyphens, found 'a b'"):
-        line_figure(SERIES, x_label="", y_label="", log=(False, False), name="a b", alt="")
+def test_values_that_do_not_fit_a_table_are_refused() -> None:
+    rows, numeric = [["m", "1"]], [False, True]
+    for column, values in ((0, [1.0]), (2, [1.0]), (1, [1.0, 2.0])):
+        table = Table("t", "c", ["a", "b"], rows, numeric, {column: values})
+        with pytest.raises(ValueError, match=f"'t' has 1 rows; the values of column {column} must be as many"):
+            render(Page("t", "l", [], [Section("s", "s", [table])]))
 
 
 def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, result: DemoResult) -> None:

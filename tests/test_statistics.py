@@ -322,6 +322,25 @@ def test_partial_interval_covers_about_as_often_as_it_says(kind: Kind) -> None:
     assert 0.65 < covered / 120 < 0.92
 
 
+@pytest.mark.parametrize("kind", PARTIAL)
+def test_partial_p_value_permutes_residuals_and_adds_the_fit(kind: Kind) -> None:
+    x, y, z = (column.round(1) for column in columns(29, 6, 3, slope=2.0))
+    found = partial(x, y, {"z": z}, kind, resamples=9)
+    x, y, z = (x, y, z) if kind == "pearson" else (stats.rankdata(column) for column in (x, y, z))
+    slope, start = np.polyfit(z, y, 1)
+    fit = slope * z + start
+    made = [(fit + np.array(moved)).round(8) for moved in itertools.permutations(y - fit)]
+    if kind == "kendall-b":
+        values = np.array([kendall_partial(x, again, z) for again in made])
+    elif kind == "spearman":
+        values = np.array([of_residuals(x, stats.rankdata(again), z) for again in made])
+    else:
+        values = np.array([of_residuals(x, again, z) for again in made])
+    tails = [np.mean(sign * values >= sign * values[0] - 1e-9) for sign in (1, -1)]
+    assert (found.value, found.permutations) == (pytest.approx(values[0]), 720)
+    assert found.p_value == pytest.approx(min(1.0, 2 * min(tails)), abs=3 / 720)
+
+
 def test_what_partial_correlation_does_not_define_is_none() -> None:
     x, y, z = columns(26, 6, 3)
     for kind in PARTIAL:
@@ -332,6 +351,8 @@ def test_what_partial_correlation_does_not_define_is_none() -> None:
         assert partial(x, y, many, kind).value is None
         many.pop("d")
         assert partial(x, y, many, kind, **CHEAP).value is not None
+        assert partial(x, y, {"optimizer": list("abcdab")}, kind, **CHEAP).value is not None
+        assert partial(x, y, {"optimizer": list("abcdea")}, kind, **CHEAP).value is None
     gaps = partial(x, y, {"z": [*z[:5], None]}, **CHEAP)
     assert (gaps.models, gaps.left_out) == (5, 1)
     gaps = partial(x, y, {"z": ["a", "b", "a", "b", "b", None]}, **CHEAP)

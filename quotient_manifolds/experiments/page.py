@@ -274,7 +274,14 @@ def _method(result: DemoResult) -> Section:
         "How this page was made",
         (
             Code(provenance.command),
-            Table("method-table", "Settings, versions and time of this run", ["What", "Value"], rows, [False, False]),
+            Table(
+                "method-table",
+                "Settings, versions and time of this run",
+                ["What", "Value"],
+                rows,
+                [False, False],
+                sortable=False,
+            ),
             Text(
                 "Beside this page: records.json holds every number (DemoResult.load reads it), and models.csv, "
                 "correlations.csv and orbit.csv hold the tables."

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from quotient_manifolds.experiments.records import DemoResult
-from quotient_manifolds.experiments.wording import GAPS, NBSP, change, interval, largest_change, largest_factor, signed
-from quotient_manifolds.plots import STYLES, Interval, Series, Style, interval_figure, line_figure, scatter_figure
+from quotient_manifolds.experiments.wording import GAPS, NBSP, change, interval, largest_change, largest_factor
+from quotient_manifolds.plots import (
+    STYLES,
+    Interval,
+    Panel,
+    Series,
+    Style,
+    interval_figure,
+    line_figure,
+    orbit_figure,
+    scatter_figure,
+)
 from quotient_manifolds.report import Figure, Gallery
 
 SMALLEST = 1e-17  # what a change of exactly 0 is drawn as
@@ -18,39 +28,33 @@ def _style(result: DemoResult, key: str) -> Style:
 def orbit_gallery(result: DemoResult) -> Gallery:
     """Two figures: the ratio itself, and its distance from 1 (where the invariant measures can be told apart)."""
     keys = list(dict.fromkeys(row.measure for row in result.orbit))
-    ratios, distances = [], []
+    scales = result.settings.scales
+    ratios, distances = {}, []
     for key in keys:
-        rows = [row for row in result.orbit if (row.measure, row.dtype) == (key, "float64")]
-        label, scales = result.measure(key).label, [row.scale for row in rows]
-        ratios.append(Series(label, scales, [row.ratio for row in rows], _style(result, key)))
-        away = [max(abs(row.ratio - 1), SMALLEST) for row in rows]
+        label = result.measure(key).label
+        found = [row.ratio for row in result.orbit if (row.measure, row.dtype) == (key, "float64")]
+        ratios[label] = found
+        away = [max(abs(ratio - 1), SMALLEST) for ratio in found]
         distances.append(Series(label, scales, away, _style(result, key)))
+    styles = {result.measure(key).label: _style(result, key) for key in keys}
     factor = largest_factor(result, "adaptive")
     words = "; ".join(f"{result.measure(key).label} {change(largest_change(result, key, 'float64'))}" for key in keys)
+    distance = line_figure(
+        distances,
+        x_label="a (size of the group element)",
+        y_label="|ratio − 1|",
+        log=(True, True),
+        alt=f"Distance of the ratio from 1 against a. Largest values: {words}.",
+    )
     return Gallery(
         (
             Figure(
-                line_figure(
-                    ratios,
-                    x_label="a (size of the group element)",
-                    y_label="sharpness after / before",
-                    log=(True, True),
-                    name="orbit-ratio",
-                    alt=f"Sharpness after the move divided by before, against a. Adaptive changes by up to a factor "
-                    f"{factor:.3g}; Quotient inv and mix lie on 1 throughout.",
-                ),
+                orbit_figure(scales, ratios, styles=styles).svg("orbit-ratio"),
                 f"Along the orbit adaptive sharpness changes by up to a factor {factor:.3g}; both geodesic measures "
                 "stay at 1 (their lines lie on each other). Float64, both axes logarithmic.",
             ),
             Figure(
-                line_figure(
-                    distances,
-                    x_label="a (size of the group element)",
-                    y_label="|ratio − 1|",
-                    log=(True, True),
-                    name="orbit-distance",
-                    alt=f"Distance of the ratio from 1 against a. Largest values: {words}.",
-                ),
+                distance.svg("orbit-distance"),
                 f"The same as a distance from 1. Largest: {words}. What remains for the geodesic measures is rounding"
                 f"; a change of exactly 0 is drawn at {SMALLEST:g}.",
             ),
@@ -85,33 +89,25 @@ def tau_gallery(result: DemoResult) -> Gallery:
         f"{result.measure(row.measure).label}, {GAPS[row.gap]}: {interval(row.correlation)}"
         for row in result.correlations
     )
-    svg = interval_figure(groups, x_label="Kendall’s tau", name="tau", alt=f"Kendall’s tau with intervals. {alt}.")
+    plot = interval_figure(groups, x_label="Kendall’s tau", alt=f"Kendall’s tau with intervals. {alt}.")
     words = f"Kendall’s tau of every measure (marker) and its 95{NBSP}% bootstrap interval (bar), for both gaps."
-    return Gallery((Figure(svg, words),))
+    return Gallery((Figure(plot.svg("tau"), words),))
 
 
 def _scatter(result: DemoResult, key: str) -> Figure:
     label = result.measure(key).label
     (row,) = (row for row in result.correlations if (row.measure, row.gap) == (key, "error_gap"))
     values = [model.sharpness[key] for model in result.models]
-    errors = [value.standard_error for value in values if value.standard_error is not None]
-    points = Series(
-        label,
+    panel = Panel(
+        f"{label} sharpness, radius {result.measure(key).radius:g}",
         [value.mean for value in values],
         [100 * model.scores.error_gap for model in result.models],
-        _style(result, key),
-        errors if len(errors) == len(values) else None,
+        row.correlation,
+        x_errors=[value.standard_error for value in values],
+        style=_style(result, key),
     )
-    tau = signed(row.correlation.value)
-    svg = scatter_figure(
-        points,
-        x_label=f"{label} sharpness, radius {result.measure(key).radius:g}",
-        y_label="test error − train error, %",
-        title=f"tau = {interval(row.correlation)}",
-        name=f"scatter-{key}",
-        alt=f"{label} sharpness against the gap in error, {len(values)} models, Kendall’s tau {tau}.",
-    )
-    return Figure(svg, f"{label}: a point a model, with the standard error over batches.")
+    plot = scatter_figure([panel], y_label="test error − train error, %")
+    return Figure(plot.svg(f"scatter-{key}"), f"{label}: a point a model, with the standard error over batches.")
 
 
 def ascent_gallery(result: DemoResult) -> Gallery:
@@ -121,13 +117,12 @@ def ascent_gallery(result: DemoResult) -> Gallery:
         for key, losses in result.curves.items()
     ]
     ends = "; ".join(f"{one.label} {one.y[0]:.3g} to {max(one.y):.3g}" for one in series)
-    svg = line_figure(
+    plot = line_figure(
         series,
         x_label="step of the ascent",
         y_label="loss (nats)",
         log=(False, True),
-        name="ascent",
         alt=f"Loss of model 0 on the first batch at every step of the ascent. From start to best: {ends}.",
     )
     words = "The ascent on model 0, first batch: loss after every step. Its highest point counts."
-    return Gallery((Figure(svg, words),))
+    return Gallery((Figure(plot.svg("ascent"), words),))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from quotient_manifolds.statistics.agreement import Agreement, agreement
-from quotient_manifolds.statistics.coefficients import KINDS, Kind
+from quotient_manifolds.statistics.coefficients import KINDS, NAMES, Kind
 from quotient_manifolds.statistics.correlation import FEWEST_MODELS, Correlation, correlation, partial_correlation
 
 __all__ = [
     "FEWEST_MODELS",
     "KINDS",
+    "NAMES",
     "Agreement",
     "Correlation",
     "Kind",

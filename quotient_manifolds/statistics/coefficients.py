@@ -12,6 +12,12 @@ from quotient_manifolds.statistics.columns import Floats
 
 Kind = Literal["kendall-a", "kendall-b", "spearman", "pearson"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+NAMES: dict[Kind, str] = {
+    "kendall-a": "Kendall’s tau-a",
+    "kendall-b": "Kendall’s tau-b",
+    "spearman": "Spearman’s rho",
+    "pearson": "Pearson’s r",
+}
 
 # What a fit on covariates leaves of a column, below which nothing but rounding is left.
 NOTHING_LEFT = 1e-10

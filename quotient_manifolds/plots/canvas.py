@@ -1,0 +1,143 @@
+"""Where figures are drawn: settings of our own, colours that follow the page, and the way into a page."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quotient_manifolds.plots.svg import embedded
+
+SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
+
+# In a page these become the page's own colours, light or dark; nothing else is drawn in them.
+INK, PAPER, GRID = "#000001", "#fffffe", "#ddddde"
+THEME = {INK: "var(--plot-ink, #000)", PAPER: "var(--plot-paper, #fff)", GRID: "var(--plot-grid, #ddd)"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour, marker and line of a series; the colours are Okabe and Ito's, told apart with any colour vision."""
+
+    colour: str
+    marker: str
+    line: Any = "-"
+
+
+STYLES = (
+    Style(INK, "D", ":"),
+    Style("#D55E00", "^", "-."),
+    Style("#0072B2", "o", "-"),
+    Style("#009E73", "s", "--"),
+    Style("#CC79A7", "v", (0, (5, 1))),
+    Style("#E69F00", "P", (0, (1, 1))),
+)
+
+
+def style_of(place: int) -> Style:
+    """The style of series number `place`: each is another one up to the 36th."""
+    colour, shape = STYLES[place % len(STYLES)], STYLES[(place + place // len(STYLES)) % len(STYLES)]
+    return Style(colour.colour, shape.marker, shape.line)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A matplotlib figure, and `alt`: what it shows, in words, for those who do not see it."""
+
+    figure: Any
+    alt: str
+
+    def svg(self, name: str) -> str:
+        """The figure as an <svg> element for a page, described by `alt`; `name` makes its ids unique in the page."""
+        buffer = io.StringIO()
+        with _settings():  # ticks are made only now
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return embedded(buffer.getvalue(), name, self.alt, THEME)
+
+    def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
+        """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png."""
+        with _settings():
+            self.figure.savefig(path, dpi=dots_per_inch)
+
+    def _repr_html_(self) -> str:
+        name = f"plot-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+        return f'<div style="max-width: {96 * self.figure.get_figwidth():.0f}px">{self.svg(name)}</div>'
+
+
+@contextmanager
+def canvas(
+    x_label: str, y_label: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure and its axes, row by row, `size` inches each; no other figure of the process can see or change them."""
+    _, figure_class = _matplotlib()
+    with _settings():
+        figure = figure_class(figsize=(columns * size[0], rows * size[1]), layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for place, one in enumerate(axes):
+            one.set(xlabel=x_label, ylabel=y_label if place % columns == 0 else "")
+        yield figure, axes
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    mpl, _ = _matplotlib()
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a user's own matplotlibrc does not change a report
+        mpl.rcParams.update(
+            {
+                "font.size": 10.5,
+                "axes.titlesize": 10.5,
+                "svg.fonttype": "none",
+                "svg.hashsalt": "quotient-manifolds",
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.grid": True,
+                "axes.axisbelow": True,
+                "grid.color": GRID,
+                **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
+                **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+            }
+        )
+        yield
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'The figures are drawn by matplotlib, which is not installed: pip install "quotient-manifolds[plots]".'
+        ) from error
+    return mpl, Figure
+
+
+def numbers(values: Sequence[float | None] | NDArray[Any]) -> NDArray[np.float64]:
+    """The values with NaN, which is not drawn, where there is none."""
+    return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def plain_ticks(axes: Any) -> None:
+    """0.5, 1, 2 instead of powers of ten where an axis spans few decades; whole numbers where all x are whole."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "linear":
+            continue
+        span = limits[1] / limits[0]
+        if span < 1e5:
+            axis.set_major_locator(LogLocator(subs=(1.0,) if span > 300 else (1.0, 2.0, 5.0)))
+            axis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.set_minor_formatter(NullFormatter())
+    drawn = np.concatenate([np.empty(0), *(np.asarray(line.get_xdata(), dtype=float) for line in axes.get_lines())])
+    drawn = drawn[np.isfinite(drawn)]
+    if axes.get_xscale() == "linear" and len(drawn) and np.all(drawn % 1 == 0):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))

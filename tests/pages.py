@@ -1,0 +1,143 @@
+"""Pages to test reports with: records as a run of the demonstration would leave them, and a page with every block."""
+
+from __future__ import annotations
+
+from quotient_manifolds.experiments.records import (
+    CorrelationRow,
+    DemoResult,
+    Measure,
+    ModelRow,
+    OrbitRow,
+    PairRow,
+    Provenance,
+    Settings,
+    Sharpness,
+)
+from quotient_manifolds.experiments.zoo import Scores, draw_recipe
+from quotient_manifolds.plots import Colour, Panel, agreement_figure, orbit_figure, radius_figure, scatter_figure
+from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Listing, Note, Page, Section, Table, Text
+from quotient_manifolds.statistics import agreement, correlation
+
+KEYS = ("euclidean", "adaptive", "inv", "mix")
+
+
+def made_up(models: int = 6) -> DemoResult:
+    """Records as a run would leave them, with numbers that can be recognised in the page."""
+    measures = tuple(Measure(key, f"Measure {key}", 0.05 * (1 + place)) for place, key in enumerate(KEYS))
+    rows = tuple(
+        ModelRow(
+            f"model {place}",
+            draw_recipe(place),
+            Scores(0.01, 0.0, 0.3 + 0.01 * place, 0.05 + 0.01 * place),
+            dict.fromkeys(KEYS, Sharpness(0.4321 + ((3 * place) % 7) / 10, 0.01)),
+        )
+        for place in range(models)
+    )
+    correlations = tuple(
+        CorrelationRow(
+            key,
+            gap,
+            correlation(
+                [row.sharpness[key].mean for row in rows], [getattr(row.scores, gap) for row in rows], resamples=20
+            ),
+        )
+        for gap in ("error_gap", "loss_gap")
+        for key in KEYS
+    )
+    after = {"adaptive": 7.25, "inv": 1 + 3e-14, "mix": 1.0}
+    orbit = tuple(
+        OrbitRow(dtype, key, scale, 0.5, 0.5 * after[key], 0.25, 0.25)
+        for dtype in ("float32", "float64")
+        for key in after
+        for scale in (0.1, 1.0, 10.0)
+    )
+    return DemoResult(
+        Settings(models, 0, "cpu", "float32", 20, 0.2, 0.05, 2, 128, 300, None, (0.1, 1.0, 10.0), 20),
+        Provenance("quotient-manifolds demo --seed 0", "9.8.7", "2.0", "3.12", "Linux", 1, 4, {"training": 61.0}),
+        58570,
+        measures,
+        (PairRow("layer.0 query/key", "query/key", "GL(12)^4", 49, 48, 12, 1e-15, 0.8, "proved"),),
+        ("embeddings.weight",),
+        1e-16,
+        orbit,
+        rows,
+        correlations,
+        dict.fromkeys(KEYS, (0.1, 0.5, 0.4)),
+    )
+
+
+# The sharpness of a zoo in which two checkpoints failed; as it stands in a table, and the number meant.
+SHARPNESS = {
+    "run 1": ("0.25 ± 0.01", 0.25),
+    "run 2": ("−1.5e-03", -1.5e-3),
+    "run 10": ("failed", None),
+    "run 3": ("1,250", 1250.0),
+    "run 20": ("9", 9.0),
+    "run 4": ("0.25 ± 0.5", 0.25),
+    "run 5": ("inf", float("inf")),
+    "run 6": ("no loss", None),
+}
+COMMAND = "quotient-manifolds compare a-spec-with-a-very-long-name-that-no-phone-can-hold.toml --out results"
+REASON = (
+    "run-10/pytorch_model.bin holds no weights: expected a dictionary of tensors, found an empty file of 0 bytes; "
+    "copy it again from where it was trained, and run the same command once more."
+)
+
+
+def zoo_page() -> Page:
+    """Every kind of block, failures, a table wider than any phone, and every kind of figure."""
+    return Page(
+        "A zoo of eight checkpoints, of which two failed",
+        "Every kind of block of a page.",
+        [Fact("+0.42", "is Kendall’s tau of something."), Fact("2 of 8", "checkpoints failed.")],
+        [
+            Section("failures", "What failed", failures()),
+            Section(
+                "results", "Results", [Text("A paragraph."), Listing(["One.", "Another."]), Code(COMMAND), *tables()]
+            ),
+            Section("figures", "Figures", galleries()),
+        ],
+    )
+
+
+def failures() -> list[Block]:
+    rows = [["run 10", REASON], ["run 6", "no loss"]]
+    return [
+        Note("2 of 8 checkpoints could not be measured", [f"run 10: {REASON}", "run 6: no loss."]),
+        Table("fails", "Checkpoints that failed", ["Checkpoint", "Reason"], rows, [False, False]),
+    ]
+
+
+def tables() -> list[Table]:
+    """One to sort, one wide, one that needs no sorting, one that must not be sorted, one that sorts by given values."""
+    rows = [[name, text, str(place)] for place, (name, (text, _)) in enumerate(SHARPNESS.items())]
+    wide = [[f"run-{n}-of-a-sweep-of-many/checkpoint-{n}000", *(str(n * k % 11) for k in range(14))] for n in range(5)]
+    pair = [["1", "2"], ["3", "4"]]
+    rounded = [["a", "0.1"], ["b", "0.1"], ["c", "0.1"]]
+    exact = {1: [0.12, None, 0.09]}
+    return [
+        Table("sharp", "Sharpness of each model", ["Model", "Sharpness", "Order"], rows, [False, True, True]),
+        Table("wide", "Wide", ["Checkpoint", *(f"Measure {k}" for k in range(14))], wide, [False] + [True] * 14),
+        Table("one", "A single row", ["A", "B"], pair[:1], [True, True]),
+        Table("fixed", "Not to be sorted", ["A", "B"], pair, [True, True], sortable=False),
+        Table("exact", "Sorted by what was rounded", ["Model", "Value"], rounded, [False, True], exact),
+    ]
+
+
+def galleries() -> list[Gallery]:
+    x, y = [value for _, value in SHARPNESS.values()], [5.0, 3.0, 1.0, 2.0, 8.0, 9.0, 7.0, 6.0]
+    x[6] = 40.0
+    panel = Panel("Adaptive sharpness", x, y, correlation(x, y, permutations=99), x_errors=[0.1] * 8)
+    radii = [0.01, 0.1, 1.0]
+    measures = {f"A measure called {k}": [(3 * n + k) % 7 for n in range(8)] for k in range(8)}
+    plots = {
+        "scatter": scatter_figure([panel], y_label="gap, %", colour=Colour("optimizer", ["adam", "sgd"] * 4)),
+        "scale": scatter_figure([panel], y_label="gap, %", colour=Colour("rate", [1e-5 * 2**k for k in range(8)])),
+        "orbit": orbit_figure([0.1, 1.0, 10.0], {"Adaptive": [1.5, 1.0, 3.0], "Quotient inv": [1.0, 1.0, 1.0]}),
+        "radius": radius_figure(radii, {"Adaptive": [[r, 2 * r, 3 * r] for r in radii]}, show="band"),
+    }
+    heat = agreement_figure(agreement(measures)).svg("agreement")
+    return [
+        Gallery([Figure(plot.svg(name), f"The figure called {name}.") for name, plot in plots.items()]),
+        Gallery([Figure(heat, "How measures agree.", wide=True)]),
+    ]
