@@ -15,7 +15,7 @@ from quotient_manifolds.load.labels import Labels, new_label
 from quotient_manifolds.load.pixels import Normalisation
 from quotient_manifolds.load.points import Points, Read
 
-CHANNELS = (1, 3, 4)  # grey, RGB, RGB and transparency
+CHANNELS = (1, 3)  # grey, RGB
 
 
 @final
@@ -63,7 +63,7 @@ def _read(path: Path, name: str) -> Any:
     if not path.is_file():
         raise ValueError(f"There is no data file {path}.")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return np.asarray(archive[name])
     except KeyError as error:
         raise ValueError(f"{path} has no array {name!r}: expected images and labels.") from error

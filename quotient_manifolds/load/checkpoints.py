@@ -42,6 +42,12 @@ class _Layout:
     load: Callable[[Path, Path | None], nn.Module]  # (path, cache)
 
 
+def _bundle(path: Path) -> Path | None:
+    """A directory with one TensorFlow checkpoint stands for it, and so gives its name; a file, for its prefix."""
+    prefix = bundle_of(path)
+    return path if prefix is not None and path.is_dir() else prefix
+
+
 _LAYOUTS = {
     "huggingface": _Layout(
         "a directory", lambda path: path if path.is_dir() else None, lambda path, _: load_directory(path)
@@ -51,9 +57,7 @@ _LAYOUTS = {
         lambda path: path if path.suffix in SUFFIXES and path.is_file() else None,
         lambda path, _: load_clip_soup(path),
     ),
-    "bert-tensorflow": _Layout(
-        "a TensorFlow checkpoint (an .index file, or a directory with one)", bundle_of, load_bert
-    ),
+    "bert-tensorflow": _Layout("a TensorFlow checkpoint (an .index file, or a directory with one)", _bundle, load_bert),
 }
 LOADERS = tuple(_LAYOUTS)
 

@@ -162,9 +162,9 @@ def _home(model: nn.Module, checkpoint: Checkpoint | None) -> Path | None:
 
 def _batch(model: nn.Module, keyword: str, inputs: dict[str, Tensor], labels: Tensor) -> Any:
     parameters = inspect.signature(model.forward).parameters
+    if keyword in parameters:
+        return {**{name: value for name, value in inputs.items() if name in parameters}, "labels": labels}
     passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if passes_on and getattr(model, "config", None) is not None:
         return {**inputs, "labels": labels}
-    if keyword in parameters:
-        return {**{name: value for name, value in inputs.items() if name in parameters}, "labels": labels}
     return inputs[keyword], labels
