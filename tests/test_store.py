@@ -98,6 +98,14 @@ def test_the_first_result_stays(store: Store) -> None:
     assert [(result.payload, result.seconds) for result in store.results()] == [({"value": 1.0}, 1.0)]
 
 
+def test_what_is_finished_is_on_the_disk(store: Store) -> None:
+    """A loss of power cannot be had here; SQLite promises to survive one under these settings."""
+    connection = store._database._connection
+    assert connection is not None
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+
+
 def test_results_of_units_come_in_their_order_and_under_their_names(store: Store) -> None:
     for batch in range(3):
         store.finish(unit(batch), {"value": float(batch)}, 1.0)
@@ -258,7 +266,7 @@ def test_a_failure_lasts_until_a_success(store: Store) -> None:
     store.finish(unit(), {"value": 1.0}, 1.0)
     assert [each.checkpoint for each in store.failures()] == ["model_1"]
     store.fail(unit(), "too late")
-    store.recover("model_1")
+    store.mend("model_1")
     assert store.failures() == []
     assert store.get(unit().key) == {"value": 1.0}
 
@@ -312,14 +320,14 @@ def value_of(each: Unit) -> dict[str, Any]:
     return {"value": draw.random(), "losses": [draw.gauss(0, 1e-5) for _ in range(20)]}
 
 
-def fill(path: Path, units: Sequence[Unit], log: Path, pause: float = 0.0) -> None:
+def fill(path: Path, units: Sequence[Unit], log: Path, measuring: Callable[[], Any] = lambda: None) -> None:
     """A worker: measures what is free, waits for what others have claimed, until nothing is left; notes all."""
     with Store(path) as store, log.open("a") as notes:
         while len(store.finished([each.key for each in units])) < len(units):
             for each in store.claim(units):
                 notes.write(f"{each.key}\n")
                 notes.flush()
-                time.sleep(pause)
+                measuring()
                 store.finish(each, value_of(each), seconds=float(each.batch))
 
 
@@ -390,10 +398,14 @@ def test_killed_at_every_step_of_finishing(path: Path, step: int) -> None:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_workers_at_once_measure_every_unit_once(tmp_path: Path, units: list[Unit], workers: int) -> None:
     path, logs = tmp_path / "zoo.sqlite", [tmp_path / f"{worker}.log" for worker in range(workers)]
-    children = [start(fill, path, units, log, 0.002) for log in logs]
+
+    def together() -> None:  # no first unit ends before every worker has one
+        wait_until(lambda: all(measured(log) for log in logs))
+        time.sleep(0.002)
+
+    children = [start(fill, path, units, log, together) for log in logs]
     assert [end_of(child) for child in children] == [0] * workers
     assert sum(map(measured, logs), Counter()) == Counter(each.key for each in units)
-    assert all(measured(log) for log in logs)
     fill(tmp_path / "alone.sqlite", units, tmp_path / "alone.log")
     assert content(path) == content(tmp_path / "alone.sqlite")
 
@@ -404,9 +416,9 @@ def test_what_a_killed_worker_had_claimed_is_measured_by_the_others(
     tmp_path: Path, units: list[Unit], workers: int
 ) -> None:
     path, logs = tmp_path / "zoo.sqlite", [tmp_path / f"{worker}.log" for worker in range(workers)]
-    victim = start(fill, path, units, logs[0], 60.0)  # would be at its first unit for a minute
+    victim = start(fill, path, units, logs[0], lambda: time.sleep(60))  # at its first unit until it is killed
     wait_until(lambda: measured(logs[0]).total() == 1)
-    others = [start(fill, path, units, log, 0.002) for log in logs[1:]]
+    others = [start(fill, path, units, log, lambda: time.sleep(0.002)) for log in logs[1:]]
     wait_until(lambda: sum(measured(log).total() for log in logs[1:]) >= len(units) // 2)
     kill(victim)
     assert [end_of(child) for child in others] == [0] * (workers - 1)
@@ -417,7 +429,7 @@ def test_what_a_killed_worker_had_claimed_is_measured_by_the_others(
 
 @needs_fork
 def test_a_worker_that_is_stopped_keeps_its_claim(tmp_path: Path, path: Path) -> None:
-    child = start(fill, path, [unit()], tmp_path / "log", 60.0)
+    child = start(fill, path, [unit()], tmp_path / "log", lambda: time.sleep(60))
     wait_until(lambda: measured(tmp_path / "log").total() == 1)
     os.kill(child, signal.SIGSTOP)
     with Store(path) as store:

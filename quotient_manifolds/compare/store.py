@@ -114,7 +114,7 @@ class Store:
             new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
             connection.execute("DELETE FROM claims WHERE key = ?", [unit.key])
             connection.execute("DELETE FROM failures WHERE key = ?", [unit.key])
-            _recover(connection, unit.checkpoint)
+            _mend(connection, unit.checkpoint)
         return new == 1
 
     # Who measures what.
@@ -156,10 +156,10 @@ class Store:
             for checkpoint, unit, message in rows
         ]
 
-    def recover(self, checkpoint: str) -> None:
+    def mend(self, checkpoint: str) -> None:
         """Forget the failure of a checkpoint as a whole: it loads now."""
         with self._database.transaction() as connection:
-            _recover(connection, checkpoint)
+            _mend(connection, checkpoint)
 
     # What is worth remembering.
 
@@ -196,7 +196,7 @@ def _unit(identity: Sequence[Any], settings: Mapping[str, Any]) -> Unit:
     return Unit(**dict(zip(table.IDENTITY, identity, strict=True)), settings=settings)
 
 
-def _recover(connection: sqlite3.Connection, checkpoint: str) -> None:
+def _mend(connection: sqlite3.Connection, checkpoint: str) -> None:
     connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
 
 
