@@ -11,6 +11,7 @@ from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.move import move
 from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.cli.orbit import orbit
+from quotient_manifolds.cli.study import study
 from quotient_manifolds.version import VERSION
 
 
@@ -26,3 +27,4 @@ cli.add_command(inspect)
 cli.add_command(measure)
 cli.add_command(move)
 cli.add_command(orbit)
+cli.add_command(study)
