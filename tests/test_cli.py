@@ -21,6 +21,7 @@ import quotient_manifolds.cli
 from quotient_manifolds import Measurement
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments import DemoResult, run_demo
+from quotient_manifolds.experiments.ascents import Ascents
 from quotient_manifolds.experiments.wording import ratio
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
@@ -399,3 +400,33 @@ def test_ctrl_c_leaves_with_130_and_no_result(bert: Path, data: Path, tmp_path: 
     assert done.stderr.strip().endswith("Interrupted.")
     assert done.stdout == ""
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bert", "data.jsonl"]
+
+
+# ---- export
+
+
+def test_export_writes_what_a_store_holds(tmp_path: Path) -> None:
+    from quotient_manifolds.compare import Store, Unit, unit_key
+
+    unit = Unit(unit_key({"x": 1}), "a model", "gradient norm", "euclidean", None, 0, {"seed": 3})
+    with Store(tmp_path / "store.sqlite") as store:
+        store.finish(unit, {"value": 0.1 + 0.2}, 1.5)
+    for place in (tmp_path, tmp_path / "store.sqlite"):
+        assert call("export", place, tmp_path / "units.json").exit_code == 0
+        (row,) = json.loads((tmp_path / "units.json").read_text())
+        assert (row["checkpoint"], row["payload"]["value"], row["settings"]) == ("a model", 0.1 + 0.2, {"seed": 3})
+    refused = call("export", tmp_path, tmp_path / "units.xlsx")
+    assert refused.exit_code == 2
+    assert "Results are exported as .csv, .parquet, .json" in refused.stderr
+    assert call("export", tmp_path / "nothing", tmp_path / "units.csv").exit_code == 2
+
+
+# ---- study
+
+
+def test_study_writes_a_record_that_loads(tmp_path: Path) -> None:
+    shown = call("study", "ascents", "--fast", "--out", tmp_path)
+    assert shown.exit_code == 0, shown.output
+    found = Ascents.load(tmp_path / "ascents.json")
+    assert found.command == "quotient-manifolds study ascents --fast"
+    assert f"{found.cases[0].ratio:.3f}" in shown.stdout

@@ -6,6 +6,7 @@ import click
 
 from quotient_manifolds.cli.compare import compare
 from quotient_manifolds.cli.demo import demo
+from quotient_manifolds.cli.export import export
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.move import move
@@ -23,6 +24,7 @@ def cli() -> None:
 
 cli.add_command(compare)
 cli.add_command(demo)
+cli.add_command(export)
 cli.add_command(inspect)
 cli.add_command(measure)
 cli.add_command(move)
