@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from quotient_manifolds.experiments.records import (
     CorrelationRow,
     DemoResult,
@@ -84,6 +86,7 @@ REASON = (
 )
 
 
+@cache
 def zoo_page() -> Page:
     """Every kind of block, failures, a table wider than any phone, and every kind of figure."""
     return Page(

@@ -132,7 +132,7 @@ def _ranking(result: DemoResult) -> Section:
             Text(
                 "Kendall’s tau compares two rankings: 1 if the sharper of any two models always has the larger gap, "
                 "−1 if always the smaller one, 0 for no relation. The interval is a bootstrap over models "
-                f"({result.settings.resamples} resamples, percentile, 95{NBSP}%). {_verdict(result)}"
+                f"({result.settings.resamples} resamples, percentile, 95{NBSP}%). {verdict(result)}"
             ),
             Table(
                 "ranking-table",
@@ -152,7 +152,8 @@ def _ranking(result: DemoResult) -> Section:
     )
 
 
-def _verdict(result: DemoResult) -> str:
+def verdict(result: DemoResult) -> str:
+    """Which measures rank the models, as far as the intervals say."""
     if all(row.correlation.low is None for row in result.correlations):
         return "Here no interval could be formed: there are too few models, or all have the same gap."
     clear = [row for row in result.correlations if excludes_zero(row.correlation)]
