@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from quotient_manifolds.cli.options import (
     EXIT_CODES,
     INTERRUPTED,
     NEGATIVE_FINDING,
+    BadInput,
     console,
     device_option,
     one_sentence_errors,
@@ -22,7 +25,7 @@ from quotient_manifolds.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from quotient_manifolds.compare import Comparison, Run, Spec, Store, Worker
+    from quotient_manifolds.compare import Comparison, Worker
 
 
 @click.command(epilog=EXIT_CODES)
@@ -54,14 +57,18 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
 
     The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
     """
-    from quotient_manifolds.compare import Store, analyse, joined, read_spec, write_comparison
+    from quotient_manifolds.compare import Run, Store, analyse, joined, read_spec, write_comparison
 
-    wanted = read_spec(spec)
     folder = Path("results") / spec.stem if out is None else out
-    with joined(device) as worker, Store(folder / "store.sqlite") as store:
+    with _said_once():
+        wanted = read_spec(spec)
+        store = Store(folder / "store.sqlite")
+    with store, joined(device) as worker:
         silent = quiet or not worker.leads
-        run = _measured(wanted, store, worker, silent)
-        worker.wait()
+        with _told_how_to_go_on(worker), progress_bars(quiet=silent) as report:
+            run = Run(wanted, store, worker, report)
+            run.measure_all()
+            measured = worker.total(run.done)
         if not worker.leads:
             return
         with progress_bars(quiet=silent) as report:
@@ -70,26 +77,36 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
         write_comparison(comparison, run, folder)
         waiting = run.waiting()
     if not quiet:
-        _print(comparison, run.done, waiting, folder)
+        _print(comparison, measured, waiting, folder)
+    for trouble in comparison.troubles:
+        where = trouble.checkpoint if trouble.what is None else f"{trouble.checkpoint}, {trouble.what}"
+        click.echo(f"Failed: {where}: {trouble.message}", err=True)
     if comparison.troubles:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 
-def _measured(wanted: Spec, store: Store, worker: Worker, silent: bool) -> Run:
-    """All that this process can measure; when interrupted, says how to go on."""
-    from quotient_manifolds.compare import Run
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """What all ranks find wrong alike is said by the first."""
+    from quotient_manifolds.compare import leads
 
-    with progress_bars(quiet=silent) as report:
-        run = Run(wanted, store, worker, report)
-        try:
-            run.measure_all()
-        except KeyboardInterrupt:
-            click.echo(
-                f"Interrupted: {run.done} values were measured and are kept. The same command goes on from here.",
-                err=True,
-            )
-            raise click.exceptions.Exit(INTERRUPTED) from None
-    return run
+    try:
+        yield
+    except (ValueError, TypeError, ImportError, OSError):
+        if leads():
+            raise
+        raise click.exceptions.Exit(BadInput.exit_code) from None
+
+
+@contextmanager
+def _told_how_to_go_on(worker: Worker) -> Iterator[None]:
+    """Ctrl-C inside ends with exit code 130 and a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if worker.leads:
+            click.echo("Interrupted: what was measured is kept. The same command goes on from here.", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) -> None:
@@ -98,10 +115,9 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
     terminal = console(quiet=False)
     for block in summary_tables(comparison):
         terminal.print(table(block.caption, block.columns, block.rows, block.numeric))
-    terminal.print(f"{measured} values measured now, {comparison.known[0]} of {comparison.known[1]} known.")
+    known, values = comparison.known
+    now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
+    terminal.print(f"{now} Known: {known} of {values} values.")
     if waiting:
-        terminal.print(f"{waiting} values are being measured by other processes; run again when they are done.")
-    for trouble in comparison.troubles:
-        where = trouble.checkpoint if trouble.what is None else f"{trouble.checkpoint}, {trouble.what}"
-        click.echo(f"Failed: {where}: {trouble.message}", err=True)
+        terminal.print(f"{waiting} are being measured by other processes; run again when they are done.")
     terminal.print(f"Report: {folder / 'report.html'}")

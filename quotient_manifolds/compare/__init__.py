@@ -11,7 +11,7 @@ try:
     from quotient_manifolds.compare.spec import Spec, read_spec
     from quotient_manifolds.compare.store import Failure, Store
     from quotient_manifolds.compare.unit import Unit, unit_key
-    from quotient_manifolds.compare.workers import Worker, joined
+    from quotient_manifolds.compare.workers import Worker, joined, leads
 except ModuleNotFoundError as error:
     if error.name not in {"yaml", "pydantic", "pandas", "filelock"}:
         raise
@@ -35,6 +35,7 @@ __all__ = [
     "Worker",
     "analyse",
     "joined",
+    "leads",
     "read_spec",
     "summary_tables",
     "unit_key",

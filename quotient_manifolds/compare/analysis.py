@@ -8,7 +8,7 @@ from typing import Any
 from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value, default_targets
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.run import Run
-from quotient_manifolds.compare.scores import Scores, pooled, read_scores, with_gaps
+from quotient_manifolds.compare.scores import Scores, pooled, with_gaps
 from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.sharpness import OnBatch
@@ -19,14 +19,9 @@ Report = Callable[[str, int, int], None]
 
 
 def analyse(run: Run, *, command: str, report: Report) -> Comparison:
-    """Everything the store knows of the run's checkpoints. Raises ValueError for scores that name none of them."""
+    """Everything the store knows of the run's checkpoints."""
     spec = run.spec
-    listed = {} if spec.scores is None else read_scores(spec.scores)
-    if listed and not {checkpoint.name for checkpoint in spec.checkpoints} & set(listed):
-        raise ValueError(
-            f"{spec.scores} names none of the checkpoints; they are called {spec.checkpoints[0].name}, and so on"
-        )
-    rows = tuple(_row(run, checkpoint, listed.get(checkpoint.name, {})) for checkpoint in spec.checkpoints)
+    rows = tuple(_row(run, checkpoint, spec.scores.get(checkpoint.name, {})) for checkpoint in spec.checkpoints)
     targets = spec.against or default_targets(rows, spec.given)
     comparison = Comparison(
         spec=spec.path.name,
@@ -38,10 +33,6 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
         agreement=None,
         troubles=_troubles(run),
     )
-    for name in (*targets, *spec.given):
-        if not any(name in row.scores for row in rows):
-            known = ", ".join(dict.fromkeys(key for row in rows for key in row.scores)) or "none"
-            raise ValueError(f"There is no score {name!r} to compare with; known are {known}")
     rankings = _rankings(comparison, targets, spec.given, report)
     labels = comparison.labels
     agreed = agreement({label: comparison.column(label) for label in labels}) if len(labels) > 1 else None
@@ -98,22 +89,37 @@ def _rankings(
 
 
 def _troubles(run: Run) -> tuple[Trouble, ...]:
-    """The failures of this comparison's checkpoints and units; a store may hold others'."""
-    names = {checkpoint.name for checkpoint in run.spec.checkpoints}
-    known = {checkpoint.name: run.identity(checkpoint) for checkpoint in run.spec.checkpoints}
-    keys = {
-        each.unit.key: each
-        for checkpoint in run.spec.checkpoints
-        if (identity := known[checkpoint.name]) is not None
-        for each in run.units(checkpoint, identity)
-    }
-    return tuple(
-        Trouble(each.checkpoint, None if each.unit is None else _what(keys[each.unit.key]), each.message)
-        for each in run.store.failures()
-        if each.checkpoint in names and (each.unit is None or each.unit.key in keys)
-    )
+    """The failures of this comparison's checkpoints and units; a store may hold others'.
+
+    A unit is known by its key: one that failed stands for every checkpoint of the same weights. What failed alike on
+    several batches is one trouble.
+    """
+    failures = run.store.failures()
+    whole = {each.checkpoint: each.message for each in failures if each.unit is None}
+    messages = {each.unit.key: each.message for each in failures if each.unit is not None}
+    found: list[Trouble] = []
+    for checkpoint in run.spec.checkpoints:
+        if checkpoint.name in whole:
+            found.append(Trouble(checkpoint.name, None, whole[checkpoint.name]))
+        identity = run.identity(checkpoint)
+        alike: dict[tuple[str, str], list[int]] = {}
+        for each in [] if identity is None else run.units(checkpoint, identity):
+            if each.unit.key in messages:
+                alike.setdefault((_what(each), messages[each.unit.key]), []).append(each.unit.batch)
+        found += [
+            Trouble(checkpoint.name, f"{what}, {_batches(batches)}", message)
+            for (what, message), batches in alike.items()
+        ]
+    return tuple(found)
 
 
 def _what(each: ScoreUnit | MeasureUnit) -> str:
-    name = each.measured.label if isinstance(each, MeasureUnit) else f"loss and error on {each.part}"
-    return f"{name}, batch {each.unit.batch}"
+    return each.measured.label if isinstance(each, MeasureUnit) else f"loss and error on {each.part}"
+
+
+def _batches(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"batch {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"batches {numbers[0]} to {numbers[-1]}"
+    return f"batches {', '.join(map(str, numbers))}"

@@ -11,6 +11,7 @@ from typing import Any, final
 import pandas as pd
 
 from quotient_manifolds.compare.scores import GAPS, Scores
+from quotient_manifolds.files import write_text
 from quotient_manifolds.statistics import Agreement, Correlation
 
 FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
@@ -103,7 +104,11 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """One row a checkpoint: its scores, then mean and standard error of each measure."""
-        return pd.DataFrame([_flat(row) for row in self.rows]).set_index("checkpoint")
+        scores = dict.fromkeys(name for row in self.rows for name in row.scores)
+        columns = {name: self.column(name) for name in scores}
+        for label in self.labels:
+            columns |= {label: self.column(label), f"{label}, standard error": self.errors(label)}
+        return pd.DataFrame(columns, index=pd.Index([row.checkpoint for row in self.rows], name="checkpoint"))
 
     def errors(self, name: str) -> list[float | None]:
         """The standard errors of a measure's means, in the order of the rows."""
@@ -112,6 +117,10 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
+
+    def save(self, path: str | Path) -> None:
+        """Writes comparison.json, whole or not at all."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
@@ -153,14 +162,6 @@ def default_targets(rows: Sequence[Row], given: Sequence[str]) -> tuple[str, ...
         and len({value for value in values if value is not None}) > 1
         and all(isinstance(value, float) for value in values if value is not None)
     )
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    means = {label: None if value is None else value.mean for label, value in row.values.items()}
-    errors = {
-        f"{label}, standard error": value.standard_error for label, value in row.values.items() if value is not None
-    }
-    return {"checkpoint": row.checkpoint, **row.scores, **means, **errors}
 
 
 def _row(record: Mapping[str, Any]) -> Row:

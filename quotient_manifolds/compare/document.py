@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import yaml
 
 Place = tuple[str | int, ...]  # keys and indices from the top of the document
 
+TAG = "tag:yaml.org,2002:"
+SYNTAX = (  # of the core schema of YAML 1.2: kind, what it looks like, and its first letters
+    ("merge", r"<<", "<"),
+    ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+)
+
+
+@final
+class _Loader(yaml.SafeLoader):
+    """1e-3 is a number, and yes, 1:30 and 2024-01-01 are text: the library's own YAML 1.1 has it the other way."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def plain_tag(self, node: Any) -> str:
+        """What a node is where nobody says so with a tag."""
+        return str(self.resolve(type(node), getattr(node, "value", None), (True, False)))
+
+
+for _kind, _pattern, _first in SYNTAX:
+    _Loader.add_implicit_resolver(TAG + _kind, re.compile(f"^(?:{_pattern})$"), list(_first))
+_Loader.add_constructor(f"{TAG}int", lambda loader, node: int(loader.construct_scalar(node)))  # 010 is ten
+
 
 @final
 @dataclass(frozen=True)
 class Document:
-    """What a file holds (mappings, lists and scalars), and the line of every key and item in it."""
+    """What a file holds (mappings with keys of text, lists, scalars), and the line of every key and item in it."""
 
     path: Path
     content: Any
@@ -32,38 +59,58 @@ class Document:
 def read_yaml(path: Path) -> Document:
     """Raises ValueError, one sentence with the line, for a file that is no YAML or gives a key twice."""
     try:
-        text = path.read_text(encoding="utf-8")
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            node = loader.get_single_node()
+            walk = _Walk(path, loader)
+            if node is not None:
+                walk.note(node, (), ())
+            return Document(path, None if node is None else loader.construct_document(node), walk.lines)
+        finally:
+            loader.dispose()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        lines: dict[Place, int] = {}
-        if node is not None:
-            _note_lines(node, (), lines, path)
-        content = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ValueError(f"{path}, line {mark.line + 1 if mark else 1}: not valid YAML ({error.problem}).") from error
+        why = "a tab, where YAML indents with spaces" if "'\\t'" in str(error.problem) else error.problem
+        raise ValueError(f"{path}, line {mark.line + 1 if mark else 1}: not valid YAML ({why}).") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    finally:
-        loader.dispose()
-    return Document(path, content, lines)
 
 
-def _note_lines(node: Any, place: Place, lines: dict[Place, int], path: Path) -> None:
-    if node.id == "mapping":
+@final
+@dataclass(frozen=True)
+class _Walk:
+    """Over all nodes of a document, noting their lines and refusing what plain values do not need."""
+
+    path: Path
+    loader: _Loader
+    lines: dict[Place, int] = field(default_factory=dict)
+
+    def note(self, node: Any, place: Place, above: tuple[Any, ...]) -> None:
+        if node in above:
+            raise self._wrong(node, "what is here refers to itself")
+        if node.tag not in (f"{TAG}str", self.loader.plain_tag(node)):
+            raise self._wrong(node, f"the tag {node.tag.replace(TAG, '!!')} has no use here; leave it out")
+        if node.id == "mapping":
+            self._note_keys(node, place, (*above, node))
+        elif node.id == "sequence":
+            for index, value in enumerate(node.value):
+                here = (*place, index)
+                self.lines[here] = value.start_mark.line + 1
+                self.note(value, here, (*above, node))
+
+    def _note_keys(self, node: Any, place: Place, above: tuple[Any, ...]) -> None:
         for key, value in node.value:
+            if key.id != "scalar":
+                raise self._wrong(key, "a key must be text")
+            if key.tag != f"{TAG}merge":
+                key.tag = f"{TAG}str"  # as it is written: no key here is a number
             here = (*place, key.value)
-            if here in lines:
-                raise ValueError(
-                    f"{path}, line {key.start_mark.line + 1}: {key.value} is given again (first in line {lines[here]})."
-                )
-            lines[here] = key.start_mark.line + 1
-            _note_lines(value, here, lines, path)
-    elif node.id == "sequence":
-        for index, value in enumerate(node.value):
-            here = (*place, index)
-            lines[here] = value.start_mark.line + 1
-            _note_lines(value, here, lines, path)
+            if here in self.lines:
+                raise self._wrong(key, f"{key.value} is given again (first in line {self.lines[here]})")
+            self.lines[here] = key.start_mark.line + 1
+            self.note(value, here, above)
+
+    def _wrong(self, node: Any, why: str) -> ValueError:
+        return ValueError(f"{self.path}, line {node.start_mark.line + 1}: {why}.")

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
+SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
+
 
 def model_hash(model: nn.Module) -> str:
     """SHA-256 of the model's class and configuration, and of name, shape, dtype and bytes of its whole state."""
@@ -32,11 +34,15 @@ def batch_hash(batch: Any) -> str:
 
 
 def files_fingerprint(path: Path | None) -> str:
-    """SHA-256 of name, size and time of change of a file and of those beside it that share its stem, or of all files in
-    a directory: what tells without reading them whether they may have changed."""
+    """SHA-256 of name, size and time of change of a checkpoint's files: what tells, unread, that none has changed.
+
+    Those of a file are also all beside it that share its stem; of a directory, the files in it (not below, where
+    conversions lie). And what a checkpoint may take from the directory it is in, or the one above.
+    """
     if path is None:
         return "no files"
-    found = path.rglob("*") if path.is_dir() else path.parent.glob(f"{glob.escape(path.stem)}*")
+    found = set(path.glob("*") if path.is_dir() else path.parent.glob(f"{glob.escape(path.stem)}*"))
+    found |= {folder / name for folder in path.parents[:2] for name in SHARED}
     stats = [(str(each), each.stat()) for each in sorted(found) if each.is_file()]
     return _hash([f"{path} {name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats], {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, final
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
@@ -21,6 +21,7 @@ from quotient_manifolds.sharpness import (
     cross_entropy,
     normalised_logits,
 )
+from quotient_manifolds.sharpness.measurement import Setting
 
 MEASURES: dict[str, type[Measure]] = {
     "worst-case": WorstCase,
@@ -52,7 +53,7 @@ class Measured:
     @property
     def label(self) -> str:
         """Name, geometry, radius, and every option that is not as it is by default."""
-        return self.family if self.radius is None else f"{self.family}, radius {self.radius:g}"
+        return self.family if self.radius is None else f"{self.family}, radius {_shortest(self.radius)}"
 
     @property
     def family(self) -> str:
@@ -66,6 +67,7 @@ class Measured:
         return ", ".join(
             [
                 f"{geometry}{self.measure.name}",
+                *([f"eps {_shortest(self.eps)}"] if self.eps else []),
                 *(["warm start"] if self.warm_start else []),
                 *(f"{name} {value}" for name, value in chosen.items()),
                 *(["normalised logits"] if self.normalise_logits else []),
@@ -76,6 +78,21 @@ class Measured:
     def radius(self) -> float | None:
         radius: float | None = getattr(self.measure, "radius", None)
         return radius
+
+    @property
+    def eps(self) -> float:
+        """The one option of a geometry that its name does not tell."""
+        return self.measure.geometry.eps if isinstance(self.measure.geometry, Quotient) else 0.0
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """All that the names of measure and geometry do not tell."""
+        return {**self.measure.settings, "eps": self.eps, "normalise_logits": self.normalise_logits}
+
+
+def _shortest(value: float) -> str:
+    """0.1, or all digits where six do not tell it from its neighbours."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
@@ -102,16 +119,20 @@ def measures_of(
     normalise_logits: bool,
     options: Mapping[str, Any],
 ) -> Iterator[Measured]:
-    """One measure for each geometry and radius. Raises ValueError, one sentence, for what does not belong together."""
+    """One measure for each geometry and radius. Raises ValueError or TypeError for what does not belong together."""
     made = MEASURES[kind]
     names = {each.name for each in fields(made) if each.init}
-    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
-    shared = {key: value for key, value in options.items() if key in GEOMETRY_OPTIONS}
+    needed = {each.name for each in fields(made) if each.init and each.default is MISSING}
+    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS or "geometry" not in names}
+    shared = {key: value for key, value in options.items() if key not in own}
     if foreign := sorted(set(own) - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
         raise ValueError(f"{foreign[0]} is no option of {kind}; it has {allowed}")
-    _check_given(kind, "radius", "radius" in names, bool(radii))
-    _check_given(kind, "geometry", "geometry" in names, bool(geometries))
+    given = {**own, **({"radius": radii} if radii else {}), **({"geometry": geometries} if geometries else {})}
+    if lacking := sorted(needed - set(given)):
+        raise ValueError(f"{kind} needs a {lacking[0]}")
+    if unused := sorted(set(given) - names):
+        raise ValueError(f"{kind} takes no {unused[0]}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
     ascending = sorted(radii)
@@ -121,10 +142,3 @@ def measures_of(
             yield Measured(made(**place, **ball, **own), normalise_logits, warm_start)
         if not ascending:
             yield Measured(made(**place, **own), normalise_logits)
-
-
-def _check_given(kind: str, name: str, needed: bool, given: bool) -> None:
-    if needed and not given:
-        raise ValueError(f"{kind} needs a {name}")
-    if given and not needed:
-        raise ValueError(f"{kind} takes no {name}")

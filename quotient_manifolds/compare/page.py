@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ FEW = 10  # panels of a scatter figure; more are cut into several figures
 
 def write_comparison(comparison: Comparison, run: Run, folder: Path) -> None:
     """report.html, comparison.json, models.csv (a row a checkpoint) and units.csv (a row a unit)."""
-    write_text(folder / "comparison.json", json.dumps(comparison.to_dict(), indent=1, allow_nan=False) + "\n")
+    comparison.save(folder / "comparison.json")
     write_text(folder / "models.csv", comparison.frame().to_csv())
     write_text(folder / "report.html", render(comparison_page(comparison)))
     run.store.export(folder / "units.csv", run.all_units())
@@ -81,7 +80,8 @@ _VERSION = "Written by quotient-manifolds {}. The numbers of every batch are in 
 
 def _ranking(comparison: Comparison) -> Iterator[Block]:
     if not comparison.rankings:
-        yield Text("There is nothing to rank by: give test data or scores in the spec.")
+        one = len(comparison.rows) < 2
+        yield Text("One model is no ranking." if one else "No score tells the models apart: give test data or scores.")
         return
     first = comparison.rankings[0].correlation
     yield Text(

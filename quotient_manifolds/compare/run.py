@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,6 @@ from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.version import VERSION
 
 Report = Callable[[str, int, int], None]  # (what is being done, finished, in all)
-
-# What a checkpoint, its data or a measure of it can raise: a row of the report. All else is a defect and stops the run.
-FAILURES = (ValueError, TypeError, ImportError, OSError, RuntimeError, ArithmeticError)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -61,6 +59,8 @@ class Run:
         self.worker = worker
         self.report = report
         self.done = 0  # units finished by this process
+        self._data = [None if part is None else part.fingerprint() for part in (spec.data, spec.test)]
+        self._loaded: dict[str, Identity] = {}  # by name of checkpoint
         self._failed: set[str] = set()  # keys of units, and names of checkpoints, that this process will not try again
 
     def measure_all(self) -> None:
@@ -78,18 +78,25 @@ class Run:
         self.report("checkpoints", len(self.spec.checkpoints), len(self.spec.checkpoints))
 
     def _measure(self, checkpoint: Checkpoint) -> None:
-        known = None if ":" in checkpoint.loader else self.identity(checkpoint)  # who knows what a function reads
-        if checkpoint.name in self._failed or (known is not None and not self._open(checkpoint, known)):
+        if checkpoint.name in self._failed:
+            return
+        # Before loading: what is written meanwhile makes another fingerprint, and is loaded by the next run.
+        fingerprint = self._fingerprint(checkpoint)
+        function = ":" in checkpoint.loader and checkpoint.name not in self._loaded  # who knows what it reads
+        known = None if function else self.identity(checkpoint)
+        if known is not None and not self._open(checkpoint, known):
+            self._mend(checkpoint)
             return
         try:
             loaded = self._load(checkpoint)
             identity = loaded.identity
-        except FAILURES as error:
+        except Exception as error:  # whatever a library or a function of the user's raises: the rest goes on
             self._failed.add(checkpoint.name)
             self.store.fail(checkpoint.name, sentence(error))
             return
-        self.store.mend(checkpoint.name)
-        self.store.remember(self._fingerprint(checkpoint), identity.to_dict())
+        self._loaded[checkpoint.name] = identity
+        self._mend(checkpoint)
+        self.store.remember(fingerprint, identity.to_dict())
         units = self._open(checkpoint, identity)
         self._score(loaded, [each for each in units if isinstance(each, ScoreUnit)])
         measures = [each for each in units if isinstance(each, MeasureUnit)]
@@ -106,7 +113,9 @@ class Run:
         return [each.unit for one, identity in known if identity for each in self.units(one, identity)]
 
     def identity(self, checkpoint: Checkpoint) -> Identity | None:
-        """What is known of a checkpoint without loading it, if its files and the data are those of an earlier run."""
+        """What is known of a checkpoint without loading it again: its files and the data are as they were then."""
+        if checkpoint.name in self._loaded:
+            return self._loaded[checkpoint.name]
         record = self.store.recall(self._fingerprint(checkpoint))
         return None if record is None else Identity.from_dict(record)
 
@@ -115,8 +124,11 @@ class Run:
         return [*score_units(checkpoint.name, identity), *measures]
 
     def _fingerprint(self, checkpoint: Checkpoint) -> str:
-        data = [None if part is None else part.fingerprint() for part in (self.spec.data, self.spec.test)]
-        return repr((VERSION, self.spec.dtype, checkpoint.loader, files_fingerprint(checkpoint.path), *data))
+        return repr((VERSION, self.spec.dtype, checkpoint.loader, files_fingerprint(checkpoint.path), *self._data))
+
+    def _mend(self, checkpoint: Checkpoint) -> None:
+        if any(each.unit is None and each.checkpoint == checkpoint.name for each in self.store.failures()):
+            self.store.mend(checkpoint.name)
 
     def _open(self, checkpoint: Checkpoint, identity: Identity) -> list[ScoreUnit | MeasureUnit]:
         """Units that are not finished, not claimed by another process, and have not failed here."""
@@ -142,7 +154,7 @@ class Run:
     def _score(self, loaded: Loaded, units: Sequence[ScoreUnit]) -> None:
         for each in units:
             batch = (loaded.data if each.part == "data" else loaded.test)[each.unit.batch]
-            self._attempt(each.unit, partial(_score, loaded.model, batch))
+            self._attempt(each.unit, partial(_score, loaded.model, batch, f"batch {each.unit.batch} of {each.part}"))
 
     def _measure_alike(self, loaded: Loaded, units: Sequence[MeasureUnit]) -> None:
         """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
@@ -171,7 +183,7 @@ class Run:
             self.done += 1
         except StoreError:
             raise
-        except FAILURES as error:
+        except Exception as error:  # as above
             self._failed.add(unit.key)
             self.store.fail(unit, sentence(error))
 
@@ -192,16 +204,18 @@ def _subject(loaded: Loaded, measured: Measured) -> Subject | str:
     for probe in range(len(loaded.data)):
         try:
             return Subject.of(loaded.model, measured.loss, loaded.data, measured.measure.geometry, probe=probe)
-        except FAILURES as error:
+        except Exception as error:  # the model is the user's
             complaints.append(sentence(error))
     return complaints[0]
 
 
-def _score(model: nn.Module, batch: Any) -> dict[str, Any]:
+def _score(model: nn.Module, batch: Any, where: str) -> dict[str, Any]:
     """Mean cross-entropy and error over the labels that count, and how many these are."""
     with torch.no_grad():
         logits, labels = logits_and_labels(model, batch)
         loss = float(F.cross_entropy(logits, labels))
+    if not math.isfinite(loss):
+        raise ValueError(f"The loss must be finite. Found {loss} on {where}, over {len(labels)} labels")
     return {"error": float((logits.argmax(-1) != labels).double().mean()), "loss": loss, "examples": len(labels)}
 
 

@@ -2,118 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from typing import final
 
 from quotient_manifolds.compare.document import Document, Place, read_yaml
 from quotient_manifolds.compare.measures import Measured, measures_of
+from quotient_manifolds.compare.schema import DataSection, Schema, validated
+from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
-
-Kind = Literal[
-    "worst-case",
-    "average-case",
-    "legacy-worst-case",
-    "gradient-norm",
-    "hessian-trace",
-    "top-eigenvalue",
-    "relative-flatness",
-]
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-Paths = Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
-
-
-class _Section(BaseModel):
-    """Keys that are not known are errors, and nothing is taken for what it is not."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-@final
-class CheckpointSection(_Section):
-    """Which checkpoints, by patterns of paths, and how they are loaded."""
-
-    paths: Paths
-    loader: str = "huggingface"
-
-
-@final
-class DataSection(_Section):
-    """Labelled examples, read in order, cut into batches."""
-
-    path: str
-    format: str = "auto"
-    batch_size: PositiveInt = 32
-    max_batches: PositiveInt | None = None
-    seed: int | None = None
-    labels: dict[str, int] | list[int] | None = None
-    max_length: PositiveInt | None = None
-    tokenizer: str | None = None
-    columns: dict[str, str] | None = None
-    size: PositiveInt | None = None
-    channels: int | None = None
-    mean: list[float] | str | None = None
-    std: list[PositiveFloat] | None = None
-
-
-@final
-class MeasureSection(_Section):
-    """One kind of measure, in one or several geometries, at one or several radii."""
-
-    measure: Kind
-    geometry: Annotated[list[str | float], BeforeValidator(_as_list)] = Field(default_factory=list)
-    radius: Annotated[list[PositiveFloat], BeforeValidator(_as_list)] = Field(default_factory=list)
-    warm_start: bool = False
-    normalise_logits: bool = False
-    norm: str | None = None
-    eta: float | None = None
-    geodesic: str | None = None
-    eps: float | None = None
-    biases: str | None = None
-    steps: PositiveInt | None = None
-    restarts: int | None = None
-    tolerance: float | None = None
-    samples: PositiveInt | None = None
-    products: str | None = None
-    layer: str | None = None
-    method: str | None = None
-    seed: int | None = None
-
-    def made(self) -> list[Measured]:
-        """Raises ValueError for settings that do not belong together."""
-        taken = {"measure", "geometry", "radius", "warm_start", "normalise_logits"}
-        options = {key: value for key, value in self if key not in taken and value is not None}
-        return list(
-            measures_of(
-                self.measure,
-                self.geometry,
-                self.radius,
-                warm_start=self.warm_start,
-                normalise_logits=self.normalise_logits,
-                options=options,
-            )
-        )
-
-
-@final
-class _Top(_Section):
-    checkpoints: CheckpointSection
-    data: DataSection
-    test: DataSection | None = None
-    scores: str | None = None
-    measures: list[MeasureSection] = Field(min_length=1)
-    against: list[str] = Field(default_factory=list)
-    given: list[str] = Field(default_factory=list)
-    dtype: Literal["float32", "float64"] = "float32"
 
 
 @final
@@ -121,16 +20,16 @@ class _Top(_Section):
 class Spec:
     """A comparison, ready to run.
 
-    checkpoints: those that the patterns match. data: what the measures see. test: what the gaps are taken to. scores: a
-    CSV file with a column `checkpoint` and numbers. against: columns the measures are correlated with, all if none is
-    named; given: hyperparameters held fixed in partial correlations.
+    checkpoints: those that the patterns match. data: what the measures see. test: what the gaps are taken to. scores:
+    by checkpoint, the rows of the CSV file. against: scores the measures are correlated with; if none is named, the
+    gaps, or without test data every number that varies. given: hyperparameters held fixed in partial correlations.
     """
 
     path: Path
     checkpoints: tuple[Checkpoint, ...]
     data: DataSource
     test: DataSource | None
-    scores: Path | None
+    scores: Mapping[str, Scores]
     measures: tuple[Measured, ...]
     against: tuple[str, ...]
     given: tuple[str, ...]
@@ -141,63 +40,33 @@ def read_spec(path: str | Path) -> Spec:
     """The comparison that a YAML file describes; its paths are relative to the file.
 
     Raises ValueError, one sentence with the line, for unknown keys, values of a wrong kind, settings that do not belong
-    together, and patterns that match nothing.
+    together, patterns that match nothing, data and scores that are not there or not readable, and names of no score.
     """
-    document = read_yaml(Path(path))
-    top = _validated(document)
-    base = Path(path).resolve().parent
-    with _at(document, ("checkpoints",)):
+    path = Path(path)
+    if path.suffix == ".toml":
+        raise ValueError(f"{path} is TOML by its name: a spec is YAML.")
+    document = read_yaml(path)
+    top = validated(document)
+    base = path.resolve().parent
+    with _at(document, "checkpoints"):
         checkpoints = find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base)
-    measures: list[Measured] = []
-    for index, section in enumerate(top.measures):
-        with _at(document, ("measures", index)):
-            measures += section.made()
-    _check_distinct(document, measures)
+    measures = _measures(document, top)
+    scores = _scores(document, top, base, checkpoints)
     return Spec(
-        path=Path(path),
+        path=path,
         checkpoints=checkpoints,
         data=_source(document, "data", top.data, base),
         test=None if top.test is None else _source(document, "test", top.test, base),
-        scores=None if top.scores is None else base / top.scores,
-        measures=tuple(measures),
+        scores=scores,
+        measures=measures,
         against=tuple(top.against),
         given=tuple(top.given),
         dtype=top.dtype,
     )
 
 
-def _validated(document: Document) -> _Top:
-    if not isinstance(document.content, dict):
-        raise ValueError(f"{document.path} must hold the keys {', '.join(_Top.model_fields)}. Found no mapping.")
-    try:
-        return _Top.model_validate(document.content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = tuple(first["loc"])
-        where = ".".join(map(str, place))
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(_keys_beside(place))
-            said = f"unknown key {place[-1]!r}; the keys here are {known}"
-        elif first["type"] == "missing":
-            said = f"{where} is missing"
-        else:
-            said = f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}. Found {first['input']!r}"
-        raise ValueError(f"{document.path}, line {document.line(place)}: {said}") from None
-
-
-def _keys_beside(place: Place) -> list[str]:
-    sections: dict[str, type[BaseModel]] = {
-        "checkpoints": CheckpointSection,
-        "data": DataSection,
-        "test": DataSection,
-        "measures": MeasureSection,
-    }
-    section: type[BaseModel] = sections[str(place[0])] if len(place) > 1 else _Top
-    return list(section.model_fields)
-
-
 @contextmanager
-def _at(document: Document, place: Place) -> Iterator[None]:
+def _at(document: Document, *place: str | int) -> Iterator[None]:
     """What is wrong inside is said with the line of `place`."""
     try:
         yield
@@ -205,18 +74,49 @@ def _at(document: Document, place: Place) -> Iterator[None]:
         raise ValueError(f"{document.path}, line {document.line(place)}: {error}") from error
 
 
-def _check_distinct(document: Document, measures: list[Measured]) -> None:
-    seen: set[str] = set()
-    for each in measures:
-        if each.label in seen:
-            raise ValueError(f"{document.path}: {each.label} is asked for twice")
-        seen.add(each.label)
+def _measures(document: Document, top: Schema) -> tuple[Measured, ...]:
+    found: dict[str, Measured] = {}
+    for index, section in enumerate(top.measures):
+        place: Place = ("measures", index)
+        with _at(document, *place):
+            for each in measures_of(
+                section.measure,
+                section.geometry,
+                section.radius,
+                warm_start=section.warm_start,
+                normalise_logits=section.normalise_logits,
+                options=section.options,
+            ):
+                if each.label in found:
+                    raise ValueError(f"{each.label} is asked for twice")
+                found[each.label] = each
+    return tuple(found.values())
+
+
+def _scores(document: Document, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...]) -> Mapping[str, Scores]:
+    """The file's rows, once all that the spec says of scores has been checked."""
+    listed: Mapping[str, Scores] = {}
+    measured = measured_scores(test=top.test is not None)
+    if top.scores is not None:
+        with _at(document, "scores"):
+            names = [each.name for each in checkpoints]
+            listed = read_scores(base / Path(top.scores).expanduser(), names, measured)
+    known = (*measured, *dict.fromkeys(name for row in listed.values() for name in row))
+    for key, names in (("against", top.against), ("given", top.given)):
+        for index, name in enumerate(names):
+            with _at(document, key, index):
+                check_named(name, known, listed, number=key == "against")
+    return listed
 
 
 def _source(document: Document, key: str, section: DataSection, base: Path) -> DataSource:
+    """The data, of which labels and files have been looked at: what fails on all checkpoints alike is said once."""
     settings = section.model_dump()
-    settings["path"] = base / section.path
+    settings["path"] = base / Path(section.path).expanduser()
     if section.tokenizer is not None:
-        settings["tokenizer"] = base / section.tokenizer
-    with _at(document, (key,)):
-        return DataSource(**settings)
+        settings["tokenizer"] = base / Path(section.tokenizer).expanduser()
+    with _at(document, key):
+        source = DataSource(**settings)
+        source.fingerprint()
+        source.check(2**31)
+    return source

@@ -85,5 +85,5 @@ def _unit(checkpoint: str, model: str, batch: str, index: int, measured: Measure
         "index": index,
         "version": VERSION,
     }
-    settings = {**measure.settings, "normalise_logits": measured.normalise_logits}
-    return Unit(unit_key(decides), checkpoint, measure.name, measure.geometry.name, measured.radius, index, settings)
+    names = (checkpoint, measure.name, measure.geometry.name)
+    return Unit(unit_key(decides), *names, measured.radius, index, measured.settings)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 from torch import distributed
@@ -37,18 +37,13 @@ class Worker:
         start = self.rank * len(items) // self.world
         return (*items[start:], *items[:start])
 
-    def agree(self, value: Any) -> Any:
-        """What the leader has, on every rank."""
+    def total(self, count: int) -> int:
+        """The sum over all ranks, when all have come here."""
         if self.world == 1:
-            return value
-        box = [value]
-        distributed.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def wait(self) -> None:
-        """Returns when all ranks have come here."""
-        if self.world > 1:
-            distributed.barrier()
+            return count
+        box = torch.tensor(count, device=self.device)
+        distributed.all_reduce(box)
+        return int(box)
 
 
 @contextmanager
@@ -58,10 +53,20 @@ def joined(device: torch.device) -> Iterator[Worker]:
         yield Worker(0, 1, device)
         return
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        local, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if local >= gpus:
+            raise ValueError(
+                f"Every process needs a GPU of its own, and this host has {gpus}: give --nproc-per-node {gpus}"
+            )
+        device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield Worker(distributed.get_rank(), distributed.get_world_size(), device)
     finally:
         distributed.destroy_process_group()
+
+
+def leads() -> bool:
+    """Whether this process is the one that speaks, also before it has joined the others."""
+    return int(os.environ.get("RANK", "0")) == 0
