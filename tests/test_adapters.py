@@ -281,9 +281,10 @@ def test_clip_soup_has_its_symmetries(tmp_path: Path) -> None:
         model(torch.randn(2, 3, 16, 16))
 
 
-def test_clip_soup_does_not_hang_on_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_clip_soup_does_not_hang_on_its_file(dtype: torch.dtype, tmp_path: Path) -> None:
     path = tmp_path / "model_0.pt"
-    torch.save({name: value.half() for name, value in soup().items()}, path)
+    torch.save({name: value.to(dtype) for name, value in soup().items()}, path)
     model = load_clip_soup(path)
     assert {value.dtype for value in model.parameters()} == {torch.float32}
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -169,6 +169,12 @@ class Ids(nn.Module):
         return tokens.float()
 
 
+class Configured(Ids):
+    """With a configuration, and yet a model of one tensor."""
+
+    config = "small"
+
+
 class Keywords(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return (input_ids * attention_mask).float()
@@ -190,6 +196,8 @@ def test_the_signature_of_the_model_decides(tmp_path: Path) -> None:
     source = DataSource(write_examples(tmp_path, 2), tokenizer=home)
     ((ids, labels),) = source.batches(Ids())
     assert labels.tolist() == [0, 1]
+    ((again, _),) = source.batches(Configured())
+    assert torch.equal(again, ids)
     (named,) = source.batches(Keywords())
     assert set(named) == {"input_ids", "attention_mask", "labels"}
     assert torch.equal(named["input_ids"], ids)

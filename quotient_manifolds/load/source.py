@@ -113,26 +113,26 @@ class DataSource:
     def fingerprint(self) -> str:
         """A hash of all that decides the batches, but for the model's own tokenizer.
 
-        Settings, and path, size and time of change of every file (of images: of those that are measured on, with their
-        classes); the files are not read.
+        Settings, and path, size and time of change of every file (of images: of those that are measured on, whose
+        order tells their classes); the files are not read.
         """
         settings = asdict(self) | {"path": str(Path(self.path).expanduser().absolute()), "format": self.kind}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-        for file, label in self._files():
+        for file in self._files():
             try:
                 seen = file.stat()
             except OSError as error:
                 raise ValueError(f"There is no file {file} to take data from.") from error
-            digest.update(f"{file.absolute()} {seen.st_size} {seen.st_mtime_ns} {label}\n".encode())
+            digest.update(f"{file.absolute()} {seen.st_size} {seen.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
-    def _files(self) -> list[tuple[Path, int | None]]:
-        """The files that decide the batches, with the label of a file that is one point."""
+    def _files(self) -> list[Path]:
+        """The files that decide the batches."""
         if self.kind == "images":
             points = self._points()
-            return [(points.file(row), points.labels[row]) for row in self._rows(points)]
+            return [points.file(row) for row in self._rows(points)]
         tokenizer = [] if self.tokenizer is None else sorted(tokenizer_files(Path(self.tokenizer).expanduser()))
-        return [(file, None) for file in (Path(self.path).expanduser(), *tokenizer)]
+        return [Path(self.path).expanduser(), *tokenizer]
 
     def _points(self) -> Points:
         path = Path(self.path).expanduser()

@@ -65,7 +65,7 @@ def numbered_examples(
             records = list(itertools.islice(_jsonl_records(path), first))
         else:
             records = list(itertools.islice(_table_records(path, names["label"]), first))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}.") from error
     if not records:
         raise ValueError(f"{path} is empty: expected lines with a text and a label.")

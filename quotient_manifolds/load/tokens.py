@@ -111,11 +111,12 @@ class TextPoints(Points):
         check_pairs([example for _, example in examples])
         self._path = path
         self._examples = examples
+        self._labels = [example.label for _, example in examples]
         self._tokenizer, self._max_length, self._batch_size = tokenizer, max_length, batch_size
 
     @property
     def labels(self) -> Sequence[int]:
-        return [example.label for _, example in self._examples]
+        return self._labels
 
     def file(self, row: int) -> Path:
         return self._path
