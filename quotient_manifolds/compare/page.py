@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
@@ -12,8 +13,6 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Page, Section, Table, Text, render
 from quotient_manifolds.statistics import KINDS, NAMES, Correlation, Kind
-
-FEW = 10  # panels of a scatter figure; more are cut into several figures
 
 
 def write_comparison(comparison: Comparison, run: Run, folder: Path) -> None:
@@ -133,21 +132,22 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
     colour = None
     if given := sorted({name for each in comparison.rankings for name in each.given}):
         colour = Colour(given[0], comparison.column(given[0]))
-    for target in comparison.against:
-        taus = {
-            each.measure: each.correlation
-            for each in comparison.rankings
-            if each.against == target and not each.given and each.correlation.kind == "kendall-b"
-        }
-        panels = [
-            Panel(label, comparison.column(label), comparison.column(target), tau, comparison.errors(label))
-            for label, tau in taus.items()
-            if any(value is not None for value in comparison.column(label))
-        ]
-        for start in range(0, len(panels), FEW):
-            plot = scatter_figure(panels[start : start + FEW], y_label=target, colour=colour)
-            svg = plot.svg(f"scatter-{comparison.against.index(target)}-{start}")
-            yield Gallery([Figure(svg, f"Every point is a checkpoint; {target} against each measure.")])
+    for place, target in enumerate(comparison.against):
+        figures = []
+        for label in comparison.labels:
+            if all(value is None for value in comparison.column(label)):
+                continue
+            tau = _tau(comparison, label, target)
+            panel = Panel(label, comparison.column(label), comparison.column(target), tau, comparison.errors(label))
+            plot = scatter_figure([panel], y_label=target, colour=colour)
+            figures.append(Figure(plot.svg(f"scatter-{place}-{len(figures)}"), label))
+        yield Text(f"{target} against each measure; a point is a checkpoint, with the standard error of its measure.")
+        yield Gallery(figures)
+
+
+def _tau(comparison: Comparison, measure: str, target: str) -> Correlation | None:
+    found = (each for each in comparison.rankings if (each.measure, each.against) == (measure, target))
+    return next((each.correlation for each in found if not each.given and each.correlation.kind == "kendall-b"), None)
 
 
 def _radius(comparison: Comparison) -> Iterator[Block]:
@@ -155,7 +155,7 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
     for each in comparison.measures:
         if each.radius is not None:
             families.setdefault(each.family, {})[each.radius] = each.label
-    figures = []
+    figures: list[Figure] = []
     for place, (family, labels) in enumerate(families.items()):
         if len(labels) > 1:
             radii = sorted(labels)
@@ -167,9 +167,19 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
 
 
 def _agreement(comparison: Comparison) -> Iterator[Block]:
-    if comparison.agreement is not None and len(comparison.rows) > 1:
-        caption = "Kendall’s tau-b between every two measures, over the checkpoints that have both."
-        yield Gallery([Figure(agreement_figure(comparison.agreement).svg("agreement"), caption)])
+    agreement = comparison.agreement
+    if agreement is None or len(comparison.rows) < 2:
+        return
+    numbers = tuple(str(number) for number in range(1, len(agreement.names) + 1))  # names are longer than a figure
+    figure = agreement_figure(replace(agreement, names=numbers)).svg("agreement")
+    yield Gallery([Figure(figure, "Kendall’s tau-b between every two measures, numbered as in the table.")])
+    rows = [
+        [number, name, *("undefined" if value is None else _signed(value) for value in values)]
+        for number, name, values in zip(numbers, agreement.names, agreement.values, strict=True)
+    ]
+    caption = "Kendall’s tau-b between every two measures, over the checkpoints that have both"
+    numeric = [True, False, *(True for _ in numbers)]
+    yield Table("agreement-table", caption, ["Number", "Measure", *numbers], rows, numeric)
 
 
 def _value_table(comparison: Comparison) -> Table:

@@ -131,6 +131,8 @@ def plain_ticks(axes: Any) -> None:
 
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "linear":
+            axis.set_major_locator(MaxNLocator(nbins=6))
+            axis.get_major_formatter().set_powerlimits((-3, 5))  # 2.5 and a power of ten below, not 0.00025 six times
             continue
         span = limits[1] / limits[0]
         if span < 1e5:

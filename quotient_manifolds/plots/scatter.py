@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from quotient_manifolds.plots.canvas import SIZE, STYLES, Plot, Style, canvas, n
 from quotient_manifolds.statistics import NAMES, Correlation
 
 Values = Sequence[float | None] | NDArray[Any]
+
+LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str, colour: Colour | No
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
             plain_ticks(axes)
-            axes.set_xlabel(panel.label)
+            axes.set_xlabel(textwrap.fill(panel.label, LABEL_WIDTH))
             axes.set_title(_title(panel))
         for axes in all_axes[len(panels) :]:
             axes.remove()
