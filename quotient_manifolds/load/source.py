@@ -42,7 +42,7 @@ class DataSource:
     Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the
     checkpoint's; columns: what text, text_pair and label are called in the file. Images: size (folders: the shorter
     side is resized to it, then the middle cropped), channels (folders: 1 or 3), mean and std for each channel of values
-    in 0 ... 1, or mean = "clip" or "imagenet".
+    in 0 ... 1, or mean = "clip" or "imagenet". The first rows of folders are of the first classes: give a seed.
     """
 
     path: str | Path
