@@ -98,12 +98,13 @@ def test_the_first_result_stays(store: Store) -> None:
     assert [(result.payload, result.seconds) for result in store.results()] == [({"value": 1.0}, 1.0)]
 
 
-def test_what_is_finished_is_on_the_disk(store: Store) -> None:
-    """A loss of power cannot be had here; SQLite promises to survive one under these settings."""
-    connection = store._database._connection
-    assert connection is not None
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+def test_sqlite_is_set_to_survive_a_loss_of_power_and_to_wait(path: Path) -> None:
+    with Store(path, patience=7.0) as store:
+        connection = store._database._connection
+        assert connection is not None
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (7000,)
 
 
 def test_results_of_units_come_in_their_order_and_under_their_names(store: Store) -> None:
@@ -223,6 +224,11 @@ def test_a_claim_is_of_one_store_at_a_time(path: Path) -> None:
         assert two.claimed(units) == {}
         two.close()
         assert one.claim([*units, *units], at_most=None) == units[2:]
+
+
+def test_a_unit_that_was_finished_a_moment_ago_is_not_taken(store: Store) -> None:
+    store.finish(unit(), {"value": 1.0}, 1.0)
+    assert store._claims._insert([unit(), unit(1)]) == [unit(1)]  # from a list of free units that is out of date
 
 
 def test_no_lock_files_stay_behind(path: Path) -> None:
@@ -428,6 +434,16 @@ def test_what_a_killed_worker_had_claimed_is_measured_by_the_others(
 
 
 @needs_fork
+def test_a_rerun_begins_with_what_was_in_flight(tmp_path: Path, path: Path, units: list[Unit]) -> None:
+    child = start(fill, path, units, tmp_path / "log", lambda: time.sleep(60))
+    wait_until(lambda: measured(tmp_path / "log").total() == 1)
+    kill(child)
+    with Store(path) as store:
+        assert list(store.claimed(units)) == [units[0].key]
+        assert store.claim(units) == [units[0]]
+
+
+@needs_fork
 def test_a_worker_that_is_stopped_keeps_its_claim(tmp_path: Path, path: Path) -> None:
     child = start(fill, path, [unit()], tmp_path / "log", lambda: time.sleep(60))
     wait_until(lambda: measured(tmp_path / "log").total() == 1)
@@ -470,9 +486,11 @@ def test_a_child_that_outlives_its_parent_does_not_hold_its_claims(tmp_path: Pat
 def test_a_forked_child_can_neither_use_nor_lose_what_its_parent_has(path: Path, capfd: Any) -> None:
     def misuse(store: Store) -> None:
         store.close()
+        living = set(lives(path))
         for use in (lambda: store.claim([unit(1)]), lambda: store.finish(unit(), {"value": 1.0}, 1.0), store.failures):
             with pytest.raises(StoreError, match=r"was opened by process \d+, .* open it anew in process"):
                 use()
+        assert set(lives(path)) == living  # it has locked nothing under its parent's name
         sys.exit(3)  # an exit that runs Python's finalisers
 
     with Store(path) as store, Store(path) as other:
@@ -483,6 +501,7 @@ def test_a_forked_child_can_neither_use_nor_lose_what_its_parent_has(path: Path,
         assert store.finish(unit(), {"value": 1.0}, 1.0)
     with Store(path) as unclaimed:
         assert end_of(start(misuse, unclaimed)) == 1  # refused before there is a claim, too
+        assert "SystemExit: 3" in capfd.readouterr().err
         assert unclaimed.claim([unit(2)]) == [unit(2)]
 
 
@@ -711,6 +730,14 @@ def test_a_frame_has_a_row_a_unit_and_numbers_as_numbers(mixed: Store) -> None:
     assert frame["losses"].tolist() == ["[]", "[0.1, 1e-300]"]
     assert frame["extra.a"][0] == 5e-324
     assert mixed.frame([unit(9)]).shape == (0, 7)
+
+
+def test_a_frame_rounds_no_whole_number(store: Store) -> None:
+    store.finish(unit(0), {"count": 2**53 + 1, "seed": 2**64}, 1.0)
+    store.finish(unit(1), {"count": 0.5, "seed": 1}, 1.0)
+    frame = store.frame()
+    assert frame["count"].tolist() == ["9007199254740993", "0.5"]
+    assert frame["seed"].tolist() == ["18446744073709551616", "1"]
 
 
 def test_names_of_the_payload_do_not_hide_the_identity(store: Store) -> None:

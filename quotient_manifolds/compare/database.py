@@ -90,7 +90,7 @@ class Database:
         return os.getpid() != self._process
 
     def close(self) -> None:
-        if self._connection is not None and not self.inherited:
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
 
