@@ -402,6 +402,19 @@ def test_ctrl_c_leaves_with_130_and_no_result(bert: Path, data: Path, tmp_path: 
     assert sorted(file.name for file in tmp_path.iterdir()) == ["bert", "data.jsonl"]
 
 
+# ---- orbit
+
+
+def test_orbit_draws_what_it_measured(bert: Path, tmp_path: Path) -> None:
+    settings = ["--steps", 2, "--length", 4, "--scale", 0.1, "--scale", 10]
+    shown = call("orbit", bert, *settings, "--figure", tmp_path / "orbit.svg")
+    assert shown.exit_code == 0, shown.output
+    assert "<svg" in (tmp_path / "orbit.svg").read_text()
+    refused = call("orbit", bert, "--figure", tmp_path / "orbit.gif")
+    assert refused.exit_code == 2
+    assert "A figure is written as .svg, .pdf, .png" in refused.stderr
+
+
 # ---- export
 
 

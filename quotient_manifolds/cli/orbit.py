@@ -26,11 +26,14 @@ from quotient_manifolds.experiments.orbit import SCALES, along_orbit, distance, 
 from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.load import example_inputs, load_model
+from quotient_manifolds.plots import Plot, orbit_figure
 from quotient_manifolds.sharpness import Measurement, worst_case_sharpness
 from quotient_manifolds.symmetries import find_symmetries
 from quotient_manifolds.version import VERSION
 
 GEOMETRIES: dict[str, Geometry] = {"adaptive": Adaptive(), "inv": Quotient("inv"), "mix": Quotient("mix")}
+
+FIGURES = (".svg", ".pdf", ".png")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -40,6 +43,7 @@ GEOMETRIES: dict[str, Geometry] = {"adaptive": Adaptive(), "inv": Quotient("inv"
 @click.option("--scale", "scales", type=float, multiple=True, default=SCALES, show_default=True, help="Of the move.")
 @click.option("--length", type=click.IntRange(min=1), default=16, show_default=True, help="Tokens of an example text.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the rows to this JSON file.")
+@click.option("--figure", type=click.Path(path_type=Path), help="Draw the ratios into this .svg, .pdf or .png.")
 @common_options
 @one_sentence_errors
 def orbit(
@@ -49,6 +53,7 @@ def orbit(
     scales: tuple[float, ...],
     length: int,
     out: Path | None,
+    figure: Path | None,
     seed: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -61,6 +66,9 @@ def orbit(
     from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of loading.
     """
     check_writable(out)
+    check_writable(figure)
+    if figure is not None and figure.suffix not in FIGURES:
+        raise BadInput(f"A figure is written as {', '.join(FIGURES)}. Found {figure.name!r}.")
     network = load_model(model).to(device=device, dtype=dtype).eval()
     symmetries = find_symmetries(network)
     if not symmetries.pairs:
@@ -77,9 +85,19 @@ def orbit(
         rows = along_orbit(network, symmetries, tuple(GEOMETRIES), sharpness, scales=scales, seed=seed, progress=report)
     if not quiet:
         console(quiet=False).print(table_of_ratios(f"{model}: sharpness after / before, radius {radius:g}", rows))
+    if figure is not None:
+        _figure(rows).save(figure)
     if out is not None:
         settings = {"model": model, "radius": radius, "steps": steps, "length": length, "seed": seed}
         write_json(out, {"version": VERSION, **settings, "rows": [asdict(row) for row in rows]})
+
+
+def _figure(rows: Sequence[OrbitRow]) -> Plot:
+    """A line a measure and precision, against the scale of the move [paper, ICML version, Fig. 7]."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        ratios.setdefault(f"{row.measure}, {row.dtype}", []).append(row.ratio)
+    return orbit_figure(list(dict.fromkeys(row.scale for row in rows)), ratios)
 
 
 def table_of_ratios(title: str, rows: Sequence[OrbitRow]) -> Table:
