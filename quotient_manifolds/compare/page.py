@@ -133,7 +133,7 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
     if given := sorted({name for each in comparison.rankings for name in each.given}):
         colour = Colour(given[0], comparison.column(given[0]))
     for place, target in enumerate(comparison.against):
-        figures = []
+        figures: list[Figure] = []
         for label in comparison.labels:
             if all(value is None for value in comparison.column(label)):
                 continue
