@@ -123,8 +123,8 @@ class Store:
         """Take the first units, in the order given, that are neither finished nor claimed by a living process.
 
         at_most: how many; None for all. A unit that has failed since this store was opened here counts as finished; one
-        that failed earlier is tried again. Empty: nothing is left, or others are at it (`claimed`). Without units it only
-        makes the claims of the dead void.
+        that failed earlier is tried again. Empty: nothing is left, or others are at it (`claimed`). Without units this
+        only makes the claims of the dead void.
         """
         return self._claims.take(list(units), at_most)
 
