@@ -10,12 +10,19 @@ preconditioner (c where the metric has c^2) nor the projection is that of the me
 counted from 0, p the decimals of Auto-PGD as floats, so for 20 steps 5, 9, 12, 15, 16, 18, 19, the step is halved if
 fewer than 0.75 k iterations since the last such one, k before it, found a new best. Then the weights go back to the
 best point but x does not: the next gradient is the best point's, the next step starts from x. (The second condition,
-step and best unchanged, is implied by the first.) Each iteration evaluates the loss twice and the gradient once.
+step and best unchanged, is implied by the first.) Each iteration evaluates the loss twice and the gradient once. All
+parameters are perturbed, biases and norms too.
 
 One weight that is 0 makes its adaptive l2 norm 0 / 0, and the comparison with the radius false: nothing is projected.
+Random starts are c times Gaussian noise of deviation radius (l2), far outside the ball of many weights, to which only z
+is projected; or uniform in the box (linf). Losses are compared with that of the model, never with the start's.
 
-Unlike it: random starts work (its initialiser crashed), parameters without gradient stay where they are, a gradient
-that is 0 gives no step, and the model is never written.
+Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases (networks with and without zero weights, l2
+and linf, plain and adaptive, 5 to 33 steps) once its bisection for the multiplier of P, which ends within 1e-5 of the
+radius, was made exact; to 1.1e-4 as it is.
+
+Unlike it: random starts work (its initialiser crashed) and come after the climb from 0, c = |w| + eta with an eta,
+parameters without gradient stay where they are, P is exact, and the model is never written.
 """
 
 from __future__ import annotations
@@ -69,9 +76,11 @@ class LegacyWorstCase(Measure):
         plain = TangentSpace(point, dict.fromkeys(point), ())  # the released steps are steps of the weights themselves
         objective = BatchObjective(subject.loss, plain, subject.batches[index], f"batch {index}", subject.out, tick)
         generator = torch.Generator().manual_seed(self.seed + index)
-        starts = [objective.zero(), *(ball.random(generator) for _ in range(self.restarts))]
-        climbs = [_climb(objective, ball, start, self.steps) for start in starts]
-        base, best = climbs[0].losses[0], max(climbs, key=lambda each: each.best)
+        climbs = [_climb(objective, ball, objective.zero(), self.steps)]
+        base = climbs[0].losses[0]
+        for _ in range(self.restarts):
+            climbs.append(_climb(objective, ball, ball.random(generator), self.steps, base))
+        best = max(climbs, key=lambda each: each.best)
         return OnBatch(
             value=best.best - base,
             base_loss=base,
@@ -98,9 +107,9 @@ def legacy_sharpness(
 
     geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
     `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
-    the best point over weights with c > 0, above the radius where a zero weight switched the projection off. restarts:
-    further climbs, from random points of the ball's boundary (l2) or of the box (linf). Other arguments, checks and
-    errors as for `worst_case_sharpness`.
+    the best point over weights with c > 0, above the radius where a zero weight switched the projection off, or after a
+    random start. restarts: further climbs, from random points. Other arguments, checks and errors as for
+    `worst_case_sharpness`.
     """
     return LegacyWorstCase(geometry, radius, steps=steps, restarts=restarts, seed=seed).of(
         model, loss, batches, progress
@@ -122,8 +131,10 @@ class _Climb:
     losses: tuple[float, ...]
 
 
-def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int) -> _Climb:
-    x = x_old = best_x = where = start  # where: the point the weights are at
+def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int, base: float | None = None) -> _Climb:
+    """From `start`, where the best so far is the model itself; base: its loss, if it is not where the climb starts."""
+    x = x_old = where = start  # where: the point the weights are at
+    best_x = start if base is None else objective.zero()
     step = 2 * ball.radius
     checks = legacy_checkpoints(steps)
     last_check = new_bests = 0
@@ -133,7 +144,7 @@ def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int) ->
         loss, gradient = objective.value_and_gradient(where)
         if iteration == 0:
             losses.append(loss)
-            best = loss
+            best = loss if base is None else base
         z = ball.project(ball.step(x, gradient, step))
         x, x_old = {key: _MOMENTUM * z[key] + (1 - _MOMENTUM) * x_old[key] for key in z}, x
         where = x
@@ -183,13 +194,12 @@ class _Ball:
         return l2_norm(ratios)
 
     def random(self, generator: torch.Generator) -> Blocks:
-        """Gaussian in x / c, scaled to the sphere (l2), or uniform in the box (linf)."""
+        """x / c Gaussian with deviation radius (l2), or uniform in the box (linf)."""
         draw = torch.randn if self.norm == "l2" else torch.rand
         noise = {key: draw(c.shape, generator=generator).to(c) for key, c in self.c.items()}
         if self.norm == "linf":
-            return {key: self.radius * self.c[key] * (2 * noise[key] - 1) for key in noise}
-        length = l2_norm(noise)
-        return {key: (self.radius / length) * self.c[key] * noise[key] for key in noise}
+            noise = {key: 2 * each - 1 for key, each in noise.items()}
+        return {key: self.radius * self.c[key] * each for key, each in noise.items()}
 
     def _multiplier(self, x: Blocks) -> float:
         """mu > 0 with |x c / (c^2 + mu)| = radius: the Lagrange multiplier of the projection."""
@@ -202,10 +212,10 @@ class _Ball:
 
 
 def legacy_checkpoints(steps: int) -> tuple[int, ...]:
-    """The iterations, from 0, after which the step size is reconsidered: ceil(p_j steps) < steps, p_j in floats."""
+    """The iterations, from 0, after which the step size is reconsidered: ceil(p_j steps) until one comes twice."""
     earlier, p = 0.0, 0.22
     checks: list[int] = []
-    while math.ceil(p * steps) < steps:
+    while math.ceil(p * steps) < steps and math.ceil(p * steps) not in checks:
         checks.append(math.ceil(p * steps))
         earlier, p = p, p + max(p - earlier - 0.03, 0.06)
-    return tuple(dict.fromkeys(checks))
+    return tuple(checks)
