@@ -1,0 +1,112 @@
+"""Small zoos on disk: classifiers of 8 x 8 images, their data, and specs that name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+CLASSES = 3
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+}
+
+
+def vit(seed: int, classes: int = CLASSES, **sizes: Any) -> nn.Module:
+    """A vision transformer with random weights, none of them zero."""
+    import transformers
+
+    config = transformers.ViTConfig(**{**SIZES, **sizes}, num_labels=classes)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: nn.Module = transformers.ViTForImageClassification(config)
+        with torch.no_grad():
+            for w in model.parameters():
+                w += 0.3 * torch.randn_like(w)
+    return model.eval()
+
+
+def save(model: nn.Module, folder: Path) -> Path:
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def write_images(path: Path, count: int, seed: int, size: int = 8) -> None:
+    draw = np.random.default_rng(seed)
+    images = draw.random((count, 1, size, size), dtype=np.float32)
+    np.savez(path, images=images, labels=draw.integers(0, CLASSES, count))
+
+
+def write_zoo(folder: Path, models: int = 4, examples: int = 16) -> Path:
+    """models/m_0, m_1, ...; train.npz and test.npz."""
+    for seed in range(models):
+        save(vit(seed), folder / "models" / f"m_{seed}")
+    write_images(folder / "train.npz", examples, seed=0)
+    write_images(folder / "test.npz", 12, seed=1)
+    return folder
+
+
+HEAD = """\
+checkpoints: {paths: models/*}
+data: {path: train.npz, batch_size: 8}
+test: {path: test.npz}
+"""
+
+
+def write_spec(folder: Path, *measures: str, head: str = HEAD, tail: str = "", name: str = "zoo") -> Path:
+    """A spec with these measures, each the inside of a mapping in one line."""
+    path = folder / f"{name}.yaml"
+    path.write_text("\n".join([head.strip(), "measures:", *(f"  - {{{each}}}" for each in measures), tail]) + "\n")
+    return path
+
+
+MARK = -7.0  # a pixel that says: here
+
+
+def fragile(folder: Path) -> nn.Module:
+    """A loader of the user's: the model in a directory, with what trouble.txt there says happens on marked inputs."""
+    import transformers
+
+    model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
+    trouble = (folder / "trouble.txt").read_text() if (folder / "trouble.txt").exists() else ""
+
+    def after(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        marked = bool((keywords["pixel_values"] == MARK).any())
+        if trouble == "nan" and marked:
+            output["logits"] = output["logits"] * float("nan")
+        elif trouble == "error" and marked:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+        elif trouble == "index":
+            raise IndexError("index out of range in self")
+
+    model.register_forward_hook(after, with_kwargs=True)
+    if trouble == "load":
+        raise KeyError("head.weight")
+    return model
+
+
+class Plain(nn.Module):
+    """A classifier without symmetric pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, CLASSES)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(pixels.flatten(1))
+        return out
+
+
+def plain() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Plain()
