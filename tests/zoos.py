@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,19 @@ def plain() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Plain()
+
+
+def deadly(folder: Path) -> nn.Module:
+    """A loader whose model kills the process of rank 1 in the midst of its work, where a file `die` says so."""
+    import transformers
+
+    model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
+    passes = itertools.count()
+
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        dies = os.environ.get("RANK") == "1" and (folder.parent.parent / "die").exists()
+        if dies and next(passes) == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model.register_forward_pre_hook(before)
+    return model
