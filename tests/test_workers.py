@@ -68,7 +68,7 @@ def measure(spec: Path, out: Path) -> int:
 
 
 def table(out: Path) -> Table:
-    """Units with their payloads, read without the package, and comparison.json; the store is sound, no claim is left."""
+    """Units and payloads, read without the package, and comparison.json; the store is sound and no claim left."""
     connection = sqlite3.connect(out / "store.sqlite")
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
