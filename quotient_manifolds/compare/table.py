@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.compare.unit import Unit
+from quotient_manifolds.files import whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +64,7 @@ def export(results: Sequence[Result], path: Path) -> None:
     }
     if path.suffix.lower() not in writers:
         raise ValueError(f"Results are exported as {', '.join(writers)}. Found {path.name!r}")
-    with _whole(path) as unfinished:
+    with whole(path) as unfinished:
         writers[path.suffix.lower()](results, unfinished)
 
 
@@ -135,16 +133,3 @@ def _pandas() -> Any:
             'A data frame needs pandas, which is not installed: pip install "quotient-manifolds[compare]".'
         ) from error
     return pd
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A file beside `path`, moved there when all of it is on disk."""
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        yield unfinished
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

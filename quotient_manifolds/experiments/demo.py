@@ -24,9 +24,9 @@ from quotient_manifolds.experiments.records import (
     model_table,
     orbit_table,
     write_csv,
-    write_text,
 )
 from quotient_manifolds.experiments.zoo import Progress, TrainedModel, draw_recipe, one_thread, train_zoo
+from quotient_manifolds.files import write_text
 from quotient_manifolds.report import render
 from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
 from quotient_manifolds.version import VERSION

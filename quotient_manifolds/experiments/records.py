@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from quotient_manifolds.experiments.zoo import Recipe, Scores
+from quotient_manifolds.files import write_text
 from quotient_manifolds.statistics import Correlation
 
 FORMAT = 2  # of records.json; raise when a reader of the old form would misread the new one
@@ -186,13 +186,6 @@ class DemoResult:
 def _model_row(row: Mapping[str, Any]) -> ModelRow:
     sharpness = {key: Sharpness(**value) for key, value in row["sharpness"].items()}
     return ModelRow(row["name"], Recipe(**row["recipe"]), Scores(**row["scores"]), sharpness)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside `path` and move there, so that no reader and no crash ever meets half a file."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8", newline="")
-    os.replace(unfinished, path)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
