@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, run
+from quotient_manifolds.compare import Comparison, Store, analysis, run
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.sharpness import (
     Measurement,
@@ -164,10 +164,10 @@ MEASURES: list[tuple[str, Direct]] = [
         ),
     ),
     (
-        "measure: worst-case, geometry: inv, radius: 0.02, steps: 2, normalise_logits: true",
+        "measure: worst-case, geometry: mix, radius: 0.02, steps: 2, normalise_logits: true",
         lambda model, batches: [
             worst_case_sharpness(
-                model, normalised_logits(cross_entropy), batches, geometry=Quotient("inv"), radius=0.02, steps=2
+                model, normalised_logits(cross_entropy), batches, geometry=Quotient("mix"), radius=0.02, steps=2
             )
         ],
     ),
@@ -342,10 +342,11 @@ def test_a_rerun_measures_nothing_and_loads_nothing(zoo: Path, monkeypatch: pyte
     assert measured_now(first) == 4 * (3 + 2 * 3)  # scores on 2 + 1 batches, 3 measures on 2
     before, kept = table(spec), (zoo / "out" / "comparison.json").read_bytes()
 
-    def never(checkpoint: Any) -> nn.Module:
-        raise AssertionError(checkpoint)
+    def never(*what: Any) -> None:
+        raise AssertionError(what)
 
     monkeypatch.setattr(run, "load_checkpoint", never)
+    monkeypatch.setattr(analysis, "correlation", never)
     again = compare(spec)
     assert again.exit_code == 0, again.output
     assert "Nothing was left to measure. Known: 12 of 12 values." in again.stdout
@@ -507,7 +508,8 @@ def test_a_checkpoint_that_does_not_load_is_a_row_and_the_rest_goes_on(zoo: Path
     assert found(spec).known == (4, 4)
 
 
-def test_a_failure_ends_when_the_files_are_back_as_they_were(zoo: Path, loads: list[str]) -> None:
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_failure_ends_when_the_files_are_back(zoo: Path, loads: list[str], touched: bool) -> None:
     """Nothing is left to measure then, and nothing tells of it but the files."""
     spec = write_spec(zoo, WORST)
     compare(spec)
@@ -515,9 +517,11 @@ def test_a_failure_ends_when_the_files_are_back_as_they_were(zoo: Path, loads: l
     weights.rename(zoo / "away")
     assert compare(spec).exit_code == 1
     (zoo / "away").rename(weights)
+    if touched:
+        os.utime(weights)
     loads.clear()
     done = compare(spec)
-    assert (done.exit_code, measured_now(done), loads) == (0, 0, [])
+    assert (done.exit_code, measured_now(done), loads) == (0, 0, ["m_1"] if touched else [])
 
 
 def test_a_head_with_too_few_classes(zoo: Path) -> None:

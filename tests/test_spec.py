@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Spec, read_spec
 from quotient_manifolds.compare.document import read_yaml
+from quotient_manifolds.compare.measures import MEASURES
+from quotient_manifolds.compare.schema import Schema
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.sharpness import (
     AverageCase,
@@ -124,6 +126,15 @@ def test_every_measure_can_be_asked_for_with_its_options(read: Read) -> None:
         TopEigenvalue(Euclidean(), tolerance=0.01, restarts=3),
         RelativeFlatness("classifier", "loop"),
     ]
+
+
+def test_the_help_shows_a_spec_that_can_be_read(read: Read, zoo: Path) -> None:
+    text = CliRunner().invoke(cli, ["compare", "--help"]).output
+    example = text[text.index("checkpoints:") : text.index("Only checkpoints")].replace(".jsonl", ".npz")
+    spec = read(f"    {example}".replace("learning_rate", "rate"))
+    assert len(spec.measures) == 6
+    assert (spec.against, spec.given, spec.data.max_batches) == (("error_gap",), ("rate",), 8)
+    assert all(name in re.sub(r"-\s+", "-", text) for name in MEASURES)  # lines end at hyphens
 
 
 def test_labels_tell_measures_apart(read: Read) -> None:
@@ -468,3 +479,9 @@ def test_lines_of_keys_items_aliases_and_merged_mappings(tmp_path: Path) -> None
     assert document.content["f"] == {"b": 1, "c": [2, {"d": 3, "e": 4}], "g": 5}
     lines = [document.line(place) for place in [("a", "c", 1, "e"), ("a", "c", 0), ("f", "g"), ("f", "b"), ("z",)]]
     assert lines == [6, 4, 9, 7, 1]
+
+
+def test_every_measure_of_the_program_has_a_name_here() -> None:
+    kinds = get_args(Schema.model_fields["measures"].annotation)[0].model_fields["measure"].annotation
+    assert set(get_args(kinds)) == set(MEASURES)
+    assert set(MEASURES.values()) == set(Measure.__subclasses__())

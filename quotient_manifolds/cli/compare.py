@@ -42,12 +42,24 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
     \b
-      checkpoints: {paths: "models/*", loader: huggingface}
-      data: {path: train.jsonl, batch_size: 32, batches: 8}
-      test: {path: test.jsonl}
+      checkpoints:
+        paths: models/*
+        loader: huggingface     # clip-soup, bert-tensorflow, package.module:function
+      data: {path: train.jsonl, batch_size: 32, max_batches: 8}
+      test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
+      scores: scores.csv        # more to rank by: a column checkpoint, and any others
       measures:
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
-        - {measure: worst-case, geometry: adaptive, radius: 0.5}
+        - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
+        - {measure: gradient-norm, geometry: euclidean, normalise_logits: true}
+      against: [error_gap]      # what to rank by
+      given: [learning_rate]    # hyperparameters held fixed in partial correlations
+      dtype: float32
+
+    Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
+    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue, relative-flatness. Geometries: euclidean, adaptive,
+    inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key that does not belong
+    there is answered with those that do.
 
     Every value is written to OUT/store.sqlite before the next begins. Run again after an interruption, a crash or a
     change of SPEC, and only what is missing is measured; several processes may run at once. Under torchrun the work is

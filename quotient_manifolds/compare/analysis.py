@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value, default_targets
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.run import Run
 from quotient_manifolds.compare.scores import Scores, pooled, with_gaps
+from quotient_manifolds.compare.store import Store
+from quotient_manifolds.compare.unit import unit_key
 from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.sharpness import OnBatch
-from quotient_manifolds.statistics import KINDS, agreement, correlation, partial_correlation
+from quotient_manifolds.statistics import KINDS, Correlation, agreement, correlation, partial_correlation
 from quotient_manifolds.version import VERSION
 
 Report = Callable[[str, int, int], None]
@@ -33,7 +37,7 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
         agreement=None,
         troubles=_troubles(run),
     )
-    rankings = _rankings(comparison, targets, spec.given, report)
+    rankings = _rankings(run, comparison, targets, report)
     labels = comparison.labels
     agreed = agreement({label: comparison.column(label) for label in labels}) if len(labels) > 1 else None
     return Comparison(**{**vars(comparison), "rankings": rankings, "agreement": agreed})
@@ -67,12 +71,10 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
     return Value(measurement.mean, measurement.standard_error)
 
 
-def _rankings(
-    comparison: Comparison, targets: Sequence[str], given: Sequence[str], report: Report
-) -> tuple[Ranking, ...]:
-    covariates = {name: comparison.column(name) for name in given}
+def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Report) -> tuple[Ranking, ...]:
+    covariates = {name: comparison.column(name) for name in run.spec.given}
     found: list[Ranking] = []
-    total = len(comparison.labels) * len(targets) * (len(KINDS) + len(given))
+    total = len(comparison.labels) * len(targets) * (len(KINDS) + len(covariates))
     if len(comparison.rows) < 2:
         return ()
     for measure in comparison.labels:
@@ -80,12 +82,23 @@ def _rankings(
         for target in targets:
             y = comparison.column(target)
             for kind in KINDS:
-                found.append(Ranking(measure, target, (), correlation(x, y, kind)))
+                known = _remembered(run.store, [kind, x, y], partial(correlation, x, y, kind))
+                found.append(Ranking(measure, target, (), known))
                 report("correlations", len(found), total)
             for name, values in covariates.items():
-                found.append(Ranking(measure, target, (name,), partial_correlation(x, y, {name: values})))
+                held = partial(partial_correlation, x, y, {name: values})
+                found.append(Ranking(measure, target, (name,), _remembered(run.store, [name, values, x, y], held)))
                 report("correlations", len(found), total)
     return tuple(found)
+
+
+def _remembered(store: Store, columns: Sequence[Any], make: Callable[[], Correlation]) -> Correlation:
+    """Resampling takes seconds for a zoo: what these columns gave before is not computed again."""
+    key = unit_key({"what": "correlation", "columns": columns, "version": VERSION})
+    record = store.recall(key)
+    if record is None:
+        store.remember(key, record := asdict(make()))
+    return Correlation(**record)
 
 
 def _troubles(run: Run) -> tuple[Trouble, ...]:
