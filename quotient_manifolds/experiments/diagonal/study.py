@@ -1,0 +1,203 @@
+"""The study of diagonal networks, cell by cell: what is finished is kept and not computed again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from quotient_manifolds.experiments.diagonal.measuring import (
+    ADAPTIVE,
+    MEASURES,
+    METRICS,
+    Climbed,
+    LineBound,
+    climb,
+    climb_thoroughly,
+    corners,
+    far_share,
+    references,
+    truncation_error,
+)
+from quotient_manifolds.experiments.diagonal.networks import Regression, Setting, draw_networks
+from quotient_manifolds.experiments.diagonal.records import (
+    FORMAT,
+    Cell,
+    Check,
+    Columns,
+    DiagonalStudy,
+    Plan,
+    Values,
+    to_json,
+)
+from quotient_manifolds.experiments.zoo import one_thread
+from quotient_manifolds.files import write_text
+from quotient_manifolds.sharpness import AutoPGD
+from quotient_manifolds.version import VERSION
+
+Report = Callable[[str, int, int], None]
+Floats = NDArray[np.float64]
+Climbs = dict[str, list[list[Climbed]]]  # by measure; a list a radius, a climb a network
+
+TOLERANCE = 1e-6  # a climb of the thorough ascent ends where its rise grew by less than this part of itself
+MATCHES = (("mix first", "1 / min |beta|"), ("mix second", "1 / min |beta|"), ("mix exact", "|beta|_1"))
+SHOWN = (1, 0, 0.1)  # place of the setting, seed and radius whose networks are kept one by one
+
+
+@one_thread()
+def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Report | None = None) -> DiagonalStudy:
+    """All cells of the plan; those that OUT/cells holds from an earlier run of the same plan are read."""
+    folder = out / "cells"
+    folder.mkdir(parents=True, exist_ok=True)
+    places = [(setting, seed) for seed in range(plan.seeds) for setting in plan.settings]
+    cells = []
+    for done, (setting, seed) in enumerate(places):
+        if progress is not None:
+            progress("cells", done, len(places))
+        cells.append(_kept_or_measured(folder, plan, setting, seed))
+    if progress is not None:
+        progress("cells", len(places), len(places))
+    cells.sort(key=lambda cell: plan.settings.index(cell.setting))  # stable: by seed within a setting
+    return DiagonalStudy(plan, tuple(cells), command, VERSION)
+
+
+def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> Cell:
+    scales, rates = ("-".join(f"{end:g}" for end in ends) for ends in (setting.scales, setting.rates))
+    file = folder / f"n{setting.points}_scales{scales}_rates{rates}_seed{seed}.json"
+    identity = json.loads(to_json({"format": FORMAT, **asdict(plan), "seeds": seed}))  # more seeds: the same cells
+    if file.exists():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        if kept["identity"] == identity:
+            return Cell.from_dict(kept["cell"])
+    text = to_json({"identity": identity, "cell": asdict(measure_cell(plan, setting, seed))})
+    write_text(file, text)
+    return Cell.from_dict(json.loads(text)["cell"])
+
+
+def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
+    """Data, networks and all measures of one setting with one seed."""
+    started = time.perf_counter()
+    place = plan.settings.index(setting)
+    radii = plan.profile if place < plan.profiled else plan.radii
+    generator = torch.Generator().manual_seed(seed)
+    regression = Regression.draw(setting.points, generator)
+    u, v, drawing = draw_networks(regression, setting, generator, networks=plan.networks)
+    betas = u * v
+    train, test = regression.loss(betas), regression.test_loss(betas).numpy()
+    with torch.inference_mode():
+        climbs = _climbs(regression, betas, radii, AutoPGD(steps=plan.steps))
+        rises = {measure: np.array([[c.rise for c in row] for row in rows]) for measure, rows in climbs.items()}
+        line = LineBound(regression)
+        endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
+        again = place < plan.profiled and seed < plan.thorough
+        checks = _checks(plan, regression, betas, rises, endless, test) if again else {}
+        far, truncation, truncated = _mechanism(regression, betas, climbs)
+        known = references(regression, betas)
+        cornered = _cornered(regression, betas, radii, rises)
+    shown = (place, seed) == SHOWN[:2] and SHOWN[2] in radii
+    return Cell(
+        setting,
+        seed,
+        drawing,
+        (float(train.min()), float(train.max())),
+        (float(test.min()), float(np.median(test)), float(test.max())),
+        float(betas.abs().amin(-1).median()),
+        radii,
+        taus={measure: _taus(rows, test) for measure, rows in {**rises, "mix endless": endless}.items()},
+        cornered={measure: _taus(rows, test) for measure, rows in cornered.items()},
+        rises={measure: tuple(np.median(rows, axis=1).tolist()) for measure, rows in rises.items()},
+        references={name: tau_b(values, test) for name, values in known.items()},
+        matches={f"{measure}, {name}": _taus(rises[measure], known[name]) for measure, name in MATCHES},
+        far=far,
+        truncation=truncation,
+        truncated=truncated,
+        agreement={metric: _agreement(rises, metric) for metric in METRICS},
+        checks=checks,
+        points=_points(rises, radii, test) if shown else {},
+        seconds=time.perf_counter() - started,
+    )
+
+
+def tau_b(a: Floats, b: Floats) -> float | None:
+    """Kendall's tau-b; None where one of them is constant."""
+    value = float(stats.kendalltau(a, b).statistic)
+    return None if np.isnan(value) else value
+
+
+def _taus(rows: Floats, test: Floats) -> Values:
+    return tuple(tau_b(row, test) for row in rows)
+
+
+def _climbs(regression: Regression, betas: Tensor, radii: tuple[float, ...], ascent: AutoPGD) -> Climbs:
+    return {
+        measure: [[climb(measure, regression, beta, radius, ascent) for beta in betas] for radius in radii]
+        for measure in MEASURES
+    }
+
+
+def _checks(
+    plan: Plan, regression: Regression, betas: Tensor, rises: dict[str, Floats], endless: Floats, test: Floats
+) -> dict[str, tuple[Check, ...]]:
+    """Every measure once more at the plan's radii, by the thorough ascent; never below what the plain one found."""
+    ascent = AutoPGD(steps=plan.thorough_steps, restarts=plan.thorough_restarts, tolerance=TOLERANCE)
+    checks: dict[str, list[Check]] = {measure: [] for measure in rises}
+    for radius in plan.radii:
+        place = plan.profile.index(radius)
+        for measure, rows in rises.items():
+            found = np.array([climb_thoroughly(measure, regression, beta, radius, ascent) for beta in betas])
+            best = np.maximum(found, rows[place])
+            bound = _middle_and_least(best / endless[place]) if measure == "mix exact" else None
+            checks[measure].append(Check(tau_b(best, test), _middle_and_least(rows[place] / best), bound))
+    return {measure: tuple(found) for measure, found in checks.items()}
+
+
+def _middle_and_least(ratios: Floats) -> tuple[float, float]:
+    return float(np.median(ratios)), float(ratios.min())
+
+
+def _cornered(
+    regression: Regression, betas: Tensor, radii: tuple[float, ...], rises: dict[str, Floats]
+) -> dict[str, Floats]:
+    """The measures, with the best single coordinate where that rises more than the ascent found."""
+    best = {
+        measure: [corners(measure, regression, betas, radius).flatten(-2).amax(-1).numpy() for radius in radii]
+        for measure in rises
+    }
+    return {measure: np.maximum(rows, np.array(best[measure])) for measure, rows in rises.items()}
+
+
+def _mechanism(regression: Regression, betas: Tensor, climbs: Climbs) -> tuple[Columns, Columns, Columns]:
+    """By measure the far share, by metric the truncation error, both medians over networks, and how many are large."""
+    far: Columns = {}
+    for measure, rows in climbs.items():
+        if measure != ADAPTIVE:
+            shares = [[far_share(measure, regression, b, c.z) for b, c in zip(betas, row, strict=True)] for row in rows]
+            far[measure] = tuple(np.median(shares, axis=1).tolist())
+    truncation: Columns = {}
+    truncated: Columns = {}
+    for metric in METRICS:
+        rows = climbs[f"{metric} second"]
+        errors = np.array(
+            [[truncation_error(metric, regression, b, c) for b, c in zip(betas, row, strict=True)] for row in rows]
+        )
+        truncation[metric] = tuple(np.median(errors, axis=1).tolist())
+        truncated[metric] = tuple(np.mean(errors > 0.1, axis=1).tolist())
+    return far, truncation, truncated
+
+
+def _agreement(rises: dict[str, Floats], metric: str) -> Values:
+    """tau-b between second-order and exact sharpness, a value a radius."""
+    return tuple(tau_b(a, b) for a, b in zip(rises[f"{metric} second"], rises[f"{metric} exact"], strict=True))
+
+
+def _points(rises: dict[str, Floats], radii: tuple[float, ...], test: Floats) -> dict[str, tuple[float, ...]]:
+    place = radii.index(SHOWN[2])
+    return {"test loss": tuple(test.tolist()), **{name: tuple(rows[place].tolist()) for name, rows in rises.items()}}
