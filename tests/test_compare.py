@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, analysis, run
+from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, run
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.sharpness import (
     Measurement,
@@ -443,6 +443,20 @@ def test_batches_that_are_equal_draw_on_their_own(zoo: Path) -> None:
     assert first.value != second.value
 
 
+def test_what_a_loader_writes_below_is_not_read_again_and_what_lies_beside_is(zoo: Path, loads: list[str]) -> None:
+    """Conversions are kept in a directory of the checkpoint, and take a vocabulary from where the checkpoint lies."""
+    spec = write_spec(zoo, SLOPE)
+    compare(spec)
+    (zoo / "models" / "m_2" / "converted").mkdir()
+    (zoo / "models" / "m_2" / "converted" / "model.safetensors").touch()
+    loads.clear()
+    assert measured_now(compare(spec)) == 0
+    assert loads == []
+    (zoo / "models" / "vocab.txt").touch()
+    assert measured_now(compare(spec)) == 0
+    assert loads == ["m_0", "m_1", "m_2", "m_3"]
+
+
 def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = run.load_checkpoint
 
@@ -667,6 +681,20 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(zoo: Path, monkeypatch:
     again = compare(spec)
     assert (again.exit_code, measured_now(again)) == (0, 36 - len(kept))
     assert set(kept) < set(table(spec))
+
+
+def test_a_store_that_fails_is_not_the_failure_of_a_unit(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(*what: Any) -> None:
+        raise StoreError("The store has been locked for long.")
+
+    spec = write_spec(zoo, SLOPE)
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "finish", locked)
+        done = compare(spec)
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, "Error: The store has been locked for long.")
+    with Store(zoo / "out" / "store.sqlite", make=False) as store:
+        assert store.failures() == []
+    assert compare(spec).exit_code == 0
 
 
 def test_a_store_of_another_version_is_left_alone(zoo: Path) -> None:
