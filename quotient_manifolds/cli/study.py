@@ -15,12 +15,16 @@ from quotient_manifolds.cli.options import (
     quiet_option,
     table,
 )
+from quotient_manifolds.cli.study_toy import toy
 from quotient_manifolds.experiments.ascents import Ascents, compare_ascents
 
 
 @click.group(epilog=EXIT_CODES)
 def study() -> None:
     """Redo one of the package's own experiments."""
+
+
+study.add_command(toy)
 
 
 @study.command(epilog=EXIT_CODES)
