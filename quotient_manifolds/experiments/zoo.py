@@ -1,4 +1,4 @@
-"""A zoo of small vision transformers, trained once on the digits and kept on disk."""
+"""A zoo of small vision transformers, trained or fine-tuned once on the digits and kept on disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ ARCHITECTURE: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 10,
 }
+HEAD = "classifier."  # how the names of the last layer's parameters begin
 CACHE_FORMAT = 1  # raise when the training procedure changes: older models are then trained anew
 
 
@@ -104,30 +105,34 @@ def train_zoo(
     cache: Path,
     *,
     architecture: dict[str, Any] = ARCHITECTURE,
+    starts: Sequence[TrainedModel] | None = None,
     progress: Progress | None = None,
 ) -> list[TrainedModel]:
     """One trained model a recipe, in order; a model that the cache holds complete is not trained again.
 
-    Training runs on one CPU thread in float32, so a zoo is the same whatever it is measured on. Each model is kept as
-    soon as it is finished: an interrupted run goes on where it stopped.
+    starts: by recipe, the model whose weights are fine-tuned, all but those of its classifier; None trains from
+    scratch. Training runs on one CPU thread in float32, so a zoo is the same whatever it is measured on. Each model is
+    kept as soon as it is finished: an interrupted run goes on where it stopped.
     """
     cache.mkdir(parents=True, exist_ok=True)
     zoo: list[TrainedModel] = []
     for index, recipe in enumerate(recipes):
         if progress is not None:
             progress("training", index, len(recipes))
-        directory = cache / _key(recipe, digits, architecture)
+        start = None if starts is None else starts[index].directory
+        directory = cache / _key(recipe, digits, architecture, start)
         kept = _read(directory, recipe)
-        zoo.append(kept or _train_into(directory, recipe, digits, architecture))
+        zoo.append(kept or _train_into(directory, recipe, digits, architecture, start))
     if progress is not None:
         progress("training", len(recipes), len(recipes))
     return zoo
 
 
-def _key(recipe: Recipe, digits: Digits, architecture: dict[str, Any]) -> str:
+def _key(recipe: Recipe, digits: Digits, architecture: dict[str, Any], start: Path | None) -> str:
     """A name for everything that decides the weights, so that another setting is never mistaken for this one."""
     data = hashlib.sha256(digits.train_images.numpy().tobytes() + digits.train_labels.numpy().tobytes()).hexdigest()
     what = {"format": CACHE_FORMAT, "recipe": asdict(recipe), "architecture": architecture, "data": data}
+    what |= {} if start is None else {"start": _digest(start)}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:20]
 
 
@@ -146,12 +151,14 @@ def _digest(directory: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _train_into(directory: Path, recipe: Recipe, digits: Digits, architecture: dict[str, Any]) -> TrainedModel:
+def _train_into(
+    directory: Path, recipe: Recipe, digits: Digits, architecture: dict[str, Any], start: Path | None
+) -> TrainedModel:
     """Train beside `directory` and move there when complete: a directory of that name is never half-written."""
     unfinished = directory.with_name(f".unfinished-{directory.name}-{os.getpid()}")
     unfinished.mkdir(exist_ok=True)
     try:
-        model = train(recipe, digits, architecture)
+        model = train(recipe, digits, architecture, start)
         scores = score(model, digits)
         model.save_pretrained(unfinished, safe_serialization=True)
         record = {"recipe": asdict(recipe), "scores": asdict(scores), "weights_sha256": _digest(unfinished)}
@@ -181,9 +188,17 @@ def one_thread() -> Iterator[None]:
 
 
 @one_thread()
-def train(recipe: Recipe, digits: Digits, architecture: dict[str, Any] = ARCHITECTURE) -> Any:
-    """A vision transformer trained by AdamW with a one-cycle learning rate; torch's global generator is left alone."""
+def train(
+    recipe: Recipe, digits: Digits, architecture: dict[str, Any] = ARCHITECTURE, start: Path | None = None
+) -> Any:
+    """A vision transformer trained by AdamW with a one-cycle learning rate; torch's global generator is left alone.
+
+    start: the directory of a model to begin from, all but its classifier, which is drawn anew.
+    """
     model = _fresh_model(recipe.seed, architecture).train()
+    if start is not None:
+        own, known = model.state_dict(), load_model(start).state_dict()
+        model.load_state_dict({name: own[name] if name.startswith(HEAD) else known[name] for name in own})
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)

@@ -1,0 +1,275 @@
+"""The study of vision transformers, small: its data and zoo, one run from start to end, its page and its record."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from scipy import stats
+from torch.nn import functional as F
+
+from quotient_manifolds.cli.study import study
+from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
+from quotient_manifolds.compare.comparison import Named
+from quotient_manifolds.experiments.digits import Digits, load_digits
+from quotient_manifolds.experiments.vit_figures import tau_line, tau_of
+from quotient_manifolds.experiments.vit_page import Cost, main_labels, tau_table, vit_page
+from quotient_manifolds.experiments.vit_spec import FAMILY, full_spec, label, of_family
+from quotient_manifolds.experiments.vit_study import load_record, write_record
+from quotient_manifolds.experiments.vit_zoo import FAST, few_shot_digits, prepare, related_digits
+from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, train, train_zoo
+from quotient_manifolds.geometry import Adaptive, Quotient
+from quotient_manifolds.load import load_model
+from quotient_manifolds.report import Table, render
+from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
+from quotient_manifolds.statistics import correlation, partial_correlation
+
+RECORD = Path(__file__).parents[1] / "notebooks" / "records" / "vit"
+SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+STILL = Recipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
+
+
+def silent(what: str, finished: int, total: int) -> None:
+    pass
+
+
+# ---- the data
+
+
+def clean_rows(images: torch.Tensor) -> list[int]:
+    """Which of scikit-learn's digits each image is, shifted or not: the nearest of all, at all nine shifts."""
+    whole = load_digits(train_points=756, seed=6)
+    known = torch.cat([whole.train_images, whole.test_images])
+    padded = F.pad(known, (1, 1, 1, 1), value=float(known.min()))
+    shifts = [padded[:, :, i : i + 8, j : j + 8] for i, j in itertools.product(range(3), range(3))]
+    nearest = torch.stack([torch.cdist(images.flatten(1), each.flatten(1)) for each in shifts]).amin(0)
+    return nearest.argmin(1).tolist()
+
+
+def test_no_digit_is_in_two_parts() -> None:
+    digits, start = few_shot_digits(), related_digits("rotated")
+    assert (len(start.train_labels), len(digits.train_labels), len(digits.test_labels)) == (500, 256, 1041)
+    turned_back = start.train_images.rot90(-1, (2, 3))
+    seen, few, test = map(clean_rows, (turned_back, digits.train_images, digits.test_images))
+    assert set(seen) == set(range(500))
+    assert np.mean([500 <= row < 756 for row in few]) > 0.97  # noise takes one or the other for its neighbour
+    assert np.mean([row >= 756 for row in test]) > 0.97
+
+
+def test_images_are_shifted_noisy_and_keep_their_labels() -> None:
+    digits, whole = few_shot_digits(), load_digits(train_points=756, seed=6)
+    clean = whole.train_images[500:]
+    assert torch.equal(digits.train_labels, whole.train_labels[500:])
+    assert torch.equal(digits.test_labels, whole.test_labels)
+    assert digits.blank == whole.blank == float(digits.train_images.min())
+    there = (clean > clean.min() + 0.7) & (clean < clean.max() - 0.7)
+    still = (digits.train_images - clean)[(digits.train_images - clean).flatten(1).norm(dim=1) < 4]
+    assert 0 < len(still) < 200  # about one in nine has not moved
+    mask = there[(digits.train_images - clean).flatten(1).norm(dim=1) < 4]
+    assert float(still[mask].std()) == pytest.approx(0.3, abs=0.03)
+
+
+def test_related_tasks_are_other_tasks() -> None:
+    rotated, inverted, paired = (related_digits(name) for name in ("rotated", "inverted", "paired"))
+    assert torch.equal(rotated.train_images.rot90(-1, (2, 3)), -inverted.train_images)
+    assert torch.equal(paired.train_images, -inverted.train_images)
+    assert paired.train_labels.unique().tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(paired.train_labels, inverted.train_labels // 2)
+
+
+# ---- fine-tuning
+
+
+def test_fine_tuning_begins_where_the_start_ended_but_for_the_classifier(tmp_path: Path) -> None:
+    digits = load_digits(train_points=40)
+    (start,) = train_zoo([replace(STILL, learning_rate=0.01, steps=3, seed=1)], digits, tmp_path, architecture=SMALL)
+    begun = start.load().state_dict()
+    tuned, fresh = train(STILL, digits, SMALL, start.directory).state_dict(), train(STILL, digits, SMALL).state_dict()
+    for name, value in tuned.items():
+        source = fresh if name.startswith("classifier") else begun
+        torch.testing.assert_close(value, source[name], rtol=0, atol=1e-9)
+    assert not torch.equal(begun["classifier.weight"], fresh["classifier.weight"])
+
+
+def test_another_start_is_another_model(tmp_path: Path) -> None:
+    digits: Digits = load_digits(train_points=40)
+    starts = train_zoo([replace(STILL, seed=k) for k in (1, 2)], digits, tmp_path, architecture=SMALL)
+    zoo = train_zoo([STILL, STILL], digits, tmp_path, architecture=SMALL, starts=starts)
+    (scratch,) = train_zoo([STILL], digits, tmp_path, architecture=SMALL)
+    assert len({model.directory for model in (*zoo, scratch)}) == 3
+    again = train_zoo([STILL, STILL], digits, tmp_path, architecture=SMALL, starts=starts)
+    assert [model.reused for model in again] == [True, True]
+
+
+# ---- one run
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vit")
+    done = CliRunner().invoke(study, ["vit", "--fast", "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "adaptive, radius 0.5" in done.output
+    return folder
+
+
+def test_a_run_writes_a_zoo_that_compare_reads(out: Path) -> None:
+    spec = read_spec(out / "zoo.yaml")
+    assert [each.name for each in spec.checkpoints] == ["vit-00", "vit-01", "vit-02", "vit-03"]
+    with (out / "scores.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["start"] for row in rows] == ["rotated", "inverted", "paired", "rotated"]
+    assert len({row["learning_rate"] for row in rows}) == 4
+    made = {each.name for each in out.iterdir()}
+    assert made >= {"study.html", "report.html", "comparison.json", "models.csv", "units.csv", "store.sqlite"}
+
+
+def test_its_numbers_are_those_of_the_library(out: Path) -> None:
+    comparison, digits = Comparison.load(out), few_shot_digits()
+    model = load_model(out / "models" / "vit-02")
+    batches = digits.training_batches(2, 128)
+    for geometry, radius in ((Adaptive(), 0.5), (Quotient("inv"), 0.1)):
+        value = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=radius).mean
+        assert comparison.column(label(geometry, radius))[2] == pytest.approx(value, rel=1e-5)
+    with torch.no_grad():
+        wrong = model(pixel_values=digits.test_images).logits.argmax(-1) != digits.test_labels
+    assert comparison.column("test_error")[2] == pytest.approx(float(wrong.double().mean()))
+
+
+def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stamps() -> dict[Path, int]:
+        kept = [*out.glob("models/*/*"), *out.glob("*.npz")]
+        return {path: path.stat().st_mtime_ns for path in kept}
+
+    with Store(out / "store.sqlite") as store:
+        before = stamps(), store.results()
+    first = load_record(out / "record")
+    monkeypatch.setattr("quotient_manifolds.experiments.zoo.train", None)  # calling it would fail
+    done = CliRunner().invoke(study, ["vit", "--fast", "--out", str(out), "--quiet"])
+    assert (done.exit_code, done.output) == (0, "")
+    with Store(out / "store.sqlite") as store:
+        assert (stamps(), store.results()) == before
+    assert load_record(out / "record") == first
+
+
+def test_a_damaged_copy_is_mended(out: Path) -> None:
+    weights = out / "models" / "vit-01" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    prepare(out, FAST, silent)
+    assert weights.read_bytes() == whole
+
+
+def test_the_record_is_the_comparison(out: Path) -> None:
+    comparison, costs = load_record(out / "record")
+    assert comparison == Comparison.load(out)
+    assert [(each.measure, each.units) for each in costs] == [(each, 8) for each in comparison.labels]
+    assert all(each.seconds > 0 for each in costs)
+    assert (out / "record" / "zoo.yaml").read_text() == (out / "zoo.yaml").read_text()
+
+
+# ---- the page
+
+
+@pytest.fixture(scope="module")
+def invented(out: Path) -> Comparison:
+    """Everything the full spec measures, with numbers drawn at random."""
+    (out / "full.yaml").write_text(full_spec(), encoding="utf-8")
+    measures = read_spec(out / "full.yaml").measures
+    draw = np.random.default_rng(0)
+    names = [each.label for each in measures]
+    rows = []
+    for k in range(12):
+        scores = {"error": 0.0, "test_error": 0.5, "test_loss": 1.0, "learning_rate": float(k), "start": "abc"[k % 3]}
+        gaps = {"error_gap": draw.random(), "loss_gap": draw.random()}
+        rows.append(Row(f"m{k}", {**scores, **gaps}, {name: Value(draw.random(), None) for name in names}))
+    named = tuple(Named(each.label, each.family, each.radius) for each in measures)
+    empty = Comparison("zoo.yaml", "0", "redo", named, tuple(rows), (), None, ())
+    few: dict[str, int] = {"resamples": 20, "permutations": 9}
+    rankings = []
+    for name, gap in itertools.product(names, ("error_gap", "loss_gap")):
+        x, y = empty.column(name), empty.column(gap)
+        rankings.append(Ranking(name, gap, (), correlation(x, y, **few)))
+        for given in ("learning_rate", "start"):
+            rankings.append(
+                Ranking(name, gap, (given,), partial_correlation(x, y, {given: empty.column(given)}, **few))
+            )
+    return replace(empty, rankings=tuple(rankings))
+
+
+def test_the_page_knows_every_measure_of_the_spec(invented: Comparison) -> None:
+    page = vit_page(invented, (Cost("something", 2, 3.0),))
+    assert [section.name for section in page.sections] == [
+        *("zoo", "ranking", "ablation", "family", "relaxation", "radius", "cost", "redo")
+    ]
+    tables = {block.name: block for section in page.sections for block in section.blocks if isinstance(block, Table)}
+    lengths = {name: len(each.rows) for name, each in tables.items()}
+    assert lengths.pop("ranking-table") == len(main_labels())
+    names = ("spread", "ablation-table", "family-table", "relaxation-table", "radius-table", "cost-table")
+    assert lengths == dict(zip(names, (5, 7, 9, 5, 12, 1), strict=True))
+    html = render(page)
+    assert html.count("<svg") == 1 + 1 + 1 + 1 + 4
+    assert not re.search(r'(?:src|href)="(?!#)', html)  # nothing outside
+
+
+def test_every_measure_of_the_spec_is_on_the_page(invented: Comparison) -> None:
+    blocks = [block for section in vit_page(invented, ()).sections for block in section.blocks]
+    cells = {cell for block in blocks if isinstance(block, Table) for row in block.rows for cell in row}
+    taus = {name: str(tau_of(invented, name, "error_gap")) for name in invented.labels}
+    assert len(set(taus.values())) == len(taus)  # so that none stands for another
+    assert [name for name, tau in taus.items() if tau not in cells] == []
+
+
+def test_taus_are_those_of_scipy(invented: Comparison) -> None:
+    labels = {"chosen": label(Quotient("mix"), 0.1)}
+    (row,) = tau_table(invented, "t", "", labels).rows
+    for text, gap in zip(row[1:3], ("error_gap", "loss_gap"), strict=True):
+        expected = stats.kendalltau(invented.column(labels["chosen"]), invented.column(gap)).statistic
+        assert text.startswith(f"{expected:+.2f}".replace("-", "−"))
+    found = tau_of(invented, labels["chosen"], "error_gap", ["start"])
+    assert found is not None
+    assert row[4] == str(found)
+    assert tau_of(invented, "no such measure", "error_gap") is None
+
+
+def test_the_line_of_tau_says_every_point(invented: Comparison) -> None:
+    points = {t: label(of_family(t), 0.1) for t in FAMILY}
+    (figure,) = tau_line(invented, points, x_label="t", name="line")
+    for t, measure in points.items():
+        assert f"{t:g}, gap in error: {tau_of(invented, measure, 'error_gap')}" in figure.svg
+    assert list(tau_line(invented, {0.0: points[0.0], 9.0: "no such measure"}, x_label="t", name="one")) == []
+
+
+def test_a_record_is_the_same_bytes_for_the_same_numbers(invented: Comparison, tmp_path: Path) -> None:
+    costs = (Cost("one, with a comma", 3, 1.5),)
+    for name in ("a", "b"):
+        write_record(tmp_path / name, invented, costs)
+    for file in ("comparison.json.gz", "costs.csv"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert load_record(tmp_path / "a") == (invented, costs)
+
+
+# ---- what is committed
+
+
+@pytest.mark.skipif(not RECORD.is_dir(), reason="no record yet")
+def test_the_committed_record_is_whole_and_its_taus_are_its_values() -> None:
+    comparison, costs = load_record(RECORD)
+    assert len(comparison.rows) >= 48
+    assert comparison.known[0] == comparison.known[1]
+    assert not comparison.troubles
+    assert (RECORD / "zoo.yaml").read_text(encoding="utf-8") == full_spec()
+    assert [each.measure for each in costs] == list(comparison.labels)
+    for name in comparison.labels:
+        expected = stats.kendalltau(comparison.column(name), comparison.column("error_gap")).statistic
+        found = tau_of(comparison, name, "error_gap")
+        assert found is not None
+        assert found.value == pytest.approx(expected)
+    assert sum(file.stat().st_size for file in RECORD.iterdir()) < 2e6
