@@ -39,7 +39,7 @@ from quotient_manifolds.sharpness import (
 )
 from quotient_manifolds.statistics import correlation, partial_correlation
 from tests import hugging_face
-from tests.zoos import CLASSES, HEAD, MARK, save, vit, write_spec, write_zoo
+from tests.zoos import CLASSES, HEAD, MARK, Plain, save, vit, write_spec, write_zoo
 
 WORST = "measure: worst-case, geometry: inv, radius: 0.05, steps: 2"
 SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
@@ -400,6 +400,14 @@ def test_weights_decide_not_files_or_names(zoo: Path, loads: list[str]) -> None:
     changed = found(spec).rows[3]
     assert changed.values != values[3].values
     assert set(table(spec)) > set(before)
+
+
+def test_a_function_is_called_again_for_nobody_knows_what_it_reads(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(zoo, SLOPE, head=HEAD.replace("paths: models/*", "loader: tests.zoos:plain"))
+    assert measured_now(compare(spec)) == 3 + 2 * 2
+    assert measured_now(compare(spec)) == 0
+    monkeypatch.setattr("tests.zoos.plain", lambda: Plain().eval())
+    assert measured_now(compare(spec)) == 3 + 2 * 2
 
 
 def test_twins_are_measured_once(zoo: Path) -> None:
