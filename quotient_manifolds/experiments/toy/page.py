@@ -200,7 +200,7 @@ def _expansions(found: Toy) -> Section:
         "How far expansions reach",
         (
             Text(
-                "The first-order term is Eq. 22 of the paper. It is the sharpness only where the radius is small "
+                "The first-order term is, in inv, Eq. 22 of the paper. It is the sharpness only where the radius is small "
                 "against the relative residual |1 − 1 / (G H)|, and is 0 at the minimum, G H = 1, where the sharpness "
                 "is not. Following the geodesic to first or second order is another matter: both keep all orders of "
                 "the loss."
@@ -208,7 +208,15 @@ def _expansions(found: Toy) -> Section:
             Table(
                 "series-table",
                 "Exact sharpness, and the first-order term and sharpness with truncated geodesics divided by it",
-                ["Metric", "G H", "Radius", "Exact", "Eq. 22", "First-order geodesics", "Second-order geodesics"],
+                [
+                    "Metric",
+                    "G H",
+                    "Radius",
+                    "Exact",
+                    "First-order term",
+                    "First-order geodesics",
+                    "Second-order geodesics",
+                ],
                 rows,
                 [False, True, True, True, True, True, True],
             ),

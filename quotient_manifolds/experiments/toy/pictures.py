@@ -54,7 +54,7 @@ def series_picture(found: Toy, metric: str, product: float) -> Plot:
         Line("exact", radii, [one.exact for one in rows], STYLES[0]),
         Line("first-order geodesics", radii, [one.first for one in rows], STYLES[1]),
         Line("second-order geodesics", radii, [one.second for one in rows], STYLES[2]),
-        Line("first-order term (Eq. 22)", radii, [one.term for one in rows], STYLES[3]),
+        Line("first-order term", radii, [one.term for one in rows], STYLES[3]),
     ]
     ends = "; ".join(f"{line.label} {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)
     return line_figure(

@@ -1,0 +1,379 @@
+"""The scalar network: closed forms against exhaustive search and ascent, level sets, the paper's claims, the study."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from scipy.optimize import minimize_scalar
+
+import quotient_manifolds as qm
+from quotient_manifolds.cli.study_toy import toy
+from quotient_manifolds.experiments.toy import (
+    MEASURES,
+    Point,
+    Scalar,
+    Toy,
+    batch,
+    climb,
+    first_term,
+    grid,
+    landscape,
+    landscapes,
+    network,
+    sharpness,
+    squared_error,
+    study_toy,
+)
+from quotient_manifolds.experiments.toy.claims import judge
+from quotient_manifolds.experiments.toy.closed import exact_direction, paper_direction, term_at_minimum
+from quotient_manifolds.experiments.toy.study import Along
+from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
+from quotient_manifolds.symmetries import bottleneck, find_symmetries
+
+ONE = Scalar()
+SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
+POINTS = (Point(0.4, 0.9), Point(2.0, -1.5), Point(-0.6, -2.5))
+RECORD = Path(__file__).parent.parent / "notebooks" / "records" / "toy.json"
+
+# Along the geodesics of either metric G H becomes p times this, at relative velocity b.
+GEODESICS = {
+    "inv (first order)": lambda b: (1 + b) ** 2,
+    "inv (second order)": lambda b: (1 + b + b**2 / 2) ** 2,
+    "inv (exact)": lambda b: np.exp(2 * b),
+    "mix (first order)": lambda b: (1 + b) ** 2,
+    "mix (second order)": lambda b: (1 + b - b**2 / 2) ** 2,
+    "mix (exact)": lambda b: np.maximum(1 + 2 * b, 0),
+}
+
+
+def loss(problem: Scalar, product: np.ndarray) -> np.ndarray:
+    """The sum of squared errors where G H is `product`, from the data."""
+    return sum((x * product - y) ** 2 for x, y in zip(problem.x, problem.y, strict=True))  # type: ignore[return-value]
+
+
+def searched(problem: Scalar, point: Point, measure: str, radius: float) -> float:
+    """The maximum over the ball by search: a fine grid, its best point polished by scipy."""
+    G, H = point
+    scale = (G, H) if measure == "adaptive" else (1.0, 1.0)
+
+    def rise(place: np.ndarray) -> np.ndarray:
+        """On the circle by angle, or on the line by relative velocity."""
+        if measure in GEODESICS:
+            product = G * H * GEODESICS[measure](place)
+        else:
+            a, c = radius * np.cos(place), radius * np.sin(place)
+            product = (G + scale[0] * a) * (H + scale[1] * c)
+        return loss(problem, product) - loss(problem, np.array(G * H))
+
+    ends = math.pi
+    if measure in GEODESICS:  # |xi|^2 = 2 b^2 in inv, 2 (G H b)^2 in mix
+        ends = radius / math.sqrt(2) / (1 if measure.startswith("inv") else abs(G * H))
+    places = np.linspace(-ends, ends, 4001)
+    values = rise(places)
+    best = int(values.argmax())
+    bounds = (places[max(best - 1, 0)], places[min(best + 1, 4000)])
+    polished = minimize_scalar(lambda place: -rise(place), bounds=bounds, method="bounded", options={"xatol": 1e-14})
+    return max(float(values[best]), -float(polished.fun))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("radius", [0.01, 0.3, 0.9, 3.0])
+def test_closed_forms_are_the_maximum_of_an_exhaustive_search(measure: str, radius: float) -> None:
+    for problem in (ONE, SEVERAL, Scalar((1.0,), (POINTS[0].product,))):
+        for point in POINTS:
+            expected = searched(problem, point, measure, radius)
+            assert sharpness(problem, point, measure, radius) == pytest.approx(expected, rel=1e-8)
+
+
+def test_nothing_inside_a_ball_is_higher_than_its_edge() -> None:
+    """The search above looks at the circles only: a saddle has no other maximum, as points inside show."""
+    rng = np.random.default_rng(0)
+    a, c = rng.standard_normal((2, 20000))
+    for radius in (0.3, 3.0):
+        shrunk = radius * np.sqrt(rng.random(20000)) / np.hypot(a, c)
+        for point in POINTS:
+            for measure, scale in (("euclidean", (1.0, 1.0)), ("adaptive", point)):
+                product = (point.G + scale[0] * shrunk * a) * (point.H + scale[1] * shrunk * c)
+                rise = loss(SEVERAL, product) - loss(SEVERAL, np.array(point.product))
+                best = sharpness(SEVERAL, point, measure, radius)
+                assert 0.95 * best < rise.max() <= best * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_ascent_finds_the_closed_form(measure: str) -> None:
+    for problem, point, radius in ((ONE, POINTS[0], 0.1), (SEVERAL, POINTS[1], 0.5), (ONE, Point(0.5, 2.0), 0.2)):
+        assert climb(problem, point, measure, radius) == pytest.approx(
+            sharpness(problem, point, measure, radius), rel=1e-6
+        )
+
+
+@pytest.mark.parametrize(("metric", "order"), [(m, o) for m in ("inv", "mix") for o in ("first", "second", "exact")])
+def test_the_networks_own_quotient_gives_the_same(metric: str, order: str) -> None:
+    """Through the whole library: the pair found in the model, proved on its loss, measured on FixedRankQuotient."""
+    point = POINTS[0]
+    model = network(point)
+    symmetries = find_symmetries(model, matchers=(bottleneck,))
+    found = qm.worst_case_sharpness(
+        model,
+        squared_error,
+        [batch(SEVERAL)],
+        geometry=qm.Quotient(metric, order, symmetries=symmetries),
+        radius=0.05,
+        steps=4,
+    )
+    measure = f"{metric} ({order if order == 'exact' else f'{order} order'})"
+    assert found.geometry == measure
+    assert found.mean == pytest.approx(sharpness(SEVERAL, point, measure, 0.05), rel=1e-6)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_all_but_the_euclidean_are_constant_along_orbits(measure: str) -> None:
+    here, there = (sharpness(SEVERAL, point, measure, 0.2) for point in (POINTS[1], POINTS[1].moved(-30.0)))
+    if measure == "euclidean":
+        assert there > 30 * here
+    else:
+        assert there == pytest.approx(here, rel=1e-12)
+
+
+def test_landscapes_are_their_closed_forms() -> None:
+    """With f = p - B / A: L' = 2 A f and L'' = 2 A in p, along G, along H and along geodesics."""
+    A, B, C = SEVERAL.coefficients
+    G, H = np.array(POINTS).T
+    p, f = G * H, G * H - B / A
+    found = landscape(SEVERAL, POINTS)
+    np.testing.assert_allclose(found.loss, A * p**2 - 2 * B * p + C, rtol=1e-12)
+    norms = {
+        "euclidean": 2 * A * np.abs(f) * np.hypot(G, H),
+        "adaptive": 8**0.5 * A * np.abs(p * f),
+        "inv": 8**0.5 * A * np.abs(p * f),
+        "mix": 8**0.5 * A * np.abs(f),
+    }
+    traces = {
+        "euclidean": 2 * A * (G**2 + H**2),
+        "adaptive": 4 * A * p**2,
+        "inv": 4 * A * p * (p + f),
+        "mix": np.full(3, 4 * A),
+    }
+    for name in norms:
+        np.testing.assert_allclose(found.gradient_norm[name], norms[name], rtol=1e-10)
+        np.testing.assert_allclose(found.hessian_trace[name], traces[name], rtol=1e-10)
+
+
+def test_the_trace_is_the_second_derivative_along_the_unit_geodesic() -> None:
+    h = 1e-3
+    for metric, unit in (("inv", 0.5**0.5), ("mix", 0.5**0.5 / abs(POINTS[1].product))):
+        p = POINTS[1].product * GEODESICS[f"{metric} (exact)"](unit * h * np.arange(-2.0, 3.0))
+        second = float(np.array([-1.0, 16.0, -30.0, 16.0, -1.0]) @ loss(SEVERAL, p)) / (12 * h**2)
+        assert landscape(SEVERAL, POINTS[1]).hessian_trace[metric] == pytest.approx(second, rel=1e-6)
+
+
+def test_a_grid_lies_in_the_plane_as_its_axes_say() -> None:
+    found = grid(SEVERAL, window=2.0, resolution=8)
+    assert found.landscape.loss[1, 6] == pytest.approx(float(loss(SEVERAL, found.G[6] * found.H[1])))
+    assert found.landscape.gradient_norm["euclidean"][1, 2] == pytest.approx(
+        float(landscape(SEVERAL, (found.G[2], found.H[1])).gradient_norm["euclidean"])
+    )
+    with pytest.raises(ValueError, match=r"even number, or a weight would be 0\. Found 7"):
+        grid(SEVERAL, resolution=7)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_expansions_are_the_limits_of_small_radii(metric: str) -> None:
+    measure = f"{metric} (exact)"
+    for point in POINTS:
+        assert first_term(SEVERAL, point, measure, 1e-7) == pytest.approx(
+            sharpness(SEVERAL, point, measure, 1e-7), rel=1e-5
+        )
+        minimum = Scalar((2.0,), (2 * point.product,))
+        assert first_term(minimum, point, measure, 0.1) == pytest.approx(0, abs=1e-12)
+        assert term_at_minimum(minimum, point, measure, 1e-5) == pytest.approx(
+            sharpness(minimum, point, measure, 1e-5), rel=1e-3
+        )
+
+
+def test_the_direction_of_the_maximum_is_not_always_that_of_the_first_order_term() -> None:
+    wrong = 0
+    for ratio in np.linspace(0.5, 1.6, 111):
+        for sign in (1, -1):
+            problem, point = Scalar((1.0,), (sign * float(ratio),)), Point.balanced(sign)
+            ends = [problem.rise(sign, sign * math.exp(2 * b)) for b in (-0.5 / 2**0.5, 0.5 / 2**0.5)]
+            assert exact_direction(problem, point, 0.5) == (1 if ends[1] > ends[0] else -1)
+            wrong += paper_direction(problem, point) != exact_direction(problem, point, 0.5)
+    assert wrong == 2 * 26  # 1 < y / p < cosh(2 R) = 1.2606
+
+
+def test_the_claims_come_out_as_they_do() -> None:
+    verdicts = [(claim.place, claim.verdict) for claim in judge(ONE)]
+    assert verdicts == [
+        ("Fig. 1, App. D.1 (a)", "holds"),
+        ("App. D.1 (b)", "does not hold"),
+        ("App. D.1 (c)", "does not hold"),
+        ("App. D.1 (c)", "does not hold"),
+        ("App. D.1 (d)", "holds in part"),
+        ("App. D", "holds in part"),
+        ("App. D, Eq. 20", "holds in part"),
+        ("App. D, Eq. 22", "holds"),
+        ("App. D, Eq. 22", "holds in part"),
+        ("App. D", "holds in part"),
+        ("App. D, App. F", "holds in part"),
+        ("App. E.1", "does not hold"),
+    ]
+    with pytest.raises(ValueError, match=r"one point of data \(1, y\) with y > 0. Found"):
+        judge(SEVERAL)
+
+
+def test_bad_input_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match="of equal length, and one x other than 0"):
+        Scalar((0.0,), (1.0,))
+    with pytest.raises(ValueError, match=r"measure must be one of euclidean, .* Found 'inv'"):
+        sharpness(ONE, POINTS[0], "inv", 0.1)
+    with pytest.raises(ValueError, match=r"measure must be one of .* Found 'mix'"):
+        climb(ONE, POINTS[0], "mix", 0.1)
+
+
+def test_a_spread_is_that_of_magnitudes() -> None:
+    assert Along("trace", "inv", 0.25, (-0.5, -2.0, -1.0)).spread == 4
+    assert Along("gradient", "inv", 1.0, (0.0, 1e-16)).spread is None
+
+
+# --- the study -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found() -> Toy:
+    return study_toy(fast=True, command="quotient-manifolds study toy --fast")
+
+
+def test_the_study_finds_what_is_constant(found: Toy) -> None:
+    for quantity in ("gradient norm", "Hessian trace", "worst-case sharpness"):
+        assert found.spread(quantity, "euclidean") > 5  # type: ignore[operator]
+        for geometry in ("adaptive", "inv", "mix"):
+            assert found.spread(quantity, geometry) == pytest.approx(1, abs=1e-9)
+    assert [one.measure for one in found.agreements] == list(MEASURES)
+    assert all(one.cases == 3 and one.difference < 1e-6 for one in found.agreements)
+    at_minimum = [one for one in found.along if (one.quantity, one.product) == ("gradient norm", 1.0)]
+    assert [one.spread for one in at_minimum] == [None] * 4
+
+
+def test_the_record_lasts(found: Toy, tmp_path: Path) -> None:
+    found.save(tmp_path / "toy.json")
+    assert Toy.load(tmp_path / "toy.json") == found
+
+
+def test_the_committed_record_is_what_the_code_finds() -> None:
+    """Closed forms to their digits, ascents by their agreement; of the orbits a value each."""
+    record = Toy.load(RECORD)
+    assert record.command == "quotient-manifolds study toy"
+    for one in record.series:
+        for name, order in (("first", "first order"), ("second", "second order"), ("exact", "exact")):
+            expected = sharpness(ONE, Point.balanced(one.product), f"{one.metric} ({order})", one.radius)
+            assert getattr(one, name) == pytest.approx(expected, rel=1e-9)
+    assert [(claim.claim, claim.verdict) for claim in record.claims] == [(c.claim, c.verdict) for c in judge(ONE)]
+    assert sum(one.cases for one in record.agreements) == 27 * len(MEASURES)
+    assert max(one.difference for one in record.agreements) < 1e-6
+    sharp = [row for row in record.along if row.quantity == "worst-case sharpness"]
+    assert len(sharp) == 4 * 4
+    for row in sharp:
+        measure = row.geometry if row.geometry in MEASURES else f"{row.geometry} (exact)"
+        moved = Point.balanced(row.product).moved(record.sizes[2])
+        assert row.values[2] == pytest.approx(sharpness(ONE, moved, measure, record.radius), rel=1e-6)
+
+
+def test_the_command_writes_record_and_report(found: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def study(**options: object) -> Toy:
+        asked.update(options)
+        return found
+
+    monkeypatch.setattr("quotient_manifolds.cli.study_toy.study_toy", study)
+    done = CliRunner().invoke(toy, ["--fast", "--out", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert (asked["fast"], asked["command"]) == (True, "quotient-manifolds study toy --fast")
+    assert Toy.load(tmp_path / "toy.json") == found
+    assert "worst-case sharpness" in done.output
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert html.count("<svg") == 2 + 1 + 4
+    assert "quotient-manifolds study toy --fast" in html
+    assert all(claim.claim.split(";")[0] in html for claim in found.claims)
+    assert {"toy.json", "report.html"} == {file.name for file in tmp_path.iterdir()}
+
+
+# --- level sets as a figure ------------------------------------------------------------------------------------------
+
+
+def level_sets() -> Plot:
+    x, y = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
+    fields = [Field("one <&>", x + y[:, None]), Field("two", np.full((10, 12), -4.0)), Field("three", y[:, None] * x)]
+    return contour_figure(
+        x, y, fields, x_label="a", y_label="b", columns=2, curves=[Curve("the line", x, np.where(x < 0, np.nan, x))]
+    )
+
+
+def test_level_sets_stand_in_a_page_and_are_told_in_words() -> None:
+    plot = level_sets()
+    text = plot.svg("levels")
+    assert text == level_sets().svg("levels")
+    root = ET.fromstring(text)
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert all(one.startswith("levels-") for one in ids)
+    assert not [element for element in root.iter() if element.tag.endswith(("style", "metadata", "image"))]
+    assert not re.search("#000001|#fffffe|#ddddde", text)
+    assert plot.alt == (
+        "Level sets over a from −1 to 1 and b from −2 to 2. one <&> from −3 to 3; two constant, −4; "
+        "three from −2 to 2. Dashed: the line."
+    )
+
+
+def test_a_panel_a_field_and_as_many_points_between_any_two_levels() -> None:
+    axes = level_sets().figure.axes
+    panels = [one for one in axes if one.get_xlabel() == "a"]
+    assert [one.get_title() for one in panels] == ["one <&>", "two", "three"]
+    assert [text.get_text() for text in panels[1].texts] == ["−4 everywhere"]
+    assert len(axes) == 3 + 2  # a bar of colours for each that is not constant
+    (filled,) = panels[0].collections
+    values = np.linspace(-1, 1, 12) + np.linspace(-2, 2, 10)[:, None]
+    counts = np.histogram(values, [-np.inf, *filled.levels, np.inf])[0]
+    assert counts.sum() == 120
+    assert counts.max() <= 2 * counts.min()
+    np.testing.assert_array_equal(panels[0].get_lines()[0].get_ydata()[:6], np.nan)
+
+
+def test_the_figures_of_the_study_are_on_the_right_side_of_their_lines() -> None:
+    gradients, traces = landscapes(ONE)
+    assert [one.get_title() for one in gradients.figure.axes if one.get_title()] == [
+        "loss",
+        "gradient norm, euclidean",
+        "gradient norm, inv",
+        "gradient norm, mix",
+    ]
+    assert "Hessian trace, mix constant, 4" in traces.alt
+    for line in traces.figure.axes[0].get_lines():
+        x, y = line.get_xdata(), line.get_ydata()
+        np.testing.assert_allclose((x * y)[np.isfinite(x)], 1)
+
+
+def test_level_sets_of_bad_fields_are_refused() -> None:
+    x = np.linspace(0, 1, 3)
+    with pytest.raises(ValueError, match="at least one field, found none"):
+        contour_figure(x, x, [], x_label="", y_label="")
+    with pytest.raises(ValueError, match=r"'f' needs finite values of shape \(3, 3\), found shape \(3, 2\)"):
+        contour_figure(x, x, [Field("f", np.zeros((3, 2)))], x_label="", y_label="")
+    with pytest.raises(ValueError, match="1 values not finite"):
+        contour_figure(x, x, [Field("f", np.array([[0, 0, 0], [0, np.nan, 0], [0, 0, 0]]))], x_label="", y_label="")
+
+
+def test_the_network_is_the_problem() -> None:
+    model = network(POINTS[1])
+    with torch.no_grad():
+        assert float(squared_error(model, batch(SEVERAL))) == pytest.approx(
+            float(loss(SEVERAL, np.array(POINTS[1].product)))
+        )
+    assert [weight.item() for weight in model.parameters()] == [*POINTS[1]]
