@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import optimize, stats
 from torch import Tensor, nn
 
+from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments.diagonal import closed_form
+from quotient_manifolds.experiments.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
 from quotient_manifolds.experiments.diagonal.measuring import (
     MEASURES,
     LineBound,
-    best_corner,
-    climb,
-    climb_thoroughly,
-    corners,
+    far_share,
     objective,
+    references,
+    truncation_error,
 )
-from quotient_manifolds.experiments.diagonal.networks import Regression
-from quotient_manifolds.experiments.diagonal.objectives import FACTORS, Along
+from quotient_manifolds.experiments.diagonal.networks import Regression, Setting, draw_networks, train
+from quotient_manifolds.experiments.diagonal.objectives import FACTORS, Along, Objective
+from quotient_manifolds.experiments.diagonal.page import with_interval
+from quotient_manifolds.experiments.diagonal.records import Cell, DiagonalStudy, Mean, Plan
+from quotient_manifolds.experiments.diagonal.study import measure_cell, run_diagonal
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries
 
 Floats = NDArray[np.float64]
-THOROUGH = AutoPGD(steps=200, restarts=20, tolerance=1e-12)
+Blocks = dict[str, Tensor]
 
 
 def generator(seed: int) -> torch.Generator:
@@ -47,20 +54,44 @@ def orthonormal(seed: int, points: int = 12, dimension: int = 8) -> tuple[Regres
     return Regression(X, y, best), best + 0.3 * torch.randn(dimension, generator=random, dtype=torch.float64), best
 
 
+def thorough(measure: str, regression: Regression, beta: Tensor, radius: float, steps: int, restarts: int) -> float:
+    return float(climb_thoroughly(objective(measure, regression, beta), radius, steps, restarts, generator(0)).rise)
+
+
+class OneRow:
+    """A network's row of an objective, as the library's ascent climbs it."""
+
+    def __init__(self, goal: Objective) -> None:
+        self.goal = goal
+
+    def zero(self) -> Blocks:
+        return {"z": self.goal.zero()}
+
+    def sample(self, generator: torch.Generator) -> Blocks:
+        return {"z": torch.randn(self.goal.zero().shape, generator=generator, dtype=torch.float64)}
+
+    def value(self, z: Blocks) -> float:
+        return float(self.goal.value(z["z"]))
+
+    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
+        value, gradient = self.goal.value_and_gradient(z["z"])
+        return float(value), {"z": gradient}
+
+
 # ---- objectives
 
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_objectives_have_the_gradient_of_their_value(measure: str) -> None:
     regression, beta, _ = orthonormal(0)
-    goal = objective(measure, regression, beta)
-    z = {"z": 0.1 * goal.sample(generator(1))["z"]}
-    value, gradient = goal.value_and_gradient(z)
-    leaf = z["z"].clone().requires_grad_()
+    goal = objective(measure, regression, torch.stack([beta, beta.flip(0)]))
+    leaf = (0.1 * torch.randn(goal.zero().shape, generator=generator(1), dtype=torch.float64)).requires_grad_()
+    value, gradient = goal.value_and_gradient(leaf.detach())
     loss = regression.loss(goal.image(leaf))
-    (expected,) = torch.autograd.grad(loss, leaf)
-    assert value == pytest.approx(float(loss.detach()), rel=1e-14) == goal.value(z)
-    assert torch.allclose(gradient["z"], expected, rtol=1e-12, atol=1e-14)
+    (expected,) = torch.autograd.grad(loss.sum(), leaf)
+    assert torch.allclose(value, loss.detach(), rtol=1e-14)
+    assert torch.equal(value, goal.value(leaf.detach()))
+    assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("metric", "geodesic"), FACTORS)
@@ -112,8 +143,9 @@ def test_the_whole_library_finds_the_same_sharpness(measure: str, radius: float)
         metric, geodesic = measure.split()
         geometry = Quotient(metric, geodesic, symmetries=symmetries, trust=True)  # type: ignore[arg-type]
     model = DiagonalNetwork(u, v).eval()
+    rise = float(climb(objective(measure, regression, u * v), radius, 20).rise)
     found = worst_case_sharpness(model, loss, [(regression.X, regression.y)], geometry=geometry, radius=radius)
-    assert found.mean == pytest.approx(climb(measure, regression, u * v, radius, AutoPGD()).rise, rel=1e-9)
+    assert found.mean == pytest.approx(rise, rel=1e-9)
 
 
 # ---- closed forms
@@ -219,7 +251,7 @@ def test_inv_to_second_order_is_what_the_ascent_finds(seed: int, radius: float) 
     hessian = torch.autograd.functional.hessian(rise, torch.zeros_like(beta))
     assert torch.allclose(hessian, torch.diag(hessian.diagonal()), atol=1e-10)
     goal = Quadratic(hessian.diagonal().numpy() / 2, slope.numpy() / 2)
-    climbed = THOROUGH.maximise(goal, radius, generator(seed))
+    climbed = AutoPGD(steps=200, restarts=20, tolerance=1e-12).maximise(goal, radius, generator(seed))
     assert closed_form.inv_second_order(beta.numpy(), best.numpy(), radius).value == pytest.approx(
         climbed.loss, rel=1e-6
     )
@@ -231,10 +263,10 @@ def test_inv_closed_forms_are_the_limits_of_the_ascent(seed: int, geodesic: str)
     """Cases a and b to 1e-6, at a radius where higher terms are smaller: they need not be small anywhere else."""
     regression, beta, best = orthonormal(seed)
     radius = 1e-7
-    a = climb_thoroughly(f"inv {geodesic}", regression, beta, radius, AutoPGD(steps=100))
+    a = thorough(f"inv {geodesic}", regression, beta, radius, 100, 0)
     assert closed_form.inv_first_order(beta.numpy(), best.numpy(), radius) == pytest.approx(a, rel=1e-6)
     consistent = Regression(regression.X, regression.X @ best, best)  # the loss at the minimum is 0: nothing cancels
-    b = climb_thoroughly(f"inv {geodesic}", consistent, best, radius, AutoPGD(steps=200, restarts=20))
+    b = thorough(f"inv {geodesic}", consistent, best, radius, 200, 20)
     assert closed_form.inv_at_minimum(best.numpy(), radius) == pytest.approx(b, rel=1e-6)
     assert closed_form.inv_second_order(best.numpy(), best.numpy(), radius).value == pytest.approx(b, rel=1e-6)
     assert closed_form.inv_second_order(best.numpy(), best.numpy(), radius).hard
@@ -251,7 +283,7 @@ def test_inv_at_a_larger_radius_lies_between_the_orders(seed: int) -> None:
         return float(np.sum(x**2 * (np.exp(4 * b) - 1) - 2 * x * t * (np.exp(2 * b) - 1)))
 
     searched = largest_by_search(rise, 4, radius / math.sqrt(2), np.random.default_rng(seed))
-    climbed = climb_thoroughly("inv exact", regression, beta, radius, THOROUGH)
+    climbed = thorough("inv exact", regression, beta, radius, 200, 20)
     assert climbed == pytest.approx(searched, rel=1e-6)
     second = closed_form.inv_second_order(beta.numpy(), best.numpy(), radius).value
     assert closed_form.inv_first_order(beta.numpy(), best.numpy(), radius) < second < climbed
@@ -262,7 +294,7 @@ def test_inv_at_a_larger_radius_lies_between_the_orders(seed: int) -> None:
 def test_mix_is_what_the_ascent_finds(seed: int, radius: float) -> None:
     """To 1e-6 while all geodesics go on; where some have ended the ascent creeps along their ends, and finds less."""
     regression, beta, best = orthonormal(seed)
-    climbed = climb_thoroughly("mix exact", regression, beta, radius, THOROUGH)
+    climbed = thorough("mix exact", regression, beta, radius, 200, 20)
     found = closed_form.mix(beta.numpy(), best.numpy(), radius)
     endless = closed_form.mix_endless(beta.numpy(), best.numpy(), radius)
     assert found.value <= endless * (1 + 1e-12)
@@ -305,19 +337,227 @@ def test_mix_refuses_a_zero() -> None:
         closed_form.mix(np.array([1.0, 0.0]), np.zeros(2), 0.1)
 
 
-# ---- measuring
+# ---- the ascent
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_corners_are_the_rises_at_single_coordinates(measure: str) -> None:
+@pytest.mark.parametrize("steps", [1, 20, 100])
+def test_many_climbs_at_once_are_the_steps_of_the_library(measure: str, steps: int) -> None:
+    """From the network and from a start, at radii where step sizes are halved; the climbs are not equally long."""
+    regression = Regression.draw(20, generator(5), dimension=30)
+    betas = regression.truth + 0.1 * torch.randn(4, 30, generator=generator(6), dtype=torch.float64)
+    goal = objective(measure, regression, betas)
+    noise = torch.randn(goal.zero().shape, generator=generator(7), dtype=torch.float64)
+    starts = 0.3 * noise / noise.norm(dim=-1, keepdim=True)
+    plain, started = climb(goal, 0.3, steps), climb(goal, 0.3, steps, starts)
+    assert bool((plain.z.norm(dim=-1) <= 0.3 * (1 + 1e-12)).all())
+    for row, beta in enumerate(betas):
+        single = OneRow(objective(measure, regression, beta))
+        ascent = AutoPGD(steps=steps)
+        for found, start in ((plain, None), (started, {"z": starts[row]})):
+            expected = ascent.maximise(single, 0.3, generator(0), start=start)
+            assert float(found.rise[row]) == pytest.approx(expected.loss - expected.base, rel=1e-9)
+            assert torch.allclose(found.z[row], expected.z["z"], atol=1e-7)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_the_best_corner_is_the_best_of_all_corners(measure: str) -> None:
     regression, beta, _ = orthonormal(4)
     regression = Regression(regression.X * torch.linspace(0.5, 2, 8), regression.y, regression.truth)
-    goal = objective(measure, regression, beta)
-    rises = corners(measure, regression, beta, 0.3)
-    assert rises.shape == (2, 8)
-    for sign, place in itertools.product((0, 1), range(8)):
-        z = goal.zero()
-        z["z"].view(-1)[place] = (0.3, -0.3)[sign]
-        assert float(rises[sign, place]) == pytest.approx(goal.value(z) - float(regression.loss(beta)), rel=1e-10)
-    best = goal.value({"z": best_corner(measure, regression, beta, 0.3)}) - float(regression.loss(beta))
-    assert best == pytest.approx(float(rises.max()), rel=1e-12)
+    betas = torch.stack([beta, -beta, beta.flip(0)])
+    found = best_corner(objective(measure, regression, betas), 0.3)
+    for row, each in enumerate(betas):
+        goal = objective(measure, regression, each)
+        axes = torch.eye(len(goal.zero()), dtype=torch.float64) * 0.3
+        rises = goal.value(torch.cat([axes, -axes])) - regression.loss(each)
+        assert float(found.rise[row]) == pytest.approx(float(rises.max()), rel=1e-10)
+        assert float(goal.value(found.z[row]) - regression.loss(each)) == pytest.approx(float(rises.max()), rel=1e-10)
+        assert float(found.z[row].norm()) == pytest.approx(0.3)
+
+
+def test_a_thorough_climb_takes_the_best_of_all() -> None:
+    """Two hills: the gradient at 0 leads up the lower one."""
+    regression = Regression(
+        torch.eye(2, dtype=torch.float64), torch.tensor([2.0, 0.02], dtype=torch.float64), torch.zeros(2)
+    )
+    goal = objective("mix second", regression, torch.tensor([1.0, 0.01], dtype=torch.float64))
+    assert float(thorough("mix second", regression, goal.beta, 0.3, 20, 3)) > 10 * float(climb(goal, 0.3, 20).rise)
+
+
+# ---- measuring
+
+
+def test_the_line_bound_is_the_search_over_a_ball() -> None:
+    regression = Regression.draw(3, generator(8), dimension=5)
+    beta = torch.randn(5, generator=generator(9), dtype=torch.float64)
+
+    def rise(delta: Floats) -> float:
+        return float(regression.loss(beta + torch.from_numpy(delta)) - regression.loss(beta))
+
+    searched = largest_by_search(rise, 5, math.sqrt(2) * 0.4, np.random.default_rng(0))
+    assert LineBound(regression).at(beta, 0.4) == pytest.approx(searched, rel=1e-8)
+
+
+def test_far_share_and_truncation_error_by_hand() -> None:
+    one = torch.ones(2, dtype=torch.float64)
+    regression = Regression(torch.eye(2, dtype=torch.float64), one, one)
+    climbed = Climbed(torch.tensor(2.0), torch.tensor([0.3, 0.4], dtype=torch.float64))
+    beta = torch.tensor([0.1, 1.0], dtype=torch.float64)  # mix: b = z / (sqrt 2 |beta|) = 2.12, 0.28
+    assert float(far_share("mix exact", regression, beta, climbed)) == pytest.approx(0.09 / 0.25)
+    assert float(far_share("inv exact", regression, beta, climbed)) == 0
+    b = np.array([0.3 / (math.sqrt(2) * 0.1), 0.4 / math.sqrt(2)])
+    x = np.array([0.1, 1.0])
+    second, exact = x * (1 + b - b**2 / 2) ** 2, x * (1 + 2 * b)
+    expected = abs(np.sum((second - 1) ** 2) - np.sum((exact - 1) ** 2)) / 2
+    assert float(truncation_error("mix", regression, beta, climbed)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_gradient_references_are_the_limit_of_small_radii(metric: str) -> None:
+    regression = Regression.draw(10, generator(10), dimension=15)
+    betas = torch.randn(3, 15, generator=generator(11), dtype=torch.float64)
+    rise = climb(objective(f"{metric} exact", regression, betas), 1e-7, 20).rise.numpy()
+    assert references(regression, betas)[f"{metric} gradient"] == pytest.approx(rise / 1e-7, rel=1e-5)
+
+
+# ---- networks
+
+
+def test_networks_arrive_or_are_drawn_again() -> None:
+    setting = Setting(30, (0.5, 1.0), (0.05, 1.0))
+    regression = Regression.draw(30, generator(12), dimension=40)
+    u, v, drawing = draw_networks(regression, setting, generator(13), networks=10)
+    assert u.shape == v.shape == (10, 40)
+    assert bool((regression.loss(u * v) <= 1e-5).all())
+    assert drawing.diverged > 0
+    assert drawing.drawn == 10 + drawing.diverged + drawing.unfinished
+    with pytest.raises(ValueError, match="All networks must reach the loss"):
+        draw_networks(regression, Setting(30, (0.5, 1.0), (90.0, 100.0)), generator(13), networks=2)
+
+
+def test_training_is_gradient_descent_and_tells_how_it_ended() -> None:
+    regression = Regression.draw(8, generator(14), dimension=10)
+    rates = torch.tensor([0.05, 50.0, 1e-9], dtype=torch.float64)
+    found = train(regression, torch.full((3,), 0.5, dtype=torch.float64), rates, generator(15), most=2000)
+    assert found.diverged.tolist() == [False, True, False]
+    assert found.unfinished.tolist() == [False, False, True]
+    assert bool(found.u[1:].isnan().all())
+    random = generator(15)
+    w = [nn.Parameter(0.5 * torch.randn(3, 10, generator=random, dtype=torch.float64)[0]) for _ in range(2)]
+    optimizer = torch.optim.SGD(w, lr=0.05)
+    for _ in range(int(found.steps[0])):
+        optimizer.zero_grad()
+        loss = ((regression.X @ (w[0] * w[1]) - regression.y) ** 2).sum()
+        assert float(loss.detach()) > 1e-5
+        loss.backward()
+        optimizer.step()
+    assert torch.allclose(found.u[0], w[0].detach(), rtol=1e-8)
+    assert float(regression.loss(w[0].detach() * w[1].detach())) <= 1e-5
+
+
+def test_data_are_sparse_and_of_unit_scale() -> None:
+    regression = Regression.draw(100, generator(16))
+    assert regression.X.shape == (100, 200)
+    assert int((regression.truth != 0).sum()) == 20
+    assert float((regression.X**2).sum(0).mean()) == pytest.approx(1, abs=0.02)
+    assert float(regression.loss(regression.truth)) == 0
+    x = torch.randn(20_000, 200, generator=generator(17), dtype=torch.float64)
+    beta = regression.truth + 0.1
+    drawn = ((x @ (beta - regression.truth)) ** 2).mean()
+    assert float(regression.test_loss(beta)) == pytest.approx(float(drawn), rel=0.05)
+
+
+# ---- the study
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DiagonalStudy]:
+    out = tmp_path_factory.mktemp("diagonal")
+    return out, run_diagonal(out, Plan.fast(), command="study")
+
+
+def test_the_record_lasts(fast: tuple[Path, DiagonalStudy], tmp_path: Path) -> None:
+    _, study = fast
+    study.save(tmp_path / "diagonal.json")
+    assert DiagonalStudy.load(tmp_path / "diagonal.json") == study
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a study of diagonal networks"):
+        DiagonalStudy.load(tmp_path / "other.json")
+
+
+def test_every_setting_has_every_seed_and_measure(fast: tuple[Path, DiagonalStudy]) -> None:
+    study = fast[1]
+    assert [(cell.setting, cell.seed) for cell in study.cells] == list(itertools.product(study.plan.settings, range(3)))
+    assert set(study.measures) == {*MEASURES, "mix endless"}
+    for cell in study.cells:
+        profiled = cell.setting == study.plan.settings[0]
+        assert cell.radii == (study.plan.profile if profiled else study.plan.radii)
+        assert bool(cell.checks) == (profiled and cell.seed == 0)
+        assert all(len(values) == len(cell.radii) for values in cell.taus.values())
+        assert cell.train_loss[1] <= 1.00001e-5
+    bounds = [check.bound for check in study.cells[0].checks["mix exact"]]
+    assert all(bound is not None and 0 < bound[1] <= bound[0] <= 1 for bound in bounds)
+    assert all(check.found[1] <= check.found[0] <= 1 for found in study.cells[0].checks.values() for check in found)
+
+
+def test_tau_is_that_of_the_networks_of_the_cell(fast: tuple[Path, DiagonalStudy]) -> None:
+    """Computed again from the seed on, with the library's ascent one network at a time."""
+    study = fast[1]
+    cell = study.cells[1]
+    random = generator(cell.seed)
+    regression = Regression.draw(cell.setting.points, random)
+    u, v, _ = draw_networks(regression, cell.setting, random, networks=study.plan.networks)
+    for measure in ("adaptive", "mix second", "mix exact"):
+        ascent = AutoPGD(steps=study.plan.steps)
+        goals = [OneRow(objective(measure, regression, beta)) for beta in u * v]
+        found = [ascent.maximise(goal, 0.1, generator(0)) for goal in goals]
+        tau = stats.kendalltau([each.loss - each.base for each in found], regression.test_loss(u * v)).statistic
+        assert cell.taus[measure][cell.radii.index(0.1)] == pytest.approx(tau, abs=1e-4)
+
+
+def test_finished_cells_are_not_measured_again(
+    fast: tuple[Path, DiagonalStudy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, study = fast
+    measured = []
+
+    def counted(plan: Plan, setting: Setting, seed: int) -> Cell:
+        measured.append((setting, seed))
+        return measure_cell(plan, setting, seed)
+
+    monkeypatch.setattr("quotient_manifolds.experiments.diagonal.study.measure_cell", counted)
+    assert run_diagonal(out, Plan.fast(), command="study") == study
+    assert not measured
+    next((out / "cells").glob("*seed2.json")).unlink()
+    again = run_diagonal(out, Plan.fast(), command="study")
+    assert len(measured) == 1
+    assert [dataclasses.replace(cell, seconds=0.0) for cell in again.cells] == [
+        dataclasses.replace(cell, seconds=0.0) for cell in study.cells
+    ]
+    run_diagonal(out, dataclasses.replace(Plan.fast(), seeds=4), command="study")
+    assert len(measured) == 3  # one more seed of each setting
+    run_diagonal(out, dataclasses.replace(Plan.fast(), steps=4), command="study")
+    assert len(measured) == 9  # another plan: all of them
+
+
+def test_means_over_seeds() -> None:
+    values = [0.5, -0.5, None, 1.0, 0.25, 0.75]
+    mean = Mean.of(values)
+    assert mean is not None
+    assert (mean.value, mean.seeds, mean.negative, mean.positive) == (0.4, 5, 1, 4)
+    known = np.array([value for value in values if value is not None])
+    drawn = np.random.default_rng(1).choice(known, (20_000, 5)).mean(axis=1)
+    assert (mean.low, mean.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
+    assert Mean.of([None]) is None
+    assert Mean.of([0.5, 0.5]) == Mean(0.5, 0.5, 0.5, 2, 0, 2)
+
+
+def test_the_command_writes_record_and_report(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, ["study", "diagonal", "--fast", "--out", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "mix, exact" in shown.output
+    study = DiagonalStudy.load(tmp_path / "diagonal.json")
+    assert study.command == "quotient-manifolds study diagonal --fast"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert with_interval(study.tau(study.plan.settings[0], "mix exact", 0.1)) in page
+    assert page.count("<svg") == 2

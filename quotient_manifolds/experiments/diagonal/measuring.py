@@ -1,9 +1,8 @@
-"""Sharpness of one diagonal network by each measure, a thorough ascent to judge it by, and an upper bound for mix."""
+"""What is measured on diagonal networks: seven measures, a bound for mix, and what tells how truncation works."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -11,76 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quotient_manifolds.experiments.diagonal.ascent import Climbed
 from quotient_manifolds.experiments.diagonal.closed_form import largest_in_ball
 from quotient_manifolds.experiments.diagonal.networks import Regression
 from quotient_manifolds.experiments.diagonal.objectives import FACTORS, Along, Apart
-from quotient_manifolds.sharpness import AutoPGD
 
 Floats = NDArray[np.float64]
 
 ADAPTIVE = "adaptive"
-MEASURES = (ADAPTIVE, *(" ".join(names) for names in FACTORS))
+QUOTIENT = tuple(" ".join(names) for names in FACTORS)
+MEASURES = (ADAPTIVE, *QUOTIENT)
 METRICS = ("inv", "mix")
-FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: mix's ends at b = -1/2
+FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
 
 
 def objective(measure: str, regression: Regression, beta: Tensor) -> Along | Apart:
-    """What a measure climbs: "adaptive", or a metric and a geodesic, such as "mix exact"."""
-    if measure == ADAPTIVE:
-        return Apart(regression, beta)
+    """What a measure climbs: "adaptive", or a metric and a geodesic, such as "mix exact"; beta (..., d)."""
+    return Apart(regression, beta) if measure == ADAPTIVE else along(measure, regression, beta)
+
+
+def along(measure: str, regression: Regression, beta: Tensor) -> Along:
     metric, geodesic = measure.split()
     return Along.of(regression, beta, metric, geodesic)
-
-
-@final
-@dataclass(frozen=True)
-class Climbed:
-    """The rise of the loss that was found in the ball, and where."""
-
-    rise: float
-    z: Tensor
-
-
-def climb(measure: str, regression: Regression, beta: Tensor, radius: float, ascent: AutoPGD) -> Climbed:
-    """Sharpness as the library finds it: Auto-PGD from the network itself."""
-    found = ascent.maximise(objective(measure, regression, beta), radius, torch.Generator().manual_seed(0))
-    return Climbed(found.loss - found.base, found.z["z"])
-
-
-def climb_thoroughly(measure: str, regression: Regression, beta: Tensor, radius: float, ascent: AutoPGD) -> float:
-    """The largest rise that `ascent` finds from the network, its random restarts, and the best single coordinate."""
-    goal = objective(measure, regression, beta)
-    found = ascent.maximise(goal, radius, torch.Generator().manual_seed(1))
-    corner = best_corner(measure, regression, beta, radius)
-    again = AutoPGD(steps=ascent.steps, tolerance=ascent.tolerance).maximise(
-        goal, radius, torch.Generator().manual_seed(1), start={"z": corner}, base=found.base
-    )
-    return max(found.loss, again.loss) - found.base
-
-
-def corners(measure: str, regression: Regression, betas: Tensor, radius: float) -> Tensor:
-    """The rise where one coordinate of z is +-radius and the others 0, (..., d) -> (..., 2, d), without an ascent.
-
-    Such a z changes one coordinate of beta, by t: the rise is t g_i + t^2 |X_i|^2, g the gradient in beta. Adaptive
-    sharpness has each twice, for u and for v.
-    """
-    goal = objective(measure, regression, betas)
-    signs = torch.tensor([[radius], [-radius]], dtype=betas.dtype)
-    beta = betas[..., None, :]
-    image = (
-        beta * (1 + signs) if isinstance(goal, Apart) else beta * goal.factor.value(signs / goal.lengths[..., None, :])
-    )
-    change, gradient = image - beta, regression.loss_and_gradient(betas)[1][..., None, :]
-    return change * gradient + change**2 * (regression.X**2).sum(0)
-
-
-def best_corner(measure: str, regression: Regression, beta: Tensor, radius: float) -> Tensor:
-    """The z of the largest of `corners`."""
-    rises = corners(measure, regression, beta, radius)
-    place = int(rises.argmax())
-    z = objective(measure, regression, beta).zero()["z"]
-    z.view(-1)[place % rises.shape[-1]] = radius if place < rises.shape[-1] else -radius
-    return z
 
 
 @final
@@ -95,23 +46,23 @@ class LineBound:
         self._regression, self._left, self._sizes = regression, left, sizes
 
     def at(self, beta: Tensor, radius: float) -> float:
+        """Of one network, beta (d,)."""
         residual = self._regression.X @ beta - self._regression.y
         slopes = self._sizes * (self._left.mT @ residual)
         return largest_in_ball((self._sizes**2).numpy(), slopes.numpy(), math.sqrt(2) * radius).value
 
 
-def far_share(measure: str, regression: Regression, beta: Tensor, z: Tensor) -> float:
-    """The part of |z|^2 in coordinates with |b| > 1/2."""
-    goal = objective(measure, regression, beta)
-    assert isinstance(goal, Along)
-    far = (z / goal.lengths).abs() > FAR
-    return float((z[far] ** 2).sum() / (z**2).sum())
+def far_share(measure: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
+    """The part of |z|^2 in coordinates with |b| > 1/2, (...,)."""
+    square = climbed.z**2
+    far = (climbed.z / along(measure, regression, beta).lengths).abs() > FAR
+    return (square * far).sum(-1) / square.sum(-1)
 
 
-def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> float:
-    """|L(second order) - L(exact)| / rise at the point that the ascent along second-order geodesics found."""
+def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
+    """|L(second order) - L(exact)| / rise at the point that the ascent along second-order geodesics found, (...,)."""
     second, exact = (Along.of(regression, beta, metric, geodesic) for geodesic in ("second", "exact"))
-    return abs(second.value({"z": climbed.z}) - exact.value({"z": climbed.z})) / climbed.rise
+    return (second.value(climbed.z) - exact.value(climbed.z)).abs() / climbed.rise
 
 
 def references(regression: Regression, betas: Tensor) -> dict[str, Floats]:

@@ -13,6 +13,7 @@ In adaptive sharpness u and v move apart, on straight lines: beta becomes beta (
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -21,8 +22,6 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.experiments.diagonal.networks import Regression
-
-Blocks = dict[str, Tensor]
 
 
 class Factor(NamedTuple):
@@ -50,10 +49,30 @@ def lengths(beta: Tensor, metric: str) -> Tensor:
     return math.sqrt(2) * (torch.ones_like(beta) if metric == "inv" else beta.abs())
 
 
+class Objective(ABC):
+    """z -> L for many networks at once, a row each: the coordinates z (..., k) are orthonormal in the metric."""
+
+    regression: Regression
+
+    @abstractmethod
+    def image(self, z: Tensor) -> Tensor:
+        """beta where z leads, (..., k) -> (..., d)."""
+
+    @abstractmethod
+    def zero(self) -> Tensor: ...
+
+    @abstractmethod
+    def value(self, z: Tensor) -> Tensor:
+        """The loss, (..., k) -> (...)."""
+
+    @abstractmethod
+    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 @final
 @dataclass(frozen=True)
-class Along:
-    """z -> |X (beta factor(b)) - y|^2 with b = z / lengths: z are orthonormal coordinates of the horizontal space."""
+class Along(Objective):
+    """z -> |X (beta factor(b)) - y|^2 with b = z / lengths, on the horizontal space: k = d."""
 
     regression: Regression
     beta: Tensor
@@ -65,46 +84,40 @@ class Along:
         return cls(regression, beta, lengths(beta, metric), FACTORS[metric, geodesic])
 
     def image(self, z: Tensor) -> Tensor:
-        """beta at the end of the geodesic, (..., d) -> (..., d)."""
         return self.beta * self.factor.value(z / self.lengths)
 
-    def zero(self) -> Blocks:
-        return {"z": torch.zeros_like(self.beta)}
+    def zero(self) -> Tensor:
+        return torch.zeros_like(self.beta)
 
-    def sample(self, generator: torch.Generator) -> Blocks:
-        return {"z": torch.randn(self.beta.shape, generator=generator, dtype=self.beta.dtype)}
+    def value(self, z: Tensor) -> Tensor:
+        return self.regression.loss(self.image(z))
 
-    def value(self, z: Blocks) -> float:
-        return float(self.regression.loss(self.image(z["z"])))
-
-    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
-        b = z["z"] / self.lengths
+    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        b = z / self.lengths
         value, slope = self.regression.loss_and_gradient(self.beta * self.factor.value(b))
-        return float(value), {"z": slope * self.beta * self.factor.slope(b) / self.lengths}
+        return value, slope * self.beta * self.factor.slope(b) / self.lengths
 
 
 @final
 @dataclass(frozen=True)
-class Apart:
-    """z = (a, c) -> |X (beta (1 + a) (1 + c)) - y|^2: adaptive sharpness, z of shape (2, d)."""
+class Apart(Objective):
+    """z = (a, c) -> |X (beta (1 + a) (1 + c)) - y|^2: adaptive sharpness, k = 2d."""
 
     regression: Regression
     beta: Tensor
 
     def image(self, z: Tensor) -> Tensor:
-        """beta with u and v moved, (..., 2, d) -> (..., d)."""
-        return self.beta * (1 + z).prod(dim=-2)
+        a, c = z.chunk(2, dim=-1)
+        return self.beta * (1 + a) * (1 + c)
 
-    def zero(self) -> Blocks:
-        return {"z": self.beta.new_zeros(2, *self.beta.shape)}
+    def zero(self) -> Tensor:
+        return torch.zeros_like(torch.cat([self.beta, self.beta], dim=-1))
 
-    def sample(self, generator: torch.Generator) -> Blocks:
-        return {"z": torch.randn(2, *self.beta.shape, generator=generator, dtype=self.beta.dtype)}
+    def value(self, z: Tensor) -> Tensor:
+        return self.regression.loss(self.image(z))
 
-    def value(self, z: Blocks) -> float:
-        return float(self.regression.loss(self.image(z["z"])))
-
-    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
-        moved = 1 + z["z"]
-        value, slope = self.regression.loss_and_gradient(self.beta * moved.prod(dim=-2))
-        return float(value), {"z": slope * self.beta * moved.flip(-2)}
+    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        a, c = z.chunk(2, dim=-1)
+        value, slope = self.regression.loss_and_gradient(self.beta * (1 + a) * (1 + c))
+        slope = slope * self.beta
+        return value, torch.cat([slope * (1 + c), slope * (1 + a)], dim=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +49,7 @@ class Plan:
     profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
     profiled: int = 3
     steps: int = 20
-    thorough: int = 10
+    thorough: int = 20
     thorough_steps: int = 100
     thorough_restarts: int = 10
 
@@ -184,6 +184,23 @@ class DiagonalStudy:
     def tau(self, setting: Setting, measure: str, radius: float) -> Mean | None:
         """Over seeds; `measure` is one of `measures`."""
         return Mean.of(cell.taus[measure][cell.radii.index(radius)] for cell in self.of(setting))
+
+    def signs(self, measure: str, radius: float) -> tuple[int, int, int]:
+        """In how many settings the interval of tau lies below 0, holds 0, lies above 0."""
+        found = [self.tau(setting, measure, radius) for setting in self.plan.settings]
+        known = [mean for mean in found if mean is not None]
+        below, above = sum(mean.high < 0 for mean in known), sum(mean.low > 0 for mean in known)
+        return below, len(known) - below - above, above
+
+    def column(self, name: str, key: str, radius: float, settings: Sequence[Setting] | None = None) -> list[float]:
+        """One of the columns ("taus", "far", ...) of all cells that have the radius, of the settings given."""
+        chosen = self.plan.settings if settings is None else settings
+        found = [
+            getattr(cell, name)[key][cell.radii.index(radius)]
+            for cell in self.cells
+            if radius in cell.radii and cell.setting in chosen
+        ]
+        return [value for value in found if value is not None]
 
     def reference(self, setting: Setting, name: str) -> Mean | None:
         return Mean.of(cell.references[name] for cell in self.of(setting))

@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from quotient_manifolds.experiments.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
 from quotient_manifolds.experiments.diagonal.measuring import (
-    ADAPTIVE,
     MEASURES,
     METRICS,
-    Climbed,
+    QUOTIENT,
     LineBound,
-    climb,
-    climb_thoroughly,
-    corners,
     far_share,
+    objective,
     references,
     truncation_error,
 )
@@ -40,14 +38,13 @@ from quotient_manifolds.experiments.diagonal.records import (
 )
 from quotient_manifolds.experiments.zoo import one_thread
 from quotient_manifolds.files import write_text
-from quotient_manifolds.sharpness import AutoPGD
 from quotient_manifolds.version import VERSION
 
 Report = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
-Climbs = dict[str, list[list[Climbed]]]  # by measure; a list a radius, a climb a network
+Climbs = dict[str, list[Climbed]]  # by measure, one a radius, of all networks
 
-TOLERANCE = 1e-6  # a climb of the thorough ascent ends where its rise grew by less than this part of itself
+LARGE = 0.1  # a truncation error above this part of the rise is counted
 MATCHES = (("mix first", "1 / min |beta|"), ("mix second", "1 / min |beta|"), ("mix exact", "|beta|_1"))
 SHOWN = (1, 0, 0.1)  # place of the setting, seed and radius whose networks are kept one by one
 
@@ -92,16 +89,18 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
     u, v, drawing = draw_networks(regression, setting, generator, networks=plan.networks)
     betas = u * v
     train, test = regression.loss(betas), regression.test_loss(betas).numpy()
-    with torch.inference_mode():
-        climbs = _climbs(regression, betas, radii, AutoPGD(steps=plan.steps))
-        rises = {measure: np.array([[c.rise for c in row] for row in rows]) for measure, rows in climbs.items()}
-        line = LineBound(regression)
-        endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
-        again = place < plan.profiled and seed < plan.thorough
-        checks = _checks(plan, regression, betas, rises, endless, test) if again else {}
-        far, truncation, truncated = _mechanism(regression, betas, climbs)
-        known = references(regression, betas)
-        cornered = _cornered(regression, betas, radii, rises)
+    climbs = {
+        measure: [climb(objective(measure, regression, betas), radius, plan.steps) for radius in radii]
+        for measure in MEASURES
+    }
+    rises = {measure: np.stack([found.rise.numpy() for found in rows]) for measure, rows in climbs.items()}
+    line = LineBound(regression)
+    endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
+    again = place < plan.profiled and seed < plan.thorough
+    checks = _checks(plan, regression, betas, rises, endless, test) if again else {}
+    far, truncation, truncated = _mechanism(regression, betas, climbs)
+    known = references(regression, betas)
+    cornered = _cornered(regression, betas, radii, rises)
     shown = (place, seed) == SHOWN[:2] and SHOWN[2] in radii
     return Cell(
         setting,
@@ -136,24 +135,18 @@ def _taus(rows: Floats, test: Floats) -> Values:
     return tuple(tau_b(row, test) for row in rows)
 
 
-def _climbs(regression: Regression, betas: Tensor, radii: tuple[float, ...], ascent: AutoPGD) -> Climbs:
-    return {
-        measure: [[climb(measure, regression, beta, radius, ascent) for beta in betas] for radius in radii]
-        for measure in MEASURES
-    }
-
-
 def _checks(
     plan: Plan, regression: Regression, betas: Tensor, rises: dict[str, Floats], endless: Floats, test: Floats
 ) -> dict[str, tuple[Check, ...]]:
     """Every measure once more at the plan's radii, by the thorough ascent; never below what the plain one found."""
-    ascent = AutoPGD(steps=plan.thorough_steps, restarts=plan.thorough_restarts, tolerance=TOLERANCE)
+    generator = torch.Generator().manual_seed(0)
     checks: dict[str, list[Check]] = {measure: [] for measure in rises}
     for radius in plan.radii:
         place = plan.profile.index(radius)
         for measure, rows in rises.items():
-            found = np.array([climb_thoroughly(measure, regression, beta, radius, ascent) for beta in betas])
-            best = np.maximum(found, rows[place])
+            goal = objective(measure, regression, betas)
+            again = climb_thoroughly(goal, radius, plan.thorough_steps, plan.thorough_restarts, generator)
+            best = np.maximum(again.rise.numpy(), rows[place])
             bound = _middle_and_least(best / endless[place]) if measure == "mix exact" else None
             checks[measure].append(Check(tau_b(best, test), _middle_and_least(rows[place] / best), bound))
     return {measure: tuple(found) for measure, found in checks.items()}
@@ -167,29 +160,31 @@ def _cornered(
     regression: Regression, betas: Tensor, radii: tuple[float, ...], rises: dict[str, Floats]
 ) -> dict[str, Floats]:
     """The measures, with the best single coordinate where that rises more than the ascent found."""
-    best = {
-        measure: [corners(measure, regression, betas, radius).flatten(-2).amax(-1).numpy() for radius in radii]
-        for measure in rises
+    return {
+        measure: np.stack(
+            [
+                np.maximum(row, best_corner(objective(measure, regression, betas), radius).rise.numpy())
+                for row, radius in zip(rows, radii, strict=True)
+            ]
+        )
+        for measure, rows in rises.items()
     }
-    return {measure: np.maximum(rows, np.array(best[measure])) for measure, rows in rises.items()}
 
 
 def _mechanism(regression: Regression, betas: Tensor, climbs: Climbs) -> tuple[Columns, Columns, Columns]:
     """By measure the far share, by metric the truncation error, both medians over networks, and how many are large."""
-    far: Columns = {}
-    for measure, rows in climbs.items():
-        if measure != ADAPTIVE:
-            shares = [[far_share(measure, regression, b, c.z) for b, c in zip(betas, row, strict=True)] for row in rows]
-            far[measure] = tuple(np.median(shares, axis=1).tolist())
-    truncation: Columns = {}
-    truncated: Columns = {}
-    for metric in METRICS:
-        rows = climbs[f"{metric} second"]
-        errors = np.array(
-            [[truncation_error(metric, regression, b, c) for b, c in zip(betas, row, strict=True)] for row in rows]
-        )
-        truncation[metric] = tuple(np.median(errors, axis=1).tolist())
-        truncated[metric] = tuple(np.mean(errors > 0.1, axis=1).tolist())
+    far: Columns = {
+        measure: tuple(float(far_share(measure, regression, betas, found).quantile(0.5)) for found in climbs[measure])
+        for measure in QUOTIENT
+    }
+    errors = {
+        metric: [truncation_error(metric, regression, betas, found) for found in climbs[f"{metric} second"]]
+        for metric in METRICS
+    }
+    truncation: Columns = {metric: tuple(float(e.quantile(0.5)) for e in rows) for metric, rows in errors.items()}
+    truncated: Columns = {
+        metric: tuple(float((e > LARGE).double().mean()) for e in rows) for metric, rows in errors.items()
+    }
     return far, truncation, truncated
 
 

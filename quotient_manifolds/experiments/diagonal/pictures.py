@@ -1,0 +1,124 @@
+"""The figures of the study: tau against the radius, and why truncated geodesics of mix measure something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quotient_manifolds.experiments.diagonal.networks import Setting
+from quotient_manifolds.experiments.diagonal.records import DiagonalStudy
+from quotient_manifolds.experiments.wording import signed
+from quotient_manifolds.plots import STYLES, Style
+from quotient_manifolds.plots.canvas import Plot, canvas, plain_ticks
+
+SIZE = (3.6, 3.7)  # inches a panel
+BAND = (0.1, 0.9)  # quantiles over seeds
+
+LINES: dict[str, Style] = {
+    "mix first": STYLES[5],
+    "mix second": STYLES[1],
+    "mix exact": STYLES[2],
+    "mix endless": STYLES[0],
+    "inv exact": STYLES[3],
+}
+METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
+LABELS = {
+    "adaptive": "adaptive",
+    "inv first": "inv, first order",
+    "inv second": "inv, second order",
+    "inv exact": "inv, exact",
+    "mix first": "mix, first order",
+    "mix second": "mix, second order",
+    "mix exact": "mix, exact",
+    "mix endless": "mix, as if no geodesic ended",
+}
+
+
+def tau_figure(study: DiagonalStudy) -> Plot:
+    """Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
+    settings, radii = _profiled(study), study.plan.profile
+    with canvas("radius", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (figure, panels):
+        for axes, setting in zip(panels, settings, strict=True):
+            axes.axhline(0, color="#808080", linewidth=0.8)
+            for measure, style in LINES.items():
+                rows = [study.column("taus", measure, radius, [setting]) for radius in radii]
+                _line(axes, radii, rows, style, LABELS[measure], middle=np.mean)
+            axes.set(xscale="log", ylim=(-1, 1), title=f"n = {setting.points}")
+            plain_ticks(axes)
+        _legend(figure, panels[0])
+    words = "; ".join(
+        f"n = {setting.points}, {LABELS[measure]}: "
+        + ", ".join(
+            f"{_mean(study, setting, measure, radius)} at {radius:g}" for radius in (radii[0], *study.plan.radii)
+        )
+        for setting in settings
+        for measure in LINES
+    )
+    return Plot(figure, f"Kendall’s tau of sharpness with the test loss against the radius, mean over seeds. {words}.")
+
+
+def mechanism_figure(study: DiagonalStudy) -> Plot:
+    """Far coordinates, truncation error and agreement of the orders against the radius, over all profiled cells."""
+    settings, radii = _profiled(study), study.plan.profile
+    with canvas("radius", "", columns=3, size=SIZE) as (figure, panels):
+        for measure in ("mix first", "mix second", "mix exact", "inv exact"):
+            rows = [study.column("far", measure, radius, settings) for radius in radii]
+            _line(panels[0], radii, rows, LINES[measure], LABELS[measure])
+        for metric, style in METRIC_STYLES.items():
+            for axes, column in ((panels[1], "truncation"), (panels[2], "agreement")):
+                rows = [study.column(column, metric, radius, settings) for radius in radii]
+                _line(axes, radii, rows, style, f"{metric}, second order against exact")
+        panels[0].set(title="share of |z|² where |b| > 1/2", ylim=(-0.03, 1.03))
+        panels[1].set(title="truncation error / rise", yscale="log")
+        panels[2].set(title="tau of second order with exact", ylim=(-1, 1.03))
+        panels[2].axhline(0, color="#808080", linewidth=0.8)
+        for axes in panels:
+            axes.set(xscale="log")
+            plain_ticks(axes)
+        _legend(figure, panels[0], panels[1])
+    return Plot(figure, _mechanism_words(study, settings))
+
+
+def _mechanism_words(study: DiagonalStudy, settings: Sequence[Setting]) -> str:
+    def middle(column: str, key: str, radius: float) -> str:
+        return f"{np.median(study.column(column, key, radius, settings)):.2g}".replace("-", "−")
+
+    ends = (study.plan.profile[0], *study.plan.radii)
+    rows = [
+        f"{what} " + ", ".join(f"{middle(column, key, radius)} at radius {radius:g}" for radius in ends)
+        for what, column, key in (
+            ("Share of |z|² where |b| > 1/2, mix to second order:", "far", "mix second"),
+            ("Truncation error over the rise, mix:", "truncation", "mix"),
+            ("inv:", "truncation", "inv"),
+            ("Tau of second-order with exact sharpness, mix:", "agreement", "mix"),
+            ("inv:", "agreement", "inv"),
+        )
+    ]
+    return f"Medians over networks and seeds against the radius. {'; '.join(rows)}."
+
+
+def _profiled(study: DiagonalStudy) -> tuple[Setting, ...]:
+    return study.plan.settings[: study.plan.profiled]
+
+
+def _mean(study: DiagonalStudy, setting: Setting, measure: str, radius: float) -> str:
+    found = study.tau(setting, measure, radius)
+    return signed(None if found is None else found.value)
+
+
+def _line(
+    axes: Any, radii: Sequence[float], rows: Sequence[list[float]], style: Style, label: str, middle: Any = np.median
+) -> None:
+    """The middle of each row, and shaded from its 10th to its 90th percentile."""
+    low, high = np.array([np.quantile(row, BAND) for row in rows]).T
+    axes.fill_between(radii, low, high, color=style.colour, alpha=0.15, linewidth=0)
+    look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
+    axes.plot(radii, [middle(row) for row in rows], **look, markersize=3.5, fillstyle="none", label=label)
+
+
+def _legend(figure: Any, *panels: Any) -> None:
+    """One legend for all panels."""
+    entries = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False)
