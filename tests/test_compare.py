@@ -9,8 +9,10 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,7 @@ from torch import nn
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, run
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
+from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
     Measurement,
     OnBatch,
@@ -56,9 +59,12 @@ def zoo(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "zoo"))
 
 
-def compare(spec: Path, *options: str) -> Result:
-    out = spec.parent / "out"
-    return CliRunner().invoke(cli, ["compare", str(spec), "--out", str(out), *options], catch_exceptions=False)
+def compare(spec: Path, *options: str, report: bool = False) -> Result:
+    """The command; without the report's figures, which take longer than all else, unless they are asked for."""
+    arguments = ["compare", str(spec), "--out", str(spec.parent / "out"), *options]
+    empty = patch("quotient_manifolds.compare.page.comparison_page", lambda comparison: Page("", "", [], []))
+    with nullcontext() if report else empty:
+        return CliRunner().invoke(cli, arguments, catch_exceptions=False)
 
 
 def found(spec: Path) -> Comparison:
@@ -406,6 +412,7 @@ def test_a_function_is_called_again_for_nobody_knows_what_it_reads(zoo: Path, mo
     spec = write_spec(zoo, SLOPE, head=HEAD.replace("paths: models/*", "loader: tests.zoos:plain"))
     assert measured_now(compare(spec)) == 3 + 2 * 2
     assert measured_now(compare(spec)) == 0
+    torch.manual_seed(1)
     monkeypatch.setattr("tests.zoos.plain", lambda: Plain().eval())
     assert measured_now(compare(spec)) == 3 + 2 * 2
 
@@ -510,7 +517,7 @@ def test_a_checkpoint_that_does_not_load_is_a_row_and_the_rest_goes_on(zoo: Path
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     (zoo / "models" / "empty").mkdir()
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     assert measured_now(done) == 3 * 5
     (empty, broken) = failures(spec)
@@ -549,7 +556,7 @@ def test_a_failure_ends_when_the_files_are_back(zoo: Path, loads: list[str], tou
 def test_a_head_with_too_few_classes(zoo: Path) -> None:
     save(vit(9, classes=2), zoo / "models" / "m_9")
     spec = write_spec(zoo, WORST, SLOPE)
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     assert found(spec).known == (12, 15)
     troubles = failures(spec)
@@ -585,7 +592,7 @@ def test_a_failure_on_one_batch_leaves_the_others(zoo: Path, kind: str, why: str
     head = fragile_zoo(zoo)
     trouble(zoo, kind)
     spec = write_spec(zoo, WORST, SLOPE, head=head)
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     assert measured_now(done) == 4 * 9 - 4
     said_and_shown(done, spec)
@@ -620,7 +627,7 @@ def test_a_failure_on_one_batch_leaves_the_others(zoo: Path, kind: str, why: str
 def test_whatever_a_model_or_a_loader_raises_is_a_failure(zoo: Path, kind: str) -> None:
     spec = write_spec(zoo, WORST, head=fragile_zoo(zoo))
     trouble(zoo, kind)
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     assert found(spec).known == (3, 4)
     said = "IndexError: index out of range in self" if kind == "index" else "raised KeyError: 'head.weight'"
@@ -640,7 +647,7 @@ def test_the_failures_of_a_twin_are_its_own(zoo: Path) -> None:
 def test_a_model_without_symmetric_pairs_in_a_quotient_geometry(zoo: Path) -> None:
     head = HEAD.replace("paths: models/*", "loader: tests.zoos:plain")
     spec = write_spec(zoo, WORST, SLOPE, head=head)
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     ((name, what, why),) = failures(spec)
     assert name == "tests.zoos:plain"
@@ -801,7 +808,7 @@ def report(spec: Path) -> str:
 
 def test_a_report_without_scores_ranks_by_what_is_known(zoo: Path) -> None:
     spec = write_spec(zoo, SLOPE, head="checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}")
-    assert compare(spec).exit_code == 0
+    assert compare(spec, report=True).exit_code == 0
     assert found(spec).against == tuple(
         name for name in ("loss", "error") if len({row.scores[name] for row in found(spec).rows}) > 1
     )
@@ -810,7 +817,7 @@ def test_a_report_without_scores_ranks_by_what_is_known(zoo: Path) -> None:
 
 def test_a_report_of_one_checkpoint_ranks_nothing(zoo: Path) -> None:
     spec = write_spec(zoo, SLOPE, WORST.replace("0.05", "[0.02, 0.05]"), head=HEAD.replace("models/*", MODEL))
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 0
     assert found(spec).rankings == ()
     assert "One model is no ranking." in report(spec)
@@ -821,7 +828,7 @@ def test_a_report_where_everything_failed(zoo: Path) -> None:
     for number in range(4):
         (zoo / "models" / f"m_{number}" / "config.json").unlink()
     spec = write_spec(zoo, SLOPE, WORST)
-    done = compare(spec)
+    done = compare(spec, report=True)
     assert done.exit_code == 1
     assert found(spec).known == (0, 12)
     said_and_shown(done, spec)
@@ -833,7 +840,7 @@ def test_a_hyperparameter_that_is_text_is_held_fixed(zoo: Path) -> None:
     rows = "".join(f"m_{seed},{'ab'[seed % 2]}\n" for seed in range(8))
     (zoo / "scores.csv").write_text(f"checkpoint,optimizer\n{rows}")
     spec = write_spec(zoo, SLOPE, tail="scores: scores.csv\nagainst: loss_gap\ngiven: optimizer")
-    assert compare(spec).exit_code == 0
+    assert compare(spec, report=True).exit_code == 0
     partial = [each for each in found(spec).rankings if each.given == ("optimizer",)]
     assert len(partial) == 2
     assert all(each.correlation.value is not None for each in partial)
