@@ -7,7 +7,6 @@ no starting point has seen an image that a fine-tuned model is trained or tested
 from __future__ import annotations
 
 import csv
-import filecmp
 import io
 import os
 import shutil
@@ -130,8 +129,8 @@ def _starting_points(cache: Path, size: Size, progress: Progress) -> dict[str, T
 
 def _place(source: Path, target: Path) -> None:
     """A copy of a directory, unless it is there."""
-    names = sorted(each.name for each in source.iterdir())
-    if target.is_dir() and filecmp.cmpfiles(source, target, names, shallow=False)[0] == names:
+    copies = {each: target / each.name for each in source.iterdir()}
+    if all(copy.is_file() and copy.read_bytes() == each.read_bytes() for each, copy in copies.items()):
         return
     shutil.rmtree(target, ignore_errors=True)
     unfinished = target.parent.with_name(f".unfinished-{target.name}")
