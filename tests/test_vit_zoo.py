@@ -26,7 +26,7 @@ from quotient_manifolds.experiments.vit_spec import FAMILY, full_spec, label, of
 from quotient_manifolds.experiments.vit_study import load_record, write_record
 from quotient_manifolds.experiments.vit_zoo import FAST, few_shot_digits, prepare, related_digits
 from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, train, train_zoo
-from quotient_manifolds.geometry import Adaptive, Quotient
+from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import load_model
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
@@ -226,6 +226,20 @@ def test_every_measure_of_the_spec_is_on_the_page(invented: Comparison) -> None:
     taus = {name: str(tau_of(invented, name, "error_gap")) for name in invented.labels}
     assert len(set(taus.values())) == len(taus)  # so that none stands for another
     assert [name for name, tau in taus.items() if tau not in cells] == []
+
+
+def test_the_page_says_the_power_of_the_radius_and_bears_what_failed(invented: Comparison) -> None:
+    def with_values(measure: str, value: float | None) -> Comparison:
+        found = None if value is None else Value(value, None)
+        rows = [replace(row, values={**row.values, measure: found}) for row in changed.rows]
+        return replace(changed, rows=tuple(rows))
+
+    changed = invented
+    for radius, value in ((0.0125, 2.0), (0.05, 8.0), (0.2, 128.0)):
+        changed = with_values(label(Euclidean(), radius), value)
+    changed = with_values(label(Quotient("mix"), 0.4), None)
+    html = render(vit_page(changed, ()))
+    assert "euclidean 1.00, 2.00; adaptive" in html  # quadrupled, then sixteenfold, for a radius four times as large
 
 
 def test_taus_are_those_of_scipy(invented: Comparison) -> None:

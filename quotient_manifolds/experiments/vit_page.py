@@ -176,24 +176,30 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
     families = {name: {radius: label(PLAIN[name], radius) for radius in radii(name)} for name in PLAIN}
     if figures := list(growth(comparison, families, "growth")):
         flat = {f"{name}, radius {radius:g}": at for name, points in families.items() for radius, at in points.items()}
-        yield Text(" ".join(_slopes(comparison, families)))
+        yield Text(_slopes(comparison, families))
         yield tau_table(comparison, "radius-table", "Kendall’s tau-b at every radius", flat)
         yield Gallery(figures)
 
 
-def _slopes(comparison: Comparison, families: Mapping[str, Mapping[float, str]]) -> Iterator[str]:
-    yield "The power of the radius with which the median rises, between neighbouring radii (a gradient gives 1, a"
-    yield "Hessian 2, and where the loss no longer follows them it is what it is):"
-    for place, (name, points) in enumerate(families.items()):
-        medians = [(radius, _median(comparison, at)) for radius, at in points.items()]
+def _slopes(comparison: Comparison, families: Mapping[str, Mapping[float, str]]) -> str:
+    found: list[str] = []
+    for name, points in families.items():
+        medians = [(radius, _median(comparison, measure)) for radius, measure in points.items()]
         powers = [
-            math.log(after[1] / before[1]) / math.log(after[0] / before[0]) for before, after in pairwise(medians)
+            math.log(after / before) / math.log(larger / smaller)
+            for (smaller, before), (larger, after) in pairwise(medians)
+            if before > 0 and after > 0
         ]
-        yield f"{name} {', '.join(f'{power:.2f}' for power in powers)}{'.' if place == len(families) - 1 else ';'}"
+        found.append(f"{name} {', '.join(f'{power:.2f}' for power in powers) or 'unknown'}")
+    return (
+        "The power of the radius with which the median rises from one radius to the next (1 where the gradient decides, "
+        f"2 where the Hessian does, neither where the loss no longer follows them): {'; '.join(found)}."
+    )
 
 
 def _median(comparison: Comparison, measure: str) -> float:
-    return statistics.median(value for value in comparison.column(measure) if value is not None)
+    """0 if no model has a value."""
+    return statistics.median([value for value in comparison.column(measure) if value is not None] or [0.0])
 
 
 def _cost_table(costs: tuple[Cost, ...]) -> Table:
