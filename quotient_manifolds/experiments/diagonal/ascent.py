@@ -23,14 +23,9 @@ class Climbed:
     rise: Tensor
     z: Tensor
 
-    def or_better(self, other: Climbed) -> Climbed:
-        """Row by row the one with the larger rise."""
-        better = other.rise > self.rise
-        return Climbed(torch.where(better, other.rise, self.rise), torch.where(better[..., None], other.z, self.z))
-
 
 def climb(objective: Objective, radius: float, steps: int, start: Tensor | None = None) -> Climbed:
-    """max of the rise over |z| <= radius, from z = 0 or from `start` inside the ball."""
+    """max of the rise over |z| <= radius, from z = 0 or from `start` in the ball, of which several may be stacked."""
     settings = AutoPGD(steps=steps)
     base = objective.value(objective.zero())
     z = z_old = objective.zero() if start is None else start
@@ -64,11 +59,11 @@ def climb_thoroughly(
 ) -> Climbed:
     """The best of a climb from z = 0, `restarts` from random points of the sphere, one from the best corner."""
     zero = objective.zero()
-    found = climb(objective, radius, steps)
-    for _ in range(restarts):
-        noise = torch.randn(zero.shape, generator=generator, dtype=zero.dtype)
-        found = found.or_better(climb(objective, radius, steps, radius * noise / _length(noise)))
-    return found.or_better(climb(objective, radius, steps, best_corner(objective, radius).z))
+    noise = torch.randn((restarts, *zero.shape), generator=generator, dtype=zero.dtype)
+    starts = [zero, best_corner(objective, radius).z, *(radius * noise / _length(noise))]
+    found = climb(objective, radius, steps, torch.stack(starts))
+    place = found.rise.argmax(0)[None]
+    return Climbed(found.rise.gather(0, place)[0], found.z.take_along_dim(place[..., None], 0)[0])
 
 
 def best_corner(objective: Objective, radius: float) -> Climbed:

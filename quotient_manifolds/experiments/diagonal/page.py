@@ -194,7 +194,7 @@ def _mechanism(study: DiagonalStudy) -> Section:
 def _ascent(study: DiagonalStudy) -> Section:
     plan = study.plan
     rows = []
-    for setting in plan.settings[: plan.profiled]:
+    for setting in plan.settings:
         for radius in plan.radii:
             for measure in MEASURES:
                 found = study.checked(setting, measure, radius)
@@ -204,7 +204,7 @@ def _ascent(study: DiagonalStudy) -> Section:
                     corner = Mean.of(cell.cornered[measure][place] for cell, _ in found)
                     rows.append(_check_row(setting, radius, measure, plain, corner, [check for _, check in found]))
     text = (
-        f"In {plan.thorough} seeds of each setting below every measure was climbed again: {plan.thorough_steps} "
+        f"In {plan.thorough} seeds of each setting every measure was climbed again: {plan.thorough_steps} "
         f"steps, {plan.thorough_restarts} random restarts, a start from the best single coordinate. Found: what the "
         f"ascent of {plan.steps} steps reaches of that rise (median over networks, then over seeds; the least of all). "
         "Of the bound: what the thorough ascent reaches of the largest rise on straight lines that do not end, as the "

@@ -38,8 +38,8 @@ SETTINGS = tuple(
 class Plan:
     """What is measured. All settings at `radii`; the first `profiled` of them at `profile` too, which holds `radii`.
 
-    steps: of the ascent. thorough: seeds of the profiled settings that are measured a second time, by an ascent of
-    `thorough_steps` with `thorough_restarts`.
+    steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent
+    of `thorough_steps` with `thorough_restarts`.
     """
 
     settings: tuple[Setting, ...] = SETTINGS
@@ -49,7 +49,7 @@ class Plan:
     profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
     profiled: int = 3
     steps: int = 20
-    thorough: int = 20
+    thorough: int = 10
     thorough_steps: int = 100
     thorough_restarts: int = 10
 

@@ -96,8 +96,7 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
     rises = {measure: np.stack([found.rise.numpy() for found in rows]) for measure, rows in climbs.items()}
     line = LineBound(regression)
     endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
-    again = place < plan.profiled and seed < plan.thorough
-    checks = _checks(plan, regression, betas, rises, endless, test) if again else {}
+    checks = _checks(plan, regression, betas, radii, rises, endless, test) if seed < plan.thorough else {}
     far, truncation, truncated = _mechanism(regression, betas, climbs)
     known = references(regression, betas)
     cornered = _cornered(regression, betas, radii, rises)
@@ -136,13 +135,19 @@ def _taus(rows: Floats, test: Floats) -> Values:
 
 
 def _checks(
-    plan: Plan, regression: Regression, betas: Tensor, rises: dict[str, Floats], endless: Floats, test: Floats
+    plan: Plan,
+    regression: Regression,
+    betas: Tensor,
+    radii: tuple[float, ...],
+    rises: dict[str, Floats],
+    endless: Floats,
+    test: Floats,
 ) -> dict[str, tuple[Check, ...]]:
     """Every measure once more at the plan's radii, by the thorough ascent; never below what the plain one found."""
     generator = torch.Generator().manual_seed(0)
     checks: dict[str, list[Check]] = {measure: [] for measure in rises}
     for radius in plan.radii:
-        place = plan.profile.index(radius)
+        place = radii.index(radius)
         for measure, rows in rises.items():
             goal = objective(measure, regression, betas)
             again = climb_thoroughly(goal, radius, plan.thorough_steps, plan.thorough_restarts, generator)
