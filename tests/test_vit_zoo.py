@@ -129,6 +129,7 @@ def test_a_run_writes_a_zoo_that_compare_reads(out: Path) -> None:
     assert [row["start"] for row in rows] == ["rotated", "inverted", "paired", "rotated"]
     assert len({row["learning_rate"] for row in rows}) == 4
     made = {each.name for each in out.iterdir()}
+    assert "its numbers mean nothing" in (out / "study.html").read_text(encoding="utf-8")
     assert made >= {"study.html", "report.html", "comparison.json", "models.csv", "units.csv", "store.sqlite"}
 
 
@@ -216,6 +217,7 @@ def test_the_page_knows_every_measure_of_the_spec(invented: Comparison) -> None:
     names = ("spread", "ablation-table", "family-table", "relaxation-table", "radius-table", "cost-table")
     assert lengths == dict(zip(names, (5, 7, 9, 5, 12, 1), strict=True))
     html = render(page)
+    assert "mean nothing" not in html
     assert html.count("<svg") == 1 + 1 + 1 + 1 + 4
     assert not re.search(r'(?:src|href)="(?!#)', html)  # nothing outside
 

@@ -46,8 +46,8 @@ class Cost:
 PLAIN_LABELS = {name: (PLAIN[name], MIDDLE[name]) for name in PLAIN}
 
 
-def vit_page(comparison: Comparison, costs: tuple[Cost, ...]) -> Page:
-    """All that the study says; of a study that measured less, only that."""
+def vit_page(comparison: Comparison, costs: tuple[Cost, ...], *, fast: bool = False) -> Page:
+    """All that the study says; of a study that measured less, only that. fast: its numbers mean nothing."""
     sections = [
         Section("zoo", "The zoo", [Text(_ZOO), _spread(comparison)]),
         Section("ranking", "How measures rank the models", list(_ranking(comparison))),
@@ -61,13 +61,15 @@ def vit_page(comparison: Comparison, costs: tuple[Cost, ...]) -> Page:
     return Page(
         title="Vision transformers fine-tuned on few digits",
         lead=(
-            f"{len(comparison.rows)} models, {len(comparison.measures)} measures. Data, hyperparameters, measures and "
-            "radii were fixed before any correlation was looked at."
+            f"{_FAST if fast else ''}{len(comparison.rows)} models, {len(comparison.measures)} measures. Data, "
+            "hyperparameters, measures and radii were fixed before any correlation was looked at."
         ),
         facts=list(_facts(comparison)),
         sections=[section for section in sections if section.blocks],
     )
 
+
+_FAST = "A trial with models hardly trained, far smaller than those described below: its numbers mean nothing. "
 
 _ZOO = (
     "Three vision transformers (3 layers, 4 heads of 12, 58,570 parameters) are pre-trained on 500 of scikit-learn’s "
@@ -192,7 +194,7 @@ def _slopes(comparison: Comparison, families: Mapping[str, Mapping[float, str]])
         ]
         found.append(f"{name} {', '.join(f'{power:.2f}' for power in powers) or 'unknown'}")
     return (
-        "The power of the radius with which the median rises from one radius to the next (1 where the gradient decides, "
+        "The power of the radius that the median rises with from one radius to the next (1 where the gradient decides, "
         f"2 where the Hessian does, neither where the loss no longer follows them): {'; '.join(found)}."
     )
 

@@ -43,7 +43,7 @@ def run_vit_study(out: Path, *, fast: bool = False, command: str, progress: Prog
         comparison = analyse(run, command=command, report=progress)
         write_comparison(comparison, run, out)
         costs = _costs(run)
-    write_text(out / "study.html", render(vit_page(comparison, costs)))
+    write_text(out / "study.html", render(vit_page(comparison, costs, fast=fast)))
     write_record(out / "record", comparison, costs)
     shutil.copyfile(out / SPEC, out / "record" / SPEC)
     return comparison
