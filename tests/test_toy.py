@@ -114,6 +114,13 @@ def test_the_ascent_finds_the_closed_form(measure: str) -> None:
         )
 
 
+def test_the_ascent_tries_both_ends() -> None:
+    """Where the slope at the weights points to the lower of the two maxima, a climb from there ends at it."""
+    problem, point, measure = Scalar((1.0,), (1.1,)), Point.balanced(1.0), "inv (exact)"
+    assert paper_direction(problem, point) != exact_direction(problem, point, 0.5)
+    assert climb(problem, point, measure, 0.5) == pytest.approx(sharpness(problem, point, measure, 0.5), rel=1e-6)
+
+
 @pytest.mark.parametrize(("metric", "order"), [(m, o) for m in ("inv", "mix") for o in ("first", "second", "exact")])
 def test_the_networks_own_quotient_gives_the_same(metric: str, order: str) -> None:
     """Through the whole library: the pair found in the model, proved on its loss, measured on FixedRankQuotient."""

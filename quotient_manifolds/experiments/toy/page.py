@@ -200,7 +200,7 @@ def _expansions(found: Toy) -> Section:
         "How far expansions reach",
         (
             Text(
-                "The first-order term is, in inv, Eq. 22 of the paper. It is the sharpness only where the radius is small "
+                "The first-order term is, in inv, Eq. 22 of the paper: the sharpness only where the radius is small "
                 "against the relative residual |1 − 1 / (G H)|, and is 0 at the minimum, G H = 1, where the sharpness "
                 "is not. Following the geodesic to first or second order is another matter: both keep all orders of "
                 "the loss."
