@@ -29,9 +29,9 @@ from quotient_manifolds.experiments.diagonal.measuring import (
 )
 from quotient_manifolds.experiments.diagonal.networks import Regression, Setting, draw_networks, train
 from quotient_manifolds.experiments.diagonal.objectives import FACTORS, Along, Objective
-from quotient_manifolds.experiments.diagonal.page import with_interval
 from quotient_manifolds.experiments.diagonal.records import Cell, DiagonalStudy, Mean, Plan
 from quotient_manifolds.experiments.diagonal.study import measure_cell, run_diagonal
+from quotient_manifolds.experiments.diagonal.tables import with_interval
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
@@ -555,7 +555,7 @@ def test_means_over_seeds() -> None:
 def test_the_command_writes_record_and_report(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["study", "diagonal", "--fast", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "mix, exact" in shown.output
+    assert "mix exact" in shown.output
     study = DiagonalStudy.load(tmp_path / "diagonal.json")
     assert study.command == "quotient-manifolds study diagonal --fast"
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -25,17 +25,18 @@ from quotient_manifolds.cli.options import (
     show_default=True,
     help="Directory.",
 )
-@click.option("--fast", is_flag=True, help="Six small cells, in seconds: to try the command.")
+@click.option("--fast", is_flag=True, help="Six small cells, seconds: to try the command.")
 @quiet_option
 @one_sentence_errors
 def diagonal(out: Path, fast: bool, quiet: bool) -> None:
     """How sharpness ranks diagonal networks, along geodesics of each order.
 
     OUT receives diagonal.json, which DiagonalStudy.load reads, report.html, and cells/, by which an interrupted run
-    goes on. About an hour on one thread.
+    goes on. About half an hour on one thread.
     """
     from quotient_manifolds.experiments.diagonal import Plan, run_diagonal
-    from quotient_manifolds.experiments.diagonal.page import tau_table, write_page
+    from quotient_manifolds.experiments.diagonal.page import write_page
+    from quotient_manifolds.experiments.diagonal.tables import short_table
 
     command = shlex.join(["quotient-manifolds", "study", "diagonal", *(["--fast"] if fast else [])])
     with progress_bars(quiet=quiet) as report:
@@ -45,6 +46,6 @@ def diagonal(out: Path, fast: bool, quiet: bool) -> None:
     if not quiet:
         terminal = console(quiet=False)
         for radius in found.plan.radii:
-            shown = tau_table(found, radius)
+            shown = short_table(found, radius)
             terminal.print(table(shown.caption, shown.columns, shown.rows, shown.numeric))
         terminal.print(f"Record: {out / 'diagonal.json'}\nReport: {out / 'report.html'}")

@@ -9,6 +9,7 @@ import numpy as np
 
 from quotient_manifolds.experiments.diagonal.networks import Setting
 from quotient_manifolds.experiments.diagonal.records import DiagonalStudy
+from quotient_manifolds.experiments.diagonal.tables import LABELS, middle
 from quotient_manifolds.experiments.wording import signed
 from quotient_manifolds.plots import STYLES, Style
 from quotient_manifolds.plots.canvas import Plot, canvas, plain_ticks
@@ -24,21 +25,11 @@ LINES: dict[str, Style] = {
     "inv exact": STYLES[3],
 }
 METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
-LABELS = {
-    "adaptive": "adaptive",
-    "inv first": "inv, first order",
-    "inv second": "inv, second order",
-    "inv exact": "inv, exact",
-    "mix first": "mix, first order",
-    "mix second": "mix, second order",
-    "mix exact": "mix, exact",
-    "mix endless": "mix, as if no geodesic ended",
-}
 
 
 def tau_figure(study: DiagonalStudy) -> Plot:
     """Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
-    settings, radii = _profiled(study), study.plan.profile
+    settings, radii = study.profiled, study.plan.profile
     with canvas("radius", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
             axes.axhline(0, color="#808080", linewidth=0.8)
@@ -61,7 +52,7 @@ def tau_figure(study: DiagonalStudy) -> Plot:
 
 def mechanism_figure(study: DiagonalStudy) -> Plot:
     """Far coordinates, truncation error and agreement of the orders against the radius, over all profiled cells."""
-    settings, radii = _profiled(study), study.plan.profile
+    settings, radii = study.profiled, study.plan.profile
     with canvas("radius", "", columns=3, size=SIZE) as (figure, panels):
         for measure in ("mix first", "mix second", "mix exact", "inv exact"):
             rows = [study.column("far", measure, radius, settings) for radius in radii]
@@ -78,16 +69,13 @@ def mechanism_figure(study: DiagonalStudy) -> Plot:
             axes.set(xscale="log")
             plain_ticks(axes)
         _legend(figure, panels[0], panels[1])
-    return Plot(figure, _mechanism_words(study, settings))
+    return Plot(figure, _mechanism_words(study))
 
 
-def _mechanism_words(study: DiagonalStudy, settings: Sequence[Setting]) -> str:
-    def middle(column: str, key: str, radius: float) -> str:
-        return f"{np.median(study.column(column, key, radius, settings)):.2g}".replace("-", "−")
-
+def _mechanism_words(study: DiagonalStudy) -> str:
     ends = (study.plan.profile[0], *study.plan.radii)
     rows = [
-        f"{what} " + ", ".join(f"{middle(column, key, radius)} at radius {radius:g}" for radius in ends)
+        f"{what} " + ", ".join(f"{middle(study, column, key, radius)} at radius {radius:g}" for radius in ends)
         for what, column, key in (
             ("Share of |z|² where |b| > 1/2, mix to second order:", "far", "mix second"),
             ("Truncation error over the rise, mix:", "truncation", "mix"),
@@ -97,10 +85,6 @@ def _mechanism_words(study: DiagonalStudy, settings: Sequence[Setting]) -> str:
         )
     ]
     return f"Medians over networks and seeds against the radius. {'; '.join(rows)}."
-
-
-def _profiled(study: DiagonalStudy) -> tuple[Setting, ...]:
-    return study.plan.settings[: study.plan.profiled]
 
 
 def _mean(study: DiagonalStudy, setting: Setting, measure: str, radius: float) -> str:

@@ -177,6 +177,11 @@ class DiagonalStudy:
     def measures(self) -> tuple[str, ...]:
         return tuple(self.cells[0].taus)
 
+    @property
+    def profiled(self) -> tuple[Setting, ...]:
+        """The settings whose cells have all radii of the profile."""
+        return self.plan.settings[: self.plan.profiled]
+
     def of(self, setting: Setting) -> tuple[Cell, ...]:
         """The setting's cells, a seed each."""
         return tuple(cell for cell in self.cells if cell.setting == setting)
