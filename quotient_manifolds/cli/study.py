@@ -15,7 +15,9 @@ from quotient_manifolds.cli.options import (
     quiet_option,
     table,
 )
+from quotient_manifolds.cli.study_diagonal import diagonal
 from quotient_manifolds.cli.study_toy import toy
+from quotient_manifolds.cli.study_vit import vit
 from quotient_manifolds.experiments.ascents import Ascents, compare_ascents
 
 
@@ -24,7 +26,9 @@ def study() -> None:
     """Redo one of the package's own experiments."""
 
 
+study.add_command(diagonal)
 study.add_command(toy)
+study.add_command(vit)
 
 
 @study.command(epilog=EXIT_CODES)
