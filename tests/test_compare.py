@@ -24,6 +24,7 @@ from torch import nn
 
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, run
+from quotient_manifolds.compare.identity import batch_hash, model_hash
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
@@ -406,6 +407,43 @@ def test_weights_decide_not_files_or_names(zoo: Path, loads: list[str]) -> None:
     changed = found(spec).rows[3]
     assert changed.values != values[3].values
     assert set(table(spec)) > set(before)
+
+
+def test_a_model_is_its_class_settings_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = model_hash(vit(0))
+    moved = vit(0)
+    moved.config._name_or_path = "elsewhere"
+    assert model_hash(moved) == same
+    with monkeypatch.context() as patched:
+        patched.setattr("transformers.configuration_utils.__version__", "99")
+        assert model_hash(vit(0)) == same
+    others = [vit(0) for _ in range(5)]
+    others[0].config.hidden_act = "relu"
+    others[1].classifier.bias.requires_grad_(False)
+    others[2].register_buffer("shift", torch.zeros(()))
+    others[3].classifier.bias.data = others[3].classifier.bias.data.double()
+    others[4].classifier.bias.data = -others[4].classifier.bias.data
+    assert len({same, *map(model_hash, others), model_hash(nn.Sequential(vit(0)))}) == 7
+
+
+def test_a_batch_is_its_structure_and_tensors() -> None:
+    x = torch.arange(4)
+    batches = [
+        x,
+        x.float(),
+        x.view(2, 2),
+        (x,),
+        [x],
+        (x, x),
+        {"a": x},
+        {"b": x},
+        {"a": x, "b": 1},
+        {"a": x, "b": 2},
+        x + 1,
+    ]
+    assert len(set(map(batch_hash, batches))) == len(batches)
+    assert batch_hash({"a": x, "b": 1}) == batch_hash({"a": x.clone(), "b": 1})
+    assert batch_hash(torch.stack([x, x], 1)[:, 0]) == batch_hash(x)  # strides do not matter
 
 
 def test_a_function_is_called_again_for_nobody_knows_what_it_reads(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

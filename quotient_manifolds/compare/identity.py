@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a direc
 def model_hash(model: nn.Module) -> str:
     """SHA-256 of the model's class and configuration, and of name, shape, dtype and bytes of its whole state."""
     config: Any = getattr(model, "config", None)
-    settings = config.to_json_string() if callable(getattr(config, "to_json_string", None)) else ""
+    settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
+    for passing in ("transformers_version", "_name_or_path"):  # who wrote it, and where it lies
+        settings.pop(passing, None)
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _hash([kind, settings, repr(frozen)], state)
+    return _hash([kind, json.dumps(settings, sort_keys=True), repr(frozen)], state)
 
 
 def batch_hash(batch: Any) -> str:

@@ -23,12 +23,12 @@ def main(spec: Path, out: Path) -> None:
     with Store(out / "store.sqlite") as store, joined(torch.device("cpu")) as worker:
         run = Run(wanted, store, worker, lambda what, done, total: None)
         worker.total(0)
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         run.measure_all()
+        busy = time.process_time() - busy
         units = worker.total(run.done)
         seconds = time.perf_counter() - start
-    if worker.leads:
-        print(f"{units} units in {seconds} seconds, {run.done} of them by the first process")
+    print(f"{run.done} of {units} units, {busy} seconds of processor, {seconds} seconds in all", flush=True)
 
 
 if __name__ == "__main__":
