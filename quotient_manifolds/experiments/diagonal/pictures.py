@@ -38,7 +38,7 @@ def tau_figure(study: DiagonalStudy) -> Plot:
                 _line(axes, radii, rows, style, LABELS[measure], middle=np.mean)
             axes.set(xscale="log", ylim=(-1, 1), title=f"n = {setting.points}")
             plain_ticks(axes)
-        _legend(figure, panels[0])
+        _legend(figure, len(panels), panels[0])
     words = "; ".join(
         f"n = {setting.points}, {LABELS[measure]}: "
         + ", ".join(
@@ -68,7 +68,7 @@ def mechanism_figure(study: DiagonalStudy) -> Plot:
         for axes in panels:
             axes.set(xscale="log")
             plain_ticks(axes)
-        _legend(figure, panels[0], panels[1])
+        _legend(figure, 3, panels[0], panels[1])
     return Plot(figure, _mechanism_words(study))
 
 
@@ -102,7 +102,7 @@ def _line(
     axes.plot(radii, [middle(row) for row in rows], **look, markersize=3.5, fillstyle="none", label=label)
 
 
-def _legend(figure: Any, *panels: Any) -> None:
+def _legend(figure: Any, columns: int, *panels: Any) -> None:
     """One legend for all panels."""
     entries = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns, frameon=False)
