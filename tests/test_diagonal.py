@@ -517,6 +517,40 @@ def test_tau_is_that_of_the_networks_of_the_cell(fast: tuple[Path, DiagonalStudy
         assert cell.taus[measure][cell.radii.index(0.1)] == pytest.approx(tau, abs=1e-4)
 
 
+def test_columns_of_a_cell_are_medians_and_taus_over_its_networks(fast: tuple[Path, DiagonalStudy]) -> None:
+    study = fast[1]
+    cell = study.cells[0]
+    random = generator(cell.seed)
+    regression = Regression.draw(cell.setting.points, random)
+    u, v, _ = draw_networks(regression, cell.setting, random, networks=study.plan.networks)
+    betas, test = u * v, regression.test_loss(u * v).numpy()
+    last = cell.radii.index(0.1)
+    climbs = {measure: climb(objective(measure, regression, betas), 0.1, study.plan.steps) for measure in MEASURES}
+    rises = {measure: found.rise.numpy() for measure, found in climbs.items()}
+    errors = truncation_error("mix", regression, betas, climbs["mix second"]).numpy()
+    corner = best_corner(objective("mix second", regression, betas), 0.1).rise.numpy()
+    known = references(regression, betas)
+
+    def tau(x: Floats, y: Floats) -> float:
+        return float(stats.kendalltau(x, y).statistic)
+
+    expected = {
+        ("rises", "mix second"): np.median(rises["mix second"]),
+        ("far", "mix exact"): np.median(far_share("mix exact", regression, betas, climbs["mix exact"]).numpy()),
+        ("truncation", "mix"): np.median(errors),
+        ("truncated", "mix"): np.mean(errors > 0.1),
+        ("agreement", "mix"): tau(rises["mix second"], rises["mix exact"]),
+        ("matches", "mix exact, |beta|_1"): tau(rises["mix exact"], known["|beta|_1"]),
+        ("cornered", "mix second"): tau(np.maximum(rises["mix second"], corner), test),
+        ("taus", "mix endless"): tau(np.array([LineBound(regression).at(beta, 0.1) for beta in betas]), test),
+    }
+    for (column, key), value in expected.items():
+        assert getattr(cell, column)[key][last] == pytest.approx(value, rel=1e-4), (column, key)
+    assert cell.references["|beta|_1"] == pytest.approx(tau(known["|beta|_1"], test), rel=1e-4)
+    assert cell.smallest == pytest.approx(np.median(betas.abs().amin(-1).numpy()), rel=1e-4)
+    assert cell.test_loss == pytest.approx((test.min(), np.median(test), test.max()), rel=1e-4)
+
+
 def test_finished_cells_are_not_measured_again(
     fast: tuple[Path, DiagonalStudy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def draw_networks(
             f"{MOST_DRAWS} draws; take smaller learning rates"
         )
     u, v, steps = (torch.cat([getattr(batch, name) for batch in kept]) for name in ("u", "v", "steps"))
-    return u, v, Drawing(found.drawn, found.diverged, found.unfinished, int(steps.double().median()))
+    return u, v, Drawing(found.drawn, found.diverged, found.unfinished, int(steps.double().quantile(0.5)))
 
 
 def _log_uniform(ends: tuple[float, float], size: int, generator: torch.Generator) -> Tensor:

@@ -49,7 +49,7 @@ class Plan:
     profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
     profiled: int = 3
     steps: int = 20
-    thorough: int = 10
+    thorough: int = 5
     thorough_steps: int = 100
     thorough_restarts: int = 10
 

@@ -107,7 +107,7 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
         drawing,
         (float(train.min()), float(train.max())),
         (float(test.min()), float(np.median(test)), float(test.max())),
-        float(betas.abs().amin(-1).median()),
+        float(betas.abs().amin(-1).quantile(0.5)),
         radii,
         taus={measure: _taus(rows, test) for measure, rows in {**rises, "mix endless": endless}.items()},
         cornered={measure: _taus(rows, test) for measure, rows in cornered.items()},
