@@ -5,7 +5,6 @@ from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.horizontal import GEODESICS, METRICS, GeodesicError, HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.recipe import Recipe
-from quotient_manifolds.manifolds.relative import RelativeSpace
 from quotient_manifolds.manifolds.rotary import RotaryQuotient
 from quotient_manifolds.manifolds.scaling import ScaleQuotient, TranslationQuotient
 
@@ -19,7 +18,6 @@ __all__ = [
     "Metric",
     "QuotientManifold",
     "Recipe",
-    "RelativeSpace",
     "RotaryQuotient",
     "ScaleQuotient",
     "TranslationQuotient",

@@ -8,7 +8,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, PullBack, Rows, linearised, require_vector
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -182,6 +182,9 @@ class _DiagonalSpace(HorizontalSpace):
 
     def horizontal(self, z: Tensor) -> Tensor:
         return z.mean(dim=-2, keepdim=True).expand_as(z)
+
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        return linearised(self, z, order, out)
 
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         b = z / self._scale

@@ -9,11 +9,22 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, rank_floor, relative_singular_values, singular_frame
-from quotient_manifolds.manifolds.geodesics import integrate, inv_exponential, slope, weigh
-from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, require_vector
+from quotient_manifolds.manifolds.geodesics import Both, integrate, inv_exponential
+from quotient_manifolds.manifolds.horizontal import (
+    GeodesicError,
+    HorizontalSpace,
+    Metric,
+    PullBack,
+    Rows,
+    join_rows,
+    linearised,
+    require_vector,
+    write_rows,
+)
 from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
 from quotient_manifolds.manifolds.logarithm import common_span, shoot
 from quotient_manifolds.manifolds.quotient import QuotientManifold
+from quotient_manifolds.manifolds.second_order import Adjoint, Pairing, adjoint, apply, expand, plus
 
 ENERGY_TOLERANCE = 1e-6
 
@@ -268,13 +279,15 @@ class _FixedRankSpace(HorizontalSpace):
         frame: SingularFrame = double.to(x.dtype)
         self._frame = frame
         self.singular_values = frame.s
-        self._slope = slope(frame.s, t)
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         alpha = beta = frame.s ** (1 - t)
         left, right = frame.left, frame.right
+        self._pairing = Pairing.of(frame, t)
+        self._turns: Both | None = None
         if self._relaxed:
             left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
             right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
+            self._turns = turn_G, turn_H
             self._relative = turn_G @ unweight, turn_H @ unweight
             self._absolute = weight @ turn_G.mT, weight @ turn_H.mT
         else:
@@ -310,7 +323,9 @@ class _FixedRankSpace(HorizontalSpace):
         if order == "first":
             return self.point + self.vector(z), reached
         if order == "second":
-            return self.point + self._second_order_step(z), reached
+            parts = self._turned(self._split(z))
+            step = apply(self._pairing, parts, expand(self._pairing, parts))
+            return self.point + torch.cat(step, dim=-2), reached
         z_G, z_H = self._split(z)
         a, b = z_G @ self._relative[0], z_H @ self._relative[1]
         if self._t == 0 and not self._relaxed:
@@ -322,22 +337,66 @@ class _FixedRankSpace(HorizontalSpace):
             left, right, reached = (x.to(z.dtype) for x in flow[:3])
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
-    def _second_order_step(self, z: Tensor) -> Tensor:
-        """xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        if order == "exact":
+            return linearised(self, z, order, out)
+        return self._linearise_affine(z, out) if order == "first" else self._linearise_quadratic(z, out)
 
-        [paper, Eq. 11, 12] are the cases t = 0, 1. Only h x h products beside a few tall ones for each factor.
-        """
-        frame, (Z_G, Z_H) = self._frame, self._relative
-        z_G, z_H = self._split(z)
-        M = frame.left.mT @ z_G @ Z_G, frame.right.mT @ z_H @ Z_H
-        N = Z_G.mT @ (z_G.mT @ z_G) @ Z_G, Z_H.mT @ (z_H.mT @ z_H) @ Z_H
-        unweight = frame.s[..., None, :] ** (-2 * self._t)
-        along = [c * unweight for c in weigh(self._slope, (M[0] + M[0].mT, M[1] + M[1].mT))]
-        across = [c * unweight for c in weigh(self._slope, N)]
-        eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        G = z_G @ (Z_G @ (eye - along[0] / 2) @ frame.from_left) + frame.left @ (across[0] @ frame.from_left / 2)
-        H = z_H @ (Z_H @ (eye - along[1] / 2) @ frame.from_right) + frame.right @ (across[1] @ frame.from_right / 2)
-        return torch.cat([G, H], dim=-2)
+    def _linearise_affine(self, z: Tensor, out: Rows) -> PullBack:
+        with torch.no_grad():
+            write_rows(self.point + self.vector(z), out)
+
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            with torch.no_grad():
+                into.copy_(self.horizontal(self.covector(join_rows(egrad, z))))
+
+        return pull_back
+
+    def _linearise_quadratic(self, z: Tensor, out: Rows) -> PullBack:
+        with torch.no_grad():
+            parts = self._turned(self._split(z))
+            step = expand(self._pairing, parts)
+            moved = apply(self._pairing, parts, step)
+            for x, way, rows in zip(self._split(self.point), moved, self._halves(out), strict=True):
+                sizes = [part.shape[-2] for part in rows]
+                for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
+                    torch.add(start, end, out=part)
+
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            with torch.no_grad():
+                grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
+                self._write_horizontal(adjoint(self._pairing, parts, step, (grad_G, grad_H)), into)
+
+        return pull_back
+
+    def _halves(self, parts: Rows) -> tuple[Rows, Rows]:
+        """The rows of G and those of H."""
+        halves: tuple[list[Tensor], list[Tensor]] = [], []
+        missing = self._n  # rows of G
+        for part in parts:
+            k = min(missing, part.shape[-2])
+            missing -= k
+            for half, rows in zip(halves, part.split([k, part.shape[-2] - k], dim=-2), strict=True):
+                half.extend([rows] * (rows.shape[-2] > 0))
+        return halves
+
+    def _turned(self, z: Both) -> Both:
+        """z in the singular frame, where the relaxed metric's orthonormal coordinates are another basis."""
+        return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
+
+    def _write_horizontal(self, v: Adjoint, into: Tensor) -> None:
+        """`horizontal` of tall + (left, right) core, whose tall products are known already."""
+        (tall_G, tall_H), (c_G, c_H) = v.tall, v.core.unbind(-3)
+        left, right = self._pairing.left, self._pairing.right
+        if self._turns is not None:  # left and right are not orthonormal
+            z = plus(tall_G, left, c_G) @ self._turns[0].mT, plus(tall_H, right, c_H) @ self._turns[1].mT
+            into.copy_(self.horizontal(torch.cat(z, dim=-2)))
+            return
+        in_G, in_H = (v.inside + v.core).unbind(-3)
+        y = self._cos * in_G - self._sin * in_H.mT
+        into_G, into_H = self._split(into)
+        into_G.copy_(plus(tall_G, left, c_G - self._cos * y))
+        into_H.copy_(plus(tall_H, right, c_H + (self._sin * y).mT))
 
     def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
         G, H = self._split(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,6 +18,13 @@ Metric = str | float
 
 GEODESICS = ("first", "second", "exact")
 """How far a geodesic is followed: its Taylor polynomial of degree 1 or 2 ([paper, Eq. 4]), or the curve itself."""
+
+
+Rows = Sequence[Tensor]
+"""A point whose rows lie in several tensors, (..., k, h) each, as the weights of a network do."""
+
+PullBack = Callable[[Rows, Tensor], None]
+"""Writes into the second argument the horizontal gradient in z, from the Euclidean one at the point moved to."""
 
 
 class Estimate(NamedTuple):
@@ -105,6 +112,24 @@ class HorizontalSpace(abc.ABC):
         >>> point, reached = space.follow(space.coordinates(-x), "exact")
         >>> f"{float(reached):.3f}"
         '0.500'
+        """
+
+    @abc.abstractmethod
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        """Writes the rows of move(z, order) into `out`; returns the adjoint of the derivative there, made horizontal.
+
+        Nothing is in any graph. z is kept, not copied: it must not change while the pull-back is in use.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> space = manifold.at(x)
+        >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
+        >>> pull_back = space.linearise(torch.zeros(2, 2), "second", (u, v))
+        >>> v
+        tensor([[4., 8.]])
+        >>> pull_back((torch.ones(1, 2), torch.ones(1, 2)), gradient)
+        >>> torch.equal(gradient, space.horizontal(space.covector(torch.ones(2, 2))))
+        True
         """
 
     def move(self, z: Tensor, order: str = "second") -> Tensor:
@@ -272,6 +297,30 @@ class HorizontalSpace(abc.ABC):
         device = x.device if generator is None else generator.device
         z = torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x)
         return self.vector(self.horizontal(z))
+
+
+def linearised(space: HorizontalSpace, z: Tensor, order: str, out: Rows) -> PullBack:
+    """`HorizontalSpace.linearise` by autograd."""
+    with torch.enable_grad():
+        leaf = z.detach().requires_grad_()
+        image = space.move(leaf, order)
+    write_rows(image.detach(), out)
+
+    def pull_back(egrad: Rows, into: Tensor) -> None:
+        into.copy_(space.horizontal(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
+
+    return pull_back
+
+
+def write_rows(x: Tensor, out: Rows) -> None:
+    """The rows of x (..., rows, h) into several tensors."""
+    for part, rows in zip(out, x.split([part.shape[-2] for part in out], dim=-2), strict=True):
+        part.copy_(rows)
+
+
+def join_rows(parts: Rows, like: Tensor) -> Tensor:
+    """The tensors as one (..., rows, h), in the dtype of `like`; a single one is not copied."""
+    return (torch.cat(list(parts), dim=-2) if len(parts) > 1 else parts[0]).to(like.dtype)
 
 
 def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:

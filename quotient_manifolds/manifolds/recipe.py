@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 from torchdiffeq import odeint
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised, require_vector
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 Action = Callable[[Tensor, Tensor], Tensor]
@@ -293,6 +293,9 @@ class RecipeSpace(HorizontalSpace):
 
     def horizontal(self, z: Tensor) -> Tensor:
         return z - self._rows(z, lambda row: row @ self._onto_vertical)
+
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        return linearised(self, z, order, out)
 
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         xi = self.vector(z)

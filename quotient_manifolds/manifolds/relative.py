@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, require_vector
 
 
 @final
@@ -37,5 +37,23 @@ class RelativeSpace(HorizontalSpace):
         """z where its entry can move: the ball holds vertical vectors too, which move nothing."""
         return z * (self.point != 0)
 
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        move = self.space.linearise(self._velocity(z), order, out)
+
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            move(egrad, into)
+            into.copy_(self._adjoint(into))
+
+        return pull_back
+
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
-        return self.space.follow(self.space.horizontal(self.space.coordinates(self.vector(z))), order)
+        return self.space.follow(self._velocity(z), order)
+
+    def _velocity(self, z: Tensor) -> Tensor:
+        return self.space.horizontal(self.space.coordinates(self.vector(z)))
+
+    def _adjoint(self, v: Tensor) -> Tensor:
+        """That of z -> coordinates(vector(z)), for horizontal v: the map is linear, so its derivative at 0 tells."""
+        with torch.enable_grad():
+            leaf = torch.zeros_like(self.point, requires_grad=True)
+            return torch.autograd.grad(self.space.coordinates(self.vector(leaf)), leaf, v)[0]

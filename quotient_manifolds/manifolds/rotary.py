@@ -10,7 +10,15 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_vector
+from quotient_manifolds.manifolds.horizontal import (
+    HorizontalSpace,
+    Metric,
+    PullBack,
+    Rows,
+    join_rows,
+    require_vector,
+    write_rows,
+)
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -193,8 +201,22 @@ class _RotarySpace(HorizontalSpace):
         return _like(self._real.covector(_column(egrad)))
 
     def horizontal(self, z: Tensor) -> Tensor:
-        real = self._real.horizontal(_column(z))
+        return self._without_phase(self._real.horizontal(_column(z)))
+
+    def _without_phase(self, real: Tensor) -> Tensor:
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
+
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        y = torch.empty_like(self.point)
+        real = self._real.linearise(_column(z), order, [_column(y)])
+        write_rows(y, out)
+
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            gradient = torch.empty_like(z)
+            real([_column(join_rows(egrad, z))], _column(gradient))
+            into.copy_(self._without_phase(_column(gradient)))
+
+        return pull_back
 
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         y, reached = self._real.follow(_column(z), order)

@@ -9,7 +9,7 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised, require_vector
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -276,6 +276,9 @@ class _ScaleSpace(HorizontalSpace):
     def horizontal(self, z: Tensor) -> Tensor:
         return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
 
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        return linearised(self, z, order, out)
+
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         squared = (z * z).sum(dim=-1, keepdim=True)
         reached = torch.ones_like(squared[..., 0])
@@ -307,6 +310,9 @@ class _TranslationSpace(HorizontalSpace):
 
     def horizontal(self, z: Tensor) -> Tensor:
         return _centred(z)
+
+    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
+        return linearised(self, z, order, out)
 
     def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
         return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)

@@ -22,6 +22,7 @@ import torch
 
 from quotient_manifolds.sharpness.balls import BALLS, Ball, Slope
 from quotient_manifolds.sharpness.blocks import Blocks
+from quotient_manifolds.sharpness.rows import Rows, SparseEmbeddings
 from quotient_manifolds.sharpness.schedules import SCHEDULES
 
 
@@ -37,7 +38,10 @@ class Objective(Protocol):
     def value(self, z: Blocks) -> float: ...
 
     def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
-        """The gradient's tensors are new at every call: the ascent keeps them."""
+        """The gradient's tensors are new at every call: the ascent keeps them.
+
+        A block of it may be sparse, in its first dimension: then later points may be, in the same block.
+        """
         ...
 
 
@@ -167,16 +171,9 @@ class _Climb:
         self.backwards = 0
 
     def run(self, start: Blocks) -> _Climbed:
-        """Climbs from `start`, which becomes one of its buffers."""
-        self.z_old = start
-        self.buffers = [start]
-        self.now = Slope(start, self.ball.length(start), {}, 0.0, 0.0)
-        self.best_loss = self._differentiate(start, self.now.length)
-        critical = self.now.square == 0
-        if critical:
-            self._set(start, self.now.length, self.objective.sample(self.generator))
-        self.best = self.now
-        self.losses.append(self.best_loss)
+        """Climbs from `start`, whose tensors become the climb's own."""
+        critical = self._begin(start)
+        del start  # large blocks are packed from here on
         base = self.best_loss if self.base is None else self.base
         self._last_check = (0, self.best_loss, True)  # steps done, best loss, step halved (not before: none was)
         for step in range(self.settings.steps):
@@ -186,34 +183,53 @@ class _Climb:
                 self._check(step + 1)
                 if self.best_loss - before < self.settings.tolerance * (self.best_loss - base):
                     break
-        return _Climbed(self.best.z, self.best_loss, base, tuple(self.losses), critical, self.backwards)
+        return _Climbed(
+            self.rows.whole(self.best.z), self.best_loss, base, tuple(self.losses), critical, self.backwards
+        )
+
+    def _begin(self, start: Blocks) -> bool:
+        """The first point; whether its gradient is 0."""
+        gradient = self._differentiate(start)
+        self.best_loss = self.losses[0]
+        length = self.ball.length(start)
+        critical = self._slope(start, length, gradient).square == 0
+        if critical:
+            gradient = self.objective.sample(self.generator)
+        self.rows = Rows(start, gradient)
+        z = self.rows.pack(start)
+        self.z_old, self.buffers = z, [z]
+        self.now = self.best = self._slope(z, length, self.rows.pack_gradient(gradient, []))
+        return critical
 
     def _step(self, first: bool, last: bool) -> None:
         out = self._free_buffer()
         length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if first else self.settings.alpha, out)
         self.z_old = self.now.z
+        self.now = Slope(out, length, {}, 0.0, 0.0)  # the old gradient is free, unless it is the best point's
         if last:
-            loss = self.objective.value(out)
-            self.now = self.now._replace(z=out)
+            self.losses.append(self.objective.value(self.rows.sparse(out)))
         else:
-            loss = self._differentiate(out, length)
+            gradient = self._differentiate(self.rows.sparse(out))
+            packed = self.rows.pack_gradient(gradient, [*self.buffers, self.best.gradient])
+            self.now = self._slope(out, length, packed)
+        if self.losses[-1] > self.best_loss:
+            self.best, self.best_loss = self.now, self.losses[-1]
+
+    def _differentiate(self, z: Blocks) -> Blocks:
+        with SparseEmbeddings():
+            loss, gradient = self.objective.value_and_gradient(z)
         self.losses.append(loss)
-        if loss > self.best_loss:
-            self.best, self.best_loss = self.now, loss
-
-    def _differentiate(self, z: Blocks, length: float) -> float:
-        loss, gradient = self.objective.value_and_gradient(z)
         self.backwards += 1
-        self._set(z, length, gradient)
-        if not math.isfinite(self.now.square):
-            raise ValueError(
-                f"The gradient of the loss must be finite. Found {self.now.square} for its squared norm after "
-                f"{len(self.losses)} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
-            )
-        return loss
+        return gradient
 
-    def _set(self, z: Blocks, length: float, gradient: Blocks) -> None:
-        self.now = Slope(z, length, gradient, *self.ball.products(gradient, z))
+    def _slope(self, z: Blocks, length: float, gradient: Blocks) -> Slope:
+        slope = self.ball.slope(z, length, gradient)
+        if not math.isfinite(slope.square):
+            raise ValueError(
+                f"The gradient of the loss must be finite. Found {slope.square} for its squared norm after "
+                f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
+            )
+        return slope
 
     def _check(self, done: int) -> None:
         before, best_before, halved_before = self._last_check

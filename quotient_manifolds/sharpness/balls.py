@@ -12,13 +12,13 @@ from quotient_manifolds.sharpness.blocks import Blocks, combine, dots, largest, 
 
 
 class Slope(NamedTuple):
-    """A point of the ball, its length, and the gradient there with |gradient|_2^2 and <gradient, z>."""
+    """A point of the ball and the gradient there, with what a step from it has to know of them."""
 
     z: Blocks
-    length: float
+    length: float  # |z|
     gradient: Blocks
-    square: float
-    slope: float
+    square: float  # |gradient|_2^2
+    product: float  # <gradient, z>
 
 
 class Ball(ABC):
@@ -32,14 +32,15 @@ class Ball(ABC):
         """|z|."""
 
     @abstractmethod
-    def products(self, gradient: Blocks, z: Blocks) -> tuple[float, float]:
-        """|gradient|_2^2, and <gradient, z> where a step needs it."""
+    def slope(self, z: Blocks, length: float, gradient: Blocks) -> Slope:
+        """In one pass; the product only where the ball's steps need it."""
 
     @abstractmethod
     def step(self, at: Slope, z_old: Blocks, eta: float, a: float, out: Blocks) -> float:
-        """out = P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent); returns |out|.
+        """out = P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent); out may be z_old.
 
-        out may be z_old. Steepest ascent is the direction of length 1 along which the gradient is largest.
+        Steepest ascent is the direction of length 1 along which the gradient is largest. Returns |out|, or the radius
+        where steps do not need to know.
         """
 
     @abstractmethod
@@ -60,14 +61,14 @@ class L2Ball(Ball):
     def length(self, z: Blocks) -> float:
         return norm(z)
 
-    def products(self, gradient: Blocks, z: Blocks) -> tuple[float, float]:
-        square, slope = dots(gradient, gradient, z)
-        return square, slope
+    def slope(self, z: Blocks, length: float, gradient: Blocks) -> Slope:
+        square, product = dots(gradient, gradient, z)
+        return Slope(z, length, gradient, square, product)
 
     def step(self, at: Slope, z_old: Blocks, eta: float, a: float, out: Blocks) -> float:
         """out = p z + q z_old + r g: one pass, one norm, one scaling if outside."""
         c = eta / math.sqrt(at.square) if at.square > 0 else 0.0
-        u = math.sqrt(max(0.0, at.length**2 + 2 * c * at.slope + c * c * at.square))  # |z + c g|
+        u = math.sqrt(max(0.0, at.length**2 + 2 * c * at.product + c * c * at.square))  # |z + c g|
         s = self.radius / u if u > self.radius else 1.0
         length = math.sqrt(combine(((a * s + 2 * (1 - a), at.z), (a - 1, z_old), (a * s * c, at.gradient)), out))
         if length > self.radius:
@@ -86,12 +87,12 @@ class LinfBall(Ball):
     def length(self, z: Blocks) -> float:
         return largest(z)
 
-    def products(self, gradient: Blocks, z: Blocks) -> tuple[float, float]:
-        return dots(gradient, gradient)[0], 0.0
+    def slope(self, z: Blocks, length: float, gradient: Blocks) -> Slope:
+        return Slope(z, length, gradient, dots(gradient, gradient)[0], math.nan)
 
     def step(self, at: Slope, z_old: Blocks, eta: float, a: float, out: Blocks) -> float:
         signed_step(at.z, z_old, at.gradient, eta, a, self.radius, out)
-        return 0.0  # asked for at the end only
+        return self.radius
 
     def spread(self, sample: Blocks) -> None:
         """A uniform point of the box: samples are uniform in [-1, 1]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 Blocks = dict[str, Tensor]
 
-_CHUNK = 65536  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
+_CHUNK = 131072  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
 
 
 def dot(x: Blocks, y: Blocks) -> float:
@@ -71,11 +71,15 @@ def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radiu
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
     """Equal pieces of all given dicts, flat: views of the tensors that are contiguous (so must be what is written)."""
     for key, leader in blocks[0].items():
-        flat = [other[key].reshape(-1) for other in blocks]
+        flat = [_dense(other[key]).reshape(-1) for other in blocks]
         if leader.is_cpu and leader.numel() > _CHUNK:
             yield from zip(*(tensor.split(_CHUNK) for tensor in flat), strict=True)
         else:
             yield tuple(flat)
+
+
+def _dense(block: Tensor) -> Tensor:
+    return block.to_dense() if block.is_sparse else block
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -76,11 +76,11 @@ class Alternating:
 
     def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
         result = self.objective.value_and_gradient(z)
-        now = time.perf_counter()
+        now = time.process_time()
         if self.resumed is not None:  # from gradient to gradient: update, move, forward, backward, pull-back
             self.steps.append(now - self.resumed)
         self.bare()
-        self.resumed = time.perf_counter()
+        self.resumed = time.process_time()
         self.bares.append(self.resumed - now)
         return result
 

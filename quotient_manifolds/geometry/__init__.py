@@ -1,0 +1,26 @@
+"""One tangent space over all parameters of a model, in orthonormal coordinates, for three geometries.
+
+A tangent vector is held as coordinates z, a dict of blocks, such that its metric norm is the l2 norm of z over all
+blocks. So the ball of every geometry is a round ball, one projected ascent serves them all, and a standard Gaussian
+in z is an isotropic one in the metric.
+
+Every parameter that requires a gradient is measured; frozen parameters stay where they are. A symmetric pair must
+be measured whole or not at all: with one side frozen the ball would not be invariant, so that is an error.
+"""
+
+from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
+from quotient_manifolds.geometry.parameters import measured_parameters
+from quotient_manifolds.geometry.space import Norm, TangentSpace
+
+__all__ = [
+    "Adaptive",
+    "Euclidean",
+    "Geometry",
+    "Gradients",
+    "Norm",
+    "Quotient",
+    "StackedPairs",
+    "TangentSpace",
+    "measured_parameters",
+]

@@ -1,0 +1,187 @@
+"""The geometries: which tangent space, with which metric, a model's parameters get."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+from torch import nn
+
+from quotient_manifolds.geometry.pairs import StackedPairs, equal_shapes
+from quotient_manifolds.geometry.parameters import (
+    canonical,
+    check_rank,
+    is_measured,
+    measured_parameters,
+    scales_outside,
+)
+from quotient_manifolds.geometry.space import Norm, TangentSpace
+from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
+from quotient_manifolds.symmetries import Evaluate, Symmetries, find_symmetries, prove_on_batch
+
+
+class Geometry(ABC):
+    """A Riemannian metric on the parameters of any model."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How results and tables call it."""
+
+    @abstractmethod
+    def at(self, model: nn.Module) -> TangentSpace:
+        """The tangent space at the model's parameters; the model is read, never written."""
+
+    @abstractmethod
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        """The geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if none."""
+
+
+@final
+@dataclass(frozen=True)
+class Euclidean(Geometry):
+    """<xi, eta> = sum xi eta, so z = xi. norm: the ball is |xi|_2 or max |xi_i| <= radius."""
+
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        _check_norm(self.norm)
+
+    @property
+    def name(self) -> str:
+        return _named("euclidean", self.norm)
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        return TangentSpace(point, dict.fromkeys(point), (), self.norm)
+
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        return self
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive(Geometry):
+    """<xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta.
+
+    eta: 0 leaves weights that are 0 where they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is
+    |xi / c|_2 or max |xi_i / c_i| <= radius.
+    """
+
+    eta: float = 0.0
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
+        if not number or not 0 <= self.eta < math.inf:
+            raise ValueError(f"eta must be a finite number, at least 0. Found {self.eta!r}")
+        _check_norm(self.norm)
+
+    @property
+    def name(self) -> str:
+        return _named("adaptive", self.norm) + (f" (eta {self.eta:g})" if self.eta else "")
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
+        scale = {name: w.abs().add_(self.eta) for name, w in point.items()} if self.eta else point
+        return TangentSpace(point, scale, (), self.norm)
+
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        return self
+
+
+@final
+@dataclass(frozen=True)
+class Quotient(Geometry):
+    """Symmetric pairs (G, H) modulo their group in a quotient metric, all other elements adaptive [paper, App. C.1].
+
+    metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
+    the paper's relaxation of the metric (0 keeps invariance). symmetries: those to use; None finds them in the model.
+
+    biases: "quotient" measures at the representative whose needless biases are zero, b_K = 0, b_V = 0, b_O + W_O b_V,
+    and stay so: the measure is invariant under these translations too. "paper" keeps biases as rows of their pairs
+    [paper, App. C.1]: invariant under the groups of the pairs alone.
+    trust: use the symmetries without asking the loss whether they are any.
+    norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
+    all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
+    geodesic "first" besides, both are off: adaptive sharpness up to terms of the second order in the radius, those of
+    the vertical part of xi, which is left out.
+    """
+
+    metric: Metric = "inv"
+    geodesic: str = "second"
+    eps: float = 0.0
+    symmetries: Symmetries | None = None
+    biases: Literal["quotient", "paper"] = "quotient"
+    trust: bool = False
+    norm: Literal["metric", "adaptive"] = "metric"
+
+    def __post_init__(self) -> None:
+        FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
+        if self.geodesic not in GEODESICS:
+            raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
+        if self.biases not in ("quotient", "paper"):
+            raise ValueError(f"biases must be 'quotient' or 'paper'. Found {self.biases!r}")
+        if self.norm not in ("metric", "adaptive"):
+            raise ValueError(f"norm must be 'metric' or 'adaptive' (a quotient has no linf). Found {self.norm!r}")
+
+    @property
+    def name(self) -> str:
+        metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
+        options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
+        options += ["biases as rows"] * (self.biases == "paper") + ["adaptive norm"] * (self.norm == "adaptive")
+        return f"{metric} ({', '.join(options)})"
+
+    def at(self, model: nn.Module) -> TangentSpace:
+        point = measured_parameters(model)
+        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
+        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, model)]
+        if not pairs:
+            raise ValueError(
+                f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
+                f"{type(model).__name__} has none; use Adaptive(), or pass symmetries= with the pairs of the model"
+            )
+        if self.biases == "quotient":
+            pairs, point = canonical(pairs, symmetries.translations, point)
+        for pair in pairs:
+            check_rank(pair, point, self.metric, self.eps)
+        relative = self.norm == "adaptive"
+        blocks = tuple(
+            StackedPairs.at(group, point, self.metric, self.geodesic, self.eps, relative=relative)
+            for group in equal_shapes(pairs, point)
+        )
+        return TangentSpace(point, scales_outside(pairs, point), blocks)
+
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+        """Itself, without translations that change the loss; ValueError naming the pairs that do.
+
+        All symmetries are applied at once to the model on two examples of the batch, about ten evaluations.
+        """
+        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
+        if self.trust or not symmetries.pairs:
+            return self
+        proof = prove_on_batch(model, loss, batch, symmetries)
+        false = [pair.pair for pair in proof.pairs if not pair.holds]
+        if false:
+            more = f" and {len(false) - 1} more" if len(false) > 1 else ""
+            raise ValueError(
+                f"The loss must not change along the orbit of a symmetric pair. It does for {false[0]}{more}; use "
+                f"Adaptive(), pass symmetries= without them (Proof.proved makes such), or trust=True to use them anyway"
+            )
+        wrong = {shift.pair for shift in proof.translations if not shift.holds}
+        if not wrong:
+            return self
+        kept = tuple(shift for shift in symmetries.translations if shift.name not in wrong)
+        return replace(self, symmetries=replace(symmetries, translations=kept))
+
+
+def _check_norm(norm: str) -> None:
+    if norm not in ("l2", "linf"):
+        raise ValueError(f"norm must be 'l2' or 'linf'. Found {norm!r}")
+
+
+def _named(name: str, norm: Norm) -> str:
+    return name if norm == "l2" else f"{name} {norm}"

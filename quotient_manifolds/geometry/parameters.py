@@ -1,0 +1,84 @@
+"""Which parameters are measured, which of them pairs own, and what none of them may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.manifolds import Metric
+from quotient_manifolds.symmetries import Params, SymmetricPair, Translation, without_biases
+
+
+def measured_parameters(model: nn.Module) -> Params:
+    """The parameters that require a gradient, detached, by the first of their names; each checked to be usable."""
+    for name, w in model.named_parameters():
+        if w.is_meta:
+            raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
+        if w.is_complex():
+            raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
+        if w.is_floating_point() and not bool(torch.isfinite(w).all()):
+            raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
+    measured = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+    if not measured:
+        raise ValueError(
+            f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
+            f"none); call model.requires_grad_(True) on those that shall count"
+        )
+    return measured
+
+
+def is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
+    unknown = [name for name in pair.names if name not in dict(model.named_parameters())]
+    if unknown:
+        raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {type(model).__name__} does not have")
+    frozen = [name for name in pair.names if name not in point]
+    if frozen and len(frozen) < len(set(pair.names)):
+        raise ValueError(
+            f"Pair {pair.name} is frozen in part ({frozen[0]} has requires_grad=False), and half a pair has no "
+            f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
+        )
+    return not frozen
+
+
+def canonical(
+    pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params
+) -> tuple[list[SymmetricPair], Params]:
+    """Needless biases set to zero, the output biases making up for them, and the pairs without these rows."""
+    names = {pair.name for pair in pairs}
+    removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
+    touched = {name for shift in removed for name in shift.moved}
+    point = {name: w.clone() if name in touched else w for name, w in point.items()}
+    for shift in removed:
+        shift.remove(point)
+    return list(without_biases(pairs, removed)), point
+
+
+def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:
+    manifold = pair.manifold(metric, eps)
+    ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
+    if not ok:
+        raise ValueError(
+            f"Pair {pair.name} cannot be measured in a quotient metric, which needs G and H of full rank: {reason}; "
+            f"use Adaptive(), or pass symmetries= without this pair"
+        )
+
+
+def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:
+    """The adaptive scale w where no pair owns the element and 0 where one does; nothing where all are owned."""
+    owned: Params = {}
+    for pair in pairs:
+        for name in pair.names:
+            owned.setdefault(name, torch.zeros_like(point[name], dtype=torch.bool))
+        before = pair.read(owned)
+        if bool(before.any()):
+            raise ValueError(f"Pair {pair.name} shares elements with another pair ({', '.join(pair.names)})")
+        pair.write(owned, torch.ones_like(before))
+    scales: dict[str, Tensor | None] = {}
+    for name, w in point.items():
+        if name not in owned:
+            scales[name] = w
+        elif not bool(owned[name].all()):
+            scales[name] = w.masked_fill(owned[name], 0)
+    return scales

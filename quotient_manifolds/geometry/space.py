@@ -1,0 +1,153 @@
+"""The tangent space of all measured parameters, in orthonormal coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
+from quotient_manifolds.geometry.sparse import RowWriter, address, scaled_rows
+from quotient_manifolds.symmetries import Params
+
+Norm = Literal["l2", "linf"]
+"""Which ball of coordinates z a geometry means: sum of squares, or the largest of them. A metric has l2."""
+
+
+@final
+class TangentSpace:
+    """T_w of all measured parameters w of a model, in orthonormal coordinates z (immutable, holds w as it is).
+
+    z has one block per parameter (of its shape and dtype) for the elements in no pair, and one block (heads of
+    all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
+    parameter that pairs own entirely has no block. norm: that of the ball of z.
+    """
+
+    def __init__(
+        self,
+        point: Params,
+        scale: Mapping[str, Tensor | None],
+        pairs: tuple[StackedPairs, ...],
+        norm: Norm = "l2",
+    ) -> None:
+        self.point = point
+        self.scale = dict(scale)
+        self.pairs = pairs
+        self.norm = norm
+        self._rows = RowWriter()
+
+    def zero(self) -> Params:
+        """z = 0: the model as it is."""
+        return {key: torch.zeros_like(like, memory_format=torch.contiguous_format) for key, like in self._blocks()}
+
+    def sample(self, generator: torch.Generator) -> Params:
+        """z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
+        z: Params = {}
+        for name, scale in self.scale.items():
+            w = self.point[name]
+            noise = torch.empty(w.shape, device=generator.device, dtype=torch.float32)
+            if self.norm == "l2":
+                noise.normal_(generator=generator)
+            else:
+                noise.uniform_(-1, 1, generator=generator)
+            z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
+        for block in self.pairs:
+            like = block.space.point
+            noise = torch.randn(like.shape, generator=generator, device=generator.device)
+            with self._precise():
+                z[block.key] = block.space.horizontal(noise.to(like))
+        return z
+
+    def length(self, z: Params) -> float:
+        """|z| in the norm of the ball."""
+        order = 2 if self.norm == "l2" else math.inf
+        blocks = (block for block in z.values() if block.numel())
+        sizes = [float(torch.linalg.vector_norm(block, order, dtype=torch.float64)) for block in blocks]
+        return math.hypot(*sizes) if self.norm == "l2" else max(sizes)
+
+    def project(self, z: Params) -> Params:
+        """The nearest horizontal z, then cut to where its geodesic leaves the manifold, if that is before t = 1."""
+        out: Params = {}
+        for name, scale in self.scale.items():
+            out[name] = z[name].clone() if scale is None else z[name] * (scale != 0)
+        with self._precise():
+            for block in self.pairs:
+                out[block.key] = block.reached(block.space.horizontal(z[block.key]))
+        return out
+
+    def move(self, z: Params, out: Params | None = None) -> Params:
+        """gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.
+
+        Written into `out`, a result of an earlier call, where given.
+        """
+        out = self._add(z, out)
+        with self._precise():
+            for block in self.pairs:
+                block.move(z[block.key], out)
+        return out
+
+    def pull_back(self, z: Params, grads: Gradients) -> Params:
+        """The gradient in z of loss(move(z)), from the loss's gradient at move(z); a missing one counts as zero."""
+        copies = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
+        return self.linearise(z)[1](copies)
+
+    def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
+        """move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is given.
+
+        The network is no part of any graph kept here, and z must not change before the pull-back has been used. A
+        gradient may be sparse in its first dimension, and then is so in the result.
+        """
+        out = self._add(z, out)
+        with self._precise():
+            pulls = [(block.key, block.linearise(z[block.key], out)) for block in self.pairs]
+
+        def pull_back(grads: Gradients) -> Params:
+            with self._precise():
+                pulled = {key: pull(grads, self.point) for key, pull in pulls}
+            return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
+
+        return out, pull_back
+
+    def _add(self, z: Params, out: Params | None) -> Params:
+        """w + scale z of the elements in no pair; a block of z may be sparse in its first dimension."""
+        out = {name: torch.empty_like(w) for name, w in self.point.items()} if out is None else out
+        with torch.no_grad():
+            for name, scale in self.scale.items():
+                w, part = self.point[name], z[name]
+                if part.is_sparse:
+                    self._rows.write(w, scale, part, out[name])
+                elif scale is None:
+                    torch.add(w, part, out=out[name])
+                else:
+                    torch.addcmul(w, scale, part, out=out[name])
+        return out
+
+    def _scaled(self, grads: Gradients) -> Params:
+        """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
+        pulled: Params = {}
+        tensors = (*self.point.values(), *grads.values())
+        uses = Counter(address(tensor) for tensor in tensors if tensor is not None and not tensor.is_sparse)
+        for name, scale in self.scale.items():
+            grad = grads.get(name)
+            if grad is not None and grad.is_sparse:
+                pulled[name] = scaled_rows(grad, scale)
+                continue
+            if grad is None:
+                pulled[name] = torch.zeros_like(self.point[name], memory_format=torch.contiguous_format)
+                continue
+            if uses[address(grad)] > 1 or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
+                grad = grad.clone(memory_format=torch.contiguous_format)
+            pulled[name] = grad.contiguous() if scale is None else grad.mul_(scale).contiguous()
+        return pulled
+
+    def _precise(self) -> torch.autocast:
+        """Autocast off: it is for the network."""
+        return torch.autocast(next(iter(self.point.values())).device.type, enabled=False)
+
+    def _blocks(self) -> Iterable[tuple[str, Tensor]]:
+        yield from ((name, self.point[name]) for name in self.scale)
+        yield from ((block.key, block.space.point) for block in self.pairs)

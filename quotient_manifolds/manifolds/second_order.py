@@ -1,0 +1,99 @@
+"""Second-order geodesics of the pair (G, H) as a quadratic map of the coordinates z, with its adjoint.
+
+In the singular frame the step of G is z_G turn_G + left bend_G: turn is affine in z, bend quadratic, both h x h; for H
+alike. What is h x h is held for both factors in one tensor, G first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import SingularFrame
+from quotient_manifolds.manifolds.geodesics import Both, Slope, slope
+
+
+class Pairing(NamedTuple):
+    """What a point knows: G = left from_left, its velocity xi_G = z_G diag(unit) from_left, and how weights change."""
+
+    left: Tensor  # (..., n, h)
+    right: Tensor  # (..., m, h)
+    back: Tensor  # from_left, from_right (..., 2, h, h)
+    unit: Tensor  # s^-t, a row (..., 1, 1, h)
+    along: Slope  # diag(unit) dW_G W_G^-1 / 2 for a change of the Gram matrices (..., 1, h, h)
+    across: Slope  # dW_G W_G^-1 / 2 for the Gram matrices of z instead of velocities
+
+    @staticmethod
+    def of(frame: SingularFrame, t: float) -> Pairing:
+        own, other = (part[..., None, :, :] for part in slope(frame.s, t))
+        unit = frame.s[..., None, None, :] ** -t
+        half, outer = unit.mT * unit**2 / 2, unit.mT * unit**3 / 2
+        back = torch.stack([frame.from_left, frame.from_right], dim=-3)
+        along, across = (Slope(own * weight, other * weight) for weight in (half, outer))
+        return Pairing(frame.left, frame.right, back, unit, along, across)
+
+
+class Step(NamedTuple):
+    """At one z, for both factors (..., 2, h, h)."""
+
+    turn: Tensor
+    bend: Tensor
+    inside: Tensor  # left^T z_G, right^T z_H
+
+
+class Adjoint(NamedTuple):
+    """tall_G + left core_G, and inside_G = left^T tall_G where left is orthonormal; for H alike."""
+
+    tall: Both  # (..., n, h), (..., m, h)
+    core: Tensor  # (..., 2, h, h)
+    inside: Tensor  # (..., 2, h, h)
+
+
+def expand(at: Pairing, z: Both) -> Step:
+    """xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
+
+    [paper, Eq. 11, 12] are the cases t = 0, 1.
+    """
+    inside = _cores((at.left, at.right), z)
+    M = inside * at.unit
+    turn = at.unit.mT * at.back - _change(at.along, M + M.mT) @ at.back
+    return Step(turn, _change(at.across, _cores(z, z)) @ at.back, inside)
+
+
+def apply(at: Pairing, z: Both, step: Step) -> Both:
+    """The step in G and in H."""
+    (turn_G, turn_H), (bend_G, bend_H) = step.turn.unbind(-3), step.bend.unbind(-3)
+    return plus(z[0] @ turn_G, at.left, bend_G), plus(z[1] @ turn_H, at.right, bend_H)
+
+
+def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
+    """The adjoint of the derivative at z, applied to the gradient at the point that was reached."""
+    below, turn = _cores((at.left, at.right), grad), step.turn.mT
+    along = _adjoint_change(at.along, _cores(z, grad) @ at.back.mT)
+    across = _adjoint_change(at.across, below @ at.back.mT)
+    square = across + across.mT
+    (turn_G, turn_H), (square_G, square_H) = turn.unbind(-3), square.unbind(-3)
+    tall = plus(grad[0] @ turn_G, z[0], square_G), plus(grad[1] @ turn_H, z[1], square_H)
+    return Adjoint(tall, (along + along.mT) * -at.unit, below @ turn + step.inside @ square)
+
+
+def plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a @ b, in x where nothing is to be differentiated."""
+    if torch.is_grad_enabled():
+        return x + a @ b
+    return x.baddbmm_(a, b) if x.ndim == a.ndim == b.ndim == 3 else x.add_(a @ b)
+
+
+def _change(weights: Slope, V: Tensor) -> Tensor:
+    return weights.own * V + weights.other * V.flip(-3)
+
+
+def _adjoint_change(weights: Slope, W: Tensor) -> Tensor:
+    return weights.own * W + (weights.other * W).flip(-3)
+
+
+def _cores(x: Both, y: Both) -> Tensor:
+    """x_G^T y_G, x_H^T y_H."""
+    return torch.stack([x[0].mT @ y[0], x[1].mT @ y[1]], dim=-3)
