@@ -588,6 +588,34 @@ def test_means_over_seeds() -> None:
     assert Mean.of([0.5, 0.5]) == Mean(0.5, 0.5, 0.5, 2, 0, 2)
 
 
+def test_settings_are_counted_by_the_sign_of_their_interval(fast: tuple[Path, DiagonalStudy]) -> None:
+    study = fast[1]
+    here, there = study.plan.settings
+    values = {here: (0.2, 0.3, 0.4), there: (-0.1, 0.3, -0.2)}
+
+    def counted(flip: int) -> tuple[int, int, int]:
+        cells = tuple(
+            dataclasses.replace(cell, taus={"m": tuple(flip * values[cell.setting][cell.seed] for _ in cell.radii)})
+            for cell in study.cells
+        )
+        return dataclasses.replace(study, cells=cells).signs("m", 0.1)
+
+    assert counted(1) == (0, 1, 1)
+    assert counted(-1) == (1, 1, 0)
+
+
+def test_columns_are_read_at_their_radius(fast: tuple[Path, DiagonalStudy]) -> None:
+    study = fast[1]
+    first, second = study.plan.settings
+    assert study.column("rises", "mix exact", 1e-3) == [cell.rises["mix exact"][0] for cell in study.of(first)]
+    assert study.column("rises", "mix exact", 0.1, [second]) == [
+        cell.rises["mix exact"][0] for cell in study.of(second)
+    ]
+    assert [cell.seed for cell, _ in study.checked(second, "mix exact", 0.1)] == [0]
+    with pytest.raises(ValueError, match="The profile must hold the radii"):
+        Plan(radii=(0.2,))
+
+
 def test_the_command_writes_record_and_report(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["study", "diagonal", "--fast", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
