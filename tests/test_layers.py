@@ -121,7 +121,9 @@ def test_optional_package_has_one_door(package: str) -> None:
 
 
 def test_importing_the_package_loads_no_optional_package() -> None:
-    modules = [module for module in DOTTED if not module.startswith((f"{NAME}.cli.", f"{NAME}.compare", f"{NAME}.__main__"))]
+    modules = [
+        module for module in DOTTED if not module.startswith((f"{NAME}.cli.", f"{NAME}.compare", f"{NAME}.__main__"))
+    ]
     code = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\n"
         f"print(*sorted(set(sys.modules) & set({list(DOORS)})))"
