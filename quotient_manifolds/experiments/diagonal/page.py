@@ -152,8 +152,8 @@ def _references(study: DiagonalStudy) -> Section:
         "The same correlations for quantities without a radius: the smallest coordinate, the l1 norm, the Riemannian "
         "gradient norms (the limit of small radii), and two closed forms. Where X′X = I the paper has, to first order, "
         "|beta (beta − X′y)| for inv and |beta − X′y| for mix, up to constants. Here X′X is not I and several beta fit "
-        f"the data; with the one of least norm in the place of X′y, tau goes {ends('|beta (beta - nearest)|')} over the "
-        f"settings (inv form) and {ends('|beta - nearest|')} (mix form)."
+        f"the data; with the one of least norm in the place of X′y, tau goes {ends('|beta (beta - nearest)|')} over "
+        f"the settings (inv form) and {ends('|beta - nearest|')} (mix form)."
     )
     return Section("references", "What needs no ascent", (Text(words), reference_table(study)))
 
