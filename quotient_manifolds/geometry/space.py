@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, final
 
 import torch
@@ -58,7 +59,7 @@ class TangentSpace:
         for block in self.pairs:
             like = block.space.point
             noise = torch.randn(like.shape, generator=generator, device=generator.device)
-            with self._precise():
+            with self._undisturbed():
                 z[block.key] = block.space.horizontal(noise.to(like))
         return z
 
@@ -74,7 +75,7 @@ class TangentSpace:
         out: Params = {}
         for name, scale in self.scale.items():
             out[name] = z[name].clone() if scale is None else z[name] * (scale != 0)
-        with self._precise():
+        with self._undisturbed():
             for block in self.pairs:
                 out[block.key] = block.reached(block.space.horizontal(z[block.key]))
         return out
@@ -85,7 +86,7 @@ class TangentSpace:
         Written into `out`, a result of an earlier call, where given.
         """
         out = self._add(z, out)
-        with self._precise():
+        with self._undisturbed():
             for block in self.pairs:
                 block.move(z[block.key], out)
         return out
@@ -102,11 +103,11 @@ class TangentSpace:
         gradient may be sparse in its first dimension, and then is so in the result.
         """
         out = self._add(z, out)
-        with self._precise():
+        with self._undisturbed():
             pulls = [(block.key, block.linearise(z[block.key], out)) for block in self.pairs]
 
         def pull_back(grads: Gradients) -> Params:
-            with self._precise():
+            with self._undisturbed():
                 pulled = {key: pull(grads, self.point) for key, pull in pulls}
             return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
 
@@ -144,9 +145,12 @@ class TangentSpace:
             pulled[name] = grad.contiguous() if scale is None else grad.mul_(scale).contiguous()
         return pulled
 
-    def _precise(self) -> torch.autocast:
-        """Autocast off: it is for the network."""
-        return torch.autocast(next(iter(self.point.values())).device.type, enabled=False)
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Autocast off, which is for the network, and no detours through function modes, which may be on for it."""
+        device = next(iter(self.point.values())).device.type
+        with torch.autocast(device, enabled=False), torch._C.DisableTorchFunction():
+            yield
 
     def _blocks(self) -> Iterable[tuple[str, Tensor]]:
         yield from ((name, self.point[name]) for name in self.scale)

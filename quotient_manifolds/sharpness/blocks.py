@@ -60,12 +60,15 @@ def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
 def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radius: float, out: Blocks) -> None:
     """out = P(z + a (u - z) + (1 - a) (z - z_old)), u = P(z + eta sign(g)), P = clamp to +-radius; out may be z_old.
 
-    In this order, so that a vertex of the box that is its own next point stays itself to the last digit.
+    As 2 z - z_old drawn towards u: a vertex of the box that is its own next point stays itself to the last digit.
     """
+    scratch = torch.empty(0)
     for target, old, here, slope in _chunks(out, z_old, z, g):
-        step = slope.sign().mul_(eta).add_(here).clamp_(-radius, radius).sub_(here).mul_(a)
-        torch.sub(here, old, out=target)
-        target.mul_(1 - a).add_(step).add_(here).clamp_(-radius, radius)
+        if scratch.shape != slope.shape or scratch.dtype != slope.dtype or scratch.device != slope.device:
+            scratch = torch.empty_like(slope)
+        u = torch.add(here, torch.sign(slope, out=scratch), alpha=eta, out=scratch).clamp_(-radius, radius)
+        torch.lerp(old, here, 2.0, out=target)
+        target.lerp_(u, a).clamp_(-radius, radius)
 
 
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:

@@ -25,6 +25,8 @@ from tests.benchmarks.pretrained import GEOMETRIES, Batch, Classifier, batch_of,
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 
+RADII = {"l2": 0.1, "linf": 1e-4}
+
 
 @pytest.fixture(scope="module")
 def model() -> Classifier:
@@ -79,7 +81,9 @@ def test_step_cost(geometry: Geometry, model: Classifier, batch: Batch, benchmar
     bare()
     gc.collect()
     benchmark.pedantic(
-        lambda: AutoPGD(steps=ROUNDS + 3).maximise(timed, 0.1, torch.Generator().manual_seed(0), norm=space.norm),
+        lambda: AutoPGD(steps=ROUNDS + 3).maximise(
+            timed, RADII[space.norm], torch.Generator().manual_seed(0), norm=space.norm
+        ),
         rounds=1,
         iterations=1,
     )
