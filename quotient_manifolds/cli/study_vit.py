@@ -35,7 +35,7 @@ def vit(out: Path, fast: bool, quiet: bool) -> None:
     With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
 
     Trains once, then does what `compare` does with OUT/zoo.yaml, and goes on after an interruption. OUT receives
-    study.html, the files of `compare`, and record/ in a compact form. About three quarters of an hour on one thread.
+    study.html, the files of `compare`, and record/ in a compact form. About 35 minutes of one processor core.
     """
     from quotient_manifolds.experiments.vit_page import main_labels, tau_table
     from quotient_manifolds.experiments.vit_study import run_vit_study
