@@ -13,14 +13,13 @@ from torch import Tensor
 from quotient_manifolds.experiments.diagonal.ascent import Climbed
 from quotient_manifolds.experiments.diagonal.closed_form import largest_in_ball
 from quotient_manifolds.experiments.diagonal.networks import Regression
-from quotient_manifolds.experiments.diagonal.objectives import FACTORS, Along, Apart
+from quotient_manifolds.experiments.diagonal.objectives import FACTORS, METRICS, Along, Apart
 
 Floats = NDArray[np.float64]
 
 ADAPTIVE = "adaptive"
 QUOTIENT = tuple(" ".join(names) for names in FACTORS)
 MEASURES = (ADAPTIVE, *QUOTIENT)
-METRICS = ("inv", "mix")
 FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
 
 
@@ -31,7 +30,7 @@ def objective(measure: str, regression: Regression, beta: Tensor) -> Along | Apa
 
 def along(measure: str, regression: Regression, beta: Tensor) -> Along:
     metric, geodesic = measure.split()
-    return Along.of(regression, beta, metric, geodesic)
+    return Along.of(regression, beta, METRICS[metric], geodesic)
 
 
 @final
@@ -61,7 +60,7 @@ def far_share(measure: str, regression: Regression, beta: Tensor, climbed: Climb
 
 def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
     """|L(second order) - L(exact)| / rise at the point that the ascent along second-order geodesics found, (...,)."""
-    second, exact = (Along.of(regression, beta, metric, geodesic) for geodesic in ("second", "exact"))
+    second, exact = (Along.of(regression, beta, METRICS[metric], geodesic) for geodesic in ("second", "exact"))
     return (second.value(climbed.z) - exact.value(climbed.z)).abs() / climbed.rise
 
 

@@ -1,11 +1,12 @@
 """What the ascent climbs on a diagonal network: the loss along geodesics of either metric, and along straight lines.
 
-Only beta = u v matters. Both metrics of the paper have horizontal vectors (b u, b v), with the squared norms 2 |b|^2
-(inv) and 2 |beta b|^2 (mix), and along the geodesic beta is multiplied by
+Only beta = u v matters. All metrics of the family have horizontal vectors (b u, b v), with the squared norm
+2 | |beta|^t b |^2, and along the geodesic beta is multiplied by
 
-                 first order      second order             exact
-    inv          (1 + b)^2        (1 + b + b^2 / 2)^2      e^(2b)
-    mix          (1 + b)^2        (1 + b - b^2 / 2)^2      1 + 2b, until that is 0
+                 first order      second order                     exact
+    inv, t = 0   (1 + b)^2        (1 + b + b^2 / 2)^2              e^(2b)
+    mix, t = 1   (1 + b)^2        (1 + b - b^2 / 2)^2              1 + 2b, until that is 0
+    t            (1 + b)^2        (1 + b + (1/2 - t) b^2)^2        (1 + 2tb)^(1/t), until 1 + 2tb is 0
 
 In adaptive sharpness u and v move apart, on straight lines: beta becomes beta (1 + a) (1 + c), and |(a, c)| <= radius.
 """
@@ -31,22 +32,37 @@ class Factor(NamedTuple):
     slope: Callable[[Tensor], Tensor]
 
 
-_STRAIGHT = Factor(lambda b: (1 + b) ** 2, lambda b: 2 * (1 + b))
-
-FACTORS: dict[tuple[str, str], Factor] = {
-    ("inv", "first"): _STRAIGHT,
-    ("inv", "second"): Factor(lambda b: (1 + b + b**2 / 2) ** 2, lambda b: 2 * (1 + b + b**2 / 2) * (1 + b)),
-    ("inv", "exact"): Factor(lambda b: torch.exp(2 * b), lambda b: 2 * torch.exp(2 * b)),
-    ("mix", "first"): _STRAIGHT,
-    ("mix", "second"): Factor(lambda b: (1 + b - b**2 / 2) ** 2, lambda b: 2 * (1 + b - b**2 / 2) * (1 - b)),
-    # Where 1 + 2b is 0 the geodesic has left the manifold: it stays at its last point.
-    ("mix", "exact"): Factor(lambda b: (1 + 2 * b).clamp(min=0.0), lambda b: 2.0 * (b > -0.5)),
-}
+GEODESICS = ("first", "second", "exact")
+METRICS = {"inv": 0.0, "mix": 1.0}  # by name, the t of the metric
 
 
-def lengths(beta: Tensor, metric: str) -> Tensor:
-    """|xi| per unit of b, coordinate by coordinate: sqrt(2) (inv) or sqrt(2) |beta| (mix)."""
-    return math.sqrt(2) * (torch.ones_like(beta) if metric == "inv" else beta.abs())
+def factor(t: float, geodesic: str) -> Factor:
+    """Along a geodesic of the metric t, which is inv for 0 and mix for 1, to first or second order, or exact."""
+    if geodesic == "first":
+        return Factor(lambda b: (1 + b) ** 2, lambda b: 2 * (1 + b))
+    if geodesic == "second":
+        bend = 0.5 - t
+        return Factor(lambda b: (1 + b + bend * b**2) ** 2, lambda b: 2 * (1 + b + bend * b**2) * (1 + 2 * bend * b))
+    if t == 0:
+        return Factor(lambda b: torch.exp(2 * b), lambda b: 2 * torch.exp(2 * b))
+
+    def base(b: Tensor) -> Tensor:
+        """Where it is 0 the geodesic has left the manifold: it stays at its last point."""
+        return (1 + 2 * t * b).clamp(min=0.0)
+
+    def slope(b: Tensor) -> Tensor:
+        inside = base(b)
+        return torch.where(inside > 0, 2 * inside.clamp(min=torch.finfo(b.dtype).tiny) ** (1 / t - 1), 0.0)
+
+    return Factor(lambda b: base(b) ** (1 / t), slope)
+
+
+FACTORS = {(name, geodesic): factor(t, geodesic) for name, t in METRICS.items() for geodesic in GEODESICS}
+
+
+def lengths(beta: Tensor, t: float) -> Tensor:
+    """|xi| per unit of b, coordinate by coordinate: sqrt(2) |beta|^t."""
+    return math.sqrt(2) * beta.abs() ** t
 
 
 class Objective(ABC):
@@ -80,8 +96,8 @@ class Along(Objective):
     factor: Factor
 
     @classmethod
-    def of(cls, regression: Regression, beta: Tensor, metric: str, geodesic: str) -> Along:
-        return cls(regression, beta, lengths(beta, metric), FACTORS[metric, geodesic])
+    def of(cls, regression: Regression, beta: Tensor, t: float, geodesic: str) -> Along:
+        return cls(regression, beta, lengths(beta, t), factor(t, geodesic))
 
     def image(self, z: Tensor) -> Tensor:
         return self.beta * self.factor.value(z / self.lengths)

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from quotient_manifolds.experiments.diagonal.networks import DIMENSION
-from quotient_manifolds.experiments.diagonal.pictures import mechanism_figure, tau_figure
+from quotient_manifolds.experiments.diagonal.pictures import family_figure, mechanism_figure, tau_figure
 from quotient_manifolds.experiments.diagonal.records import DiagonalStudy
 from quotient_manifolds.experiments.diagonal.tables import (
     LABELS,
     ascent_table,
+    family_table,
     mechanism_table,
     middle,
     network_table,
@@ -56,6 +57,7 @@ def diagonal_page(study: DiagonalStudy) -> Page:
             _ranking(study),
             _radius(study),
             _mechanism(study),
+            _family(study),
             _ascent(study),
             _references(study),
             Section("networks", "The networks", (network_table(study),)),
@@ -126,6 +128,24 @@ def _mechanism(study: DiagonalStudy) -> Section:
     figure = Figure(mechanism_figure(study).svg("mechanism"), caption, wide=True)
     title = "Why truncation decides the sign"
     return Section("mechanism", title, (Text(words), Gallery((figure,)), mechanism_table(study)))
+
+
+def _family(study: DiagonalStudy) -> Section:
+    words = (
+        "inv and mix are two of a family of metrics: with t, coordinate i weighs |beta_i|^2t. The paper asks whether "
+        "the choice matters. Radii are not comparable from one t to another, so every radius has its own figure."
+    )
+    figures = [
+        Figure(
+            family_figure(study, radius).svg(f"family-{place}"),
+            f"Radius {radius:g}: mean over seeds of Kendall’s tau with the test loss, and from the 10th to the 90th "
+            "percentile of seeds.",
+            wide=True,
+        )
+        for place, radius in enumerate(study.plan.family_radii)
+    ]
+    tables = [family_table(study, radius) for radius in study.plan.family_radii]
+    return Section("family", "The family of metrics", (Text(words), Gallery(tuple(figures)), *tables))
 
 
 def _ascent(study: DiagonalStudy) -> Section:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.experiments.diagonal.networks import Setting
-from quotient_manifolds.experiments.diagonal.records import DiagonalStudy
+from quotient_manifolds.experiments.diagonal.records import DiagonalStudy, family_name
 from quotient_manifolds.experiments.diagonal.tables import LABELS, middle
 from quotient_manifolds.experiments.wording import signed
 from quotient_manifolds.plots import STYLES, Style
@@ -24,6 +24,7 @@ LINES: dict[str, Style] = {
     "mix endless": STYLES[0],
     "inv exact": STYLES[3],
 }
+FAMILY_STYLES = {"second": STYLES[1], "exact": STYLES[2]}
 METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
 
 
@@ -48,6 +49,38 @@ def tau_figure(study: DiagonalStudy) -> Plot:
         for measure in LINES
     )
     return Plot(figure, f"Kendall’s tau of sharpness with the test loss against the radius, mean over seeds. {words}.")
+
+
+def family_figure(study: DiagonalStudy, radius: float) -> Plot:
+    """tau against the t of the metric, a panel for each number of points: means over seeds, and bands."""
+    settings, family = study.profiled, study.plan.family
+    place = study.plan.family_radii.index(radius)
+    with canvas("t (0 is inv, 1 is mix)", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (
+        figure,
+        panels,
+    ):
+        for axes, setting in zip(panels, settings, strict=True):
+            axes.axhline(0, color="#808080", linewidth=0.8)
+            for geodesic, style in FAMILY_STYLES.items():
+                rows = [
+                    [value for cell in study.of(setting) if (value := cell.family[name][place]) is not None]
+                    for name in (family_name(t, geodesic) for t in family)
+                ]
+                _line(axes, family, rows, style, f"{geodesic} geodesics", middle=np.mean)
+            axes.set(ylim=(-1, 1), title=f"n = {setting.points}")
+        _legend(figure, len(panels), panels[0])
+    words = "; ".join(
+        f"n = {setting.points}, {geodesic}: "
+        + ", ".join(f"{_in_family(study, setting, t, geodesic, radius)}" for t in family)
+        for setting in settings
+        for geodesic in FAMILY_STYLES
+    )
+    return Plot(figure, f"Kendall’s tau at radius {radius:g} for t = {', '.join(f'{t:g}' for t in family)}. {words}.")
+
+
+def _in_family(study: DiagonalStudy, setting: Setting, t: float, geodesic: str, radius: float) -> str:
+    found = study.of_family(setting, t, geodesic, radius)
+    return signed(None if found is None else found.value)
 
 
 def mechanism_figure(study: DiagonalStudy) -> Plot:

@@ -15,13 +15,14 @@ from scipy import stats
 from quotient_manifolds.experiments.diagonal.networks import NETWORKS, Drawing, Setting
 from quotient_manifolds.files import write_text
 
+FAMILY_GEODESICS = ("second", "exact")
 FORMAT = 1  # of diagonal.json; raise when a reader of the old form would misread the new one
 
 Values = tuple[float | None, ...]
 Columns = dict[str, Values]
 
 COLUMNS = (
-    *("taus", "cornered", "rises", "matches", "far", "truncation", "truncated", "agreement"),
+    *("taus", "family", "cornered", "rises", "matches", "far", "truncation", "truncated", "agreement"),
     "points",
 )
 
@@ -39,7 +40,8 @@ class Plan:
     """What is measured. All settings at `radii`; the first `profiled` of them at `profile` too, which holds `radii`.
 
     steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent
-    of `thorough_steps` with `thorough_restarts`.
+    of `thorough_steps` with `thorough_restarts`. family: the t of the metrics that all settings are measured in at
+    `family_radii`; above those a metric with t < 0 may be infinitely sharp.
     """
 
     settings: tuple[Setting, ...] = SETTINGS
@@ -48,6 +50,8 @@ class Plan:
     radii: tuple[float, ...] = (0.01, 0.1, 1.0)
     profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
     profiled: int = 3
+    family: tuple[float, ...] = tuple(k / 4 for k in range(-2, 7))
+    family_radii: tuple[float, ...] = (0.01, 0.1)
     steps: int = 20
     thorough: int = 5
     thorough_steps: int = 100
@@ -67,6 +71,8 @@ class Plan:
             radii=(0.1,),
             profile=(1e-3, 0.1),
             profiled=1,
+            family=(0.0, 0.5, 1.0),
+            family_radii=(0.1,),
             steps=5,
             thorough=1,
             thorough_steps=20,
@@ -93,7 +99,8 @@ class Cell:
     """One setting with one seed: its own X, beta* and networks. Columns hold a value for every one of `radii`.
 
     smallest: the median over networks of min |beta_i|. taus: Kendall's tau-b between test loss and each measure;
-    "mix endless" is the upper bound of mix exact. cornered: the same with the best single coordinate where that rises
+    "mix endless" is the upper bound of mix exact. family: the same along the family of metrics, at the plan's
+    `family_radii`. cornered: the same with the best single coordinate where that rises
     more than the ascent. rises: the median of the measure. references: tau-b of test loss with what has no radius.
     matches: tau-b between a measure and a reference. far: the median share of |z|^2 in coordinates with |b| > 1/2.
     truncation: by metric, the median of the truncation error over the rise; truncated: in how many of all networks that
@@ -109,6 +116,7 @@ class Cell:
     smallest: float
     radii: tuple[float, ...]
     taus: Columns
+    family: Columns
     cornered: Columns
     rises: Columns
     references: dict[str, float | None]
@@ -136,6 +144,11 @@ class Cell:
                 "checks": {name: tuple(map(_check, found)) for name, found in record["checks"].items()},
             }
         )
+
+
+def family_name(t: float, geodesic: str) -> str:
+    """How the columns of the family are called: "0.5 exact"."""
+    return f"{t:g} {geodesic}"
 
 
 @final
@@ -190,6 +203,11 @@ class DiagonalStudy:
         """Over seeds; `measure` is one of `measures`."""
         return Mean.of(cell.taus[measure][cell.radii.index(radius)] for cell in self.of(setting))
 
+    def of_family(self, setting: Setting, t: float, geodesic: str, radius: float) -> Mean | None:
+        """tau in the metric t along geodesics of the order given, at one of the plan's `family_radii`, over seeds."""
+        name, place = family_name(t, geodesic), self.plan.family_radii.index(radius)
+        return Mean.of(cell.family[name][place] for cell in self.of(setting))
+
     def signs(self, measure: str, radius: float) -> tuple[int, int, int]:
         """In how many settings the interval of tau lies below 0, holds 0, lies above 0."""
         found = [self.tau(setting, measure, radius) for setting in self.plan.settings]
@@ -238,7 +256,7 @@ class DiagonalStudy:
 
 
 def plan_from_dict(record: Mapping[str, Any]) -> Plan:
-    tuples = {name: tuple(record[name]) for name in ("radii", "profile")}
+    tuples = {name: tuple(record[name]) for name in ("radii", "profile", "family", "family_radii")}
     return Plan(**{**record, **tuples, "settings": tuple(map(_setting, record["settings"]))})
 
 

@@ -26,7 +26,9 @@ from quotient_manifolds.experiments.diagonal.measuring import (
     truncation_error,
 )
 from quotient_manifolds.experiments.diagonal.networks import Regression, Setting, draw_networks
+from quotient_manifolds.experiments.diagonal.objectives import Along
 from quotient_manifolds.experiments.diagonal.records import (
+    FAMILY_GEODESICS,
     FORMAT,
     Cell,
     Check,
@@ -34,6 +36,7 @@ from quotient_manifolds.experiments.diagonal.records import (
     DiagonalStudy,
     Plan,
     Values,
+    family_name,
     to_json,
 )
 from quotient_manifolds.experiments.zoo import one_thread
@@ -110,6 +113,7 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
         float(betas.abs().amin(-1).quantile(0.5)),
         radii,
         taus={measure: _taus(rows, test) for measure, rows in {**rises, "mix endless": endless}.items()},
+        family=_family(plan, regression, betas, test),
         cornered={measure: _taus(rows, test) for measure, rows in cornered.items()},
         rises={measure: tuple(np.median(rows, axis=1).tolist()) for measure, rows in rises.items()},
         references={name: tau_b(values, test) for name, values in known.items()},
@@ -132,6 +136,17 @@ def tau_b(a: Floats, b: Floats) -> float | None:
 
 def _taus(rows: Floats, test: Floats) -> Values:
     return tuple(tau_b(row, test) for row in rows)
+
+
+def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> Columns:
+    """tau of the measures along the family of metrics, second-order and exact, a value for each of its radii."""
+    found: Columns = {}
+    for t in plan.family:
+        for geodesic in FAMILY_GEODESICS:
+            goal = Along.of(regression, betas, t, geodesic)
+            rises = [climb(goal, radius, plan.steps).rise.numpy() for radius in plan.family_radii]
+            found[family_name(t, geodesic)] = tuple(tau_b(rise, test) for rise in rises)
+    return found
 
 
 def _checks(

@@ -9,7 +9,7 @@ import numpy as np
 
 from quotient_manifolds.experiments.diagonal.measuring import MEASURES
 from quotient_manifolds.experiments.diagonal.networks import Setting
-from quotient_manifolds.experiments.diagonal.records import DiagonalStudy, Mean
+from quotient_manifolds.experiments.diagonal.records import FAMILY_GEODESICS, DiagonalStudy, Mean
 from quotient_manifolds.experiments.wording import minus, signed
 from quotient_manifolds.report import Table
 
@@ -92,6 +92,24 @@ def thorough_table(study: DiagonalStudy, radius: float) -> Table:
     }
     caption = f"The same by the thorough ascent, at radius {radius:g}, over {study.plan.thorough} seeds"
     return _by_setting(f"thorough-{study.plan.radii.index(radius)}", caption, MEASURES, rows, with_interval)
+
+
+def family_table(study: DiagonalStudy, radius: float) -> Table:
+    """tau along the family of metrics, a row for each order of geodesics and profiled setting."""
+    return Table(
+        f"family-{study.plan.family_radii.index(radius)}",
+        f"Kendall’s tau-b with the test loss at radius {radius:g}, over {study.plan.seeds} seeds, by metric t",
+        ["Points", "Geodesics", *(minus(f"t = {t:g}") for t in study.plan.family)],
+        [
+            [
+                *(str(setting.points), geodesic),
+                *(with_interval(study.of_family(setting, t, geodesic, radius)) for t in study.plan.family),
+            ]
+            for setting in study.profiled
+            for geodesic in FAMILY_GEODESICS
+        ],
+        [True, False, *[True] * len(study.plan.family)],
+    )
 
 
 def reference_table(study: DiagonalStudy) -> Table:
