@@ -17,7 +17,6 @@ from torch import Tensor
 from quotient_manifolds.experiments.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
 from quotient_manifolds.experiments.diagonal.measuring import (
     MEASURES,
-    METRICS,
     QUOTIENT,
     LineBound,
     far_share,
@@ -26,7 +25,7 @@ from quotient_manifolds.experiments.diagonal.measuring import (
     truncation_error,
 )
 from quotient_manifolds.experiments.diagonal.networks import Regression, Setting, draw_networks
-from quotient_manifolds.experiments.diagonal.objectives import Along
+from quotient_manifolds.experiments.diagonal.objectives import METRICS, Along
 from quotient_manifolds.experiments.diagonal.records import (
     FAMILY_GEODESICS,
     FORMAT,
