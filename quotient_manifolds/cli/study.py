@@ -16,6 +16,7 @@ from quotient_manifolds.cli.options import (
     table,
 )
 from quotient_manifolds.cli.study_diagonal import diagonal
+from quotient_manifolds.cli.study_results import results
 from quotient_manifolds.cli.study_toy import toy
 from quotient_manifolds.cli.study_vit import vit
 from quotient_manifolds.experiments.ascents import Ascents, compare_ascents
@@ -27,6 +28,7 @@ def study() -> None:
 
 
 study.add_command(diagonal)
+study.add_command(results)
 study.add_command(toy)
 study.add_command(vit)
 

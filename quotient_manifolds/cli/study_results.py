@@ -1,0 +1,53 @@
+"""quotient-manifolds study results: the paper's results beside ours, from the records of all studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, quiet_option, table
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option(
+    "--records",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("notebooks/records"),
+    show_default=True,
+    help="Directory of what the studies found.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("notebooks"),
+    show_default=True,
+    help="Directory.",
+)
+@click.option(
+    "--readme",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A file with the lines <!-- results --> and <!-- /results -->, between which the short table goes.",
+)
+@quiet_option
+@one_sentence_errors
+def results(folder: Path, out: Path, readme: Path | None, quiet: bool) -> None:
+    """The paper's results and claims beside ours, each number from a record.
+
+    OUT receives results.md and, in results/, its figures. A study without a record is shown as not run. Seconds.
+    """
+    from quotient_manifolds.experiments.results.claims import claims
+    from quotient_manifolds.experiments.results.estimates import RULES
+    from quotient_manifolds.experiments.results.page import PAGE, into_readme, write_results
+    from quotient_manifolds.experiments.results.records import Records
+
+    records = Records.load(folder)
+    write_results(records, out)
+    if readme is not None:
+        into_readme(readme, records)
+    if not quiet:
+        rows = [[each.about, RULES[each.rule].words, str(each.found or ""), each.verdict] for each in claims(records)]
+        terminal = console(quiet=False)
+        terminal.print(table("The paper’s claims", ["Number", "Claim", "Here", "Verdict"], rows))
+        terminal.print(f"Page: {out / PAGE}")
