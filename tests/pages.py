@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from quotient_manifolds.experiments.kept import Scores
 from quotient_manifolds.experiments.records import (
     CorrelationRow,
     DemoResult,
@@ -15,7 +16,7 @@ from quotient_manifolds.experiments.records import (
     Settings,
     Sharpness,
 )
-from quotient_manifolds.experiments.zoo import Scores, draw_recipe
+from quotient_manifolds.experiments.zoo import draw_recipe
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, orbit_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Listing, Note, Page, Section, Table, Text
 from quotient_manifolds.statistics import agreement, correlation

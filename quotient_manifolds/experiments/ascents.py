@@ -19,7 +19,8 @@ from scipy import stats
 from torch import nn
 
 from quotient_manifolds.experiments.digits import Batch, Digits, load_digits
-from quotient_manifolds.experiments.zoo import draw_recipe, one_thread, train
+from quotient_manifolds.experiments.kept import one_thread
+from quotient_manifolds.experiments.zoo import draw_recipe, train
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.sharpness import Measurement, cross_entropy, legacy_sharpness, worst_case_sharpness

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quotient_manifolds.experiments.zoo import Recipe, Scores
+from quotient_manifolds.experiments.kept import Scores
+from quotient_manifolds.experiments.zoo import Recipe
 from quotient_manifolds.files import write_text
 from quotient_manifolds.statistics import Correlation
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quotient_manifolds.experiments.kept import Progress, one_thread
 from quotient_manifolds.experiments.vit_page import Cost, vit_page
 from quotient_manifolds.experiments.vit_zoo import FAST, FULL, prepare
-from quotient_manifolds.experiments.zoo import Progress, one_thread
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.report import render
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.experiments.digits import Digits, load_digits, shifted
+from quotient_manifolds.experiments.kept import Progress
 from quotient_manifolds.experiments.vit_spec import fast_spec, full_spec
-from quotient_manifolds.experiments.zoo import ARCHITECTURE, Progress, Recipe, TrainedModel, draw_recipe, train_zoo
+from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, TrainedModel, draw_recipe, train_zoo
 from quotient_manifolds.files import whole, write_text
 
 START_POINTS = 500

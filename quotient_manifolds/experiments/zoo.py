@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.experiments.digits import Digits, shifted
+from quotient_manifolds.experiments.kept import Progress, Scores, digest, keep, kept_scores, one_thread
 from quotient_manifolds.load import load_model, load_object
-
-Progress = Callable[[str, int, int], None]  # (what is being done, units finished, units in all)
 
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
 # 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.
@@ -51,24 +47,6 @@ class Recipe:
     shift: int  # random shifts of up to so many pixels on every other step; 0: none
     steps: int
     seed: int
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Mean cross-entropy (nats) and share of wrong answers, on training and on test images."""
-
-    train_loss: float
-    train_error: float
-    test_loss: float
-    test_error: float
-
-    @property
-    def error_gap(self) -> float:
-        return self.test_error - self.train_error
-
-    @property
-    def loss_gap(self) -> float:
-        return self.test_loss - self.train_loss
 
 
 @dataclass(frozen=True)
@@ -121,8 +99,7 @@ def train_zoo(
             progress("training", index, len(recipes))
         start = None if starts is None else starts[index].directory
         directory = cache / _key(recipe, digits, architecture, start)
-        kept = _read(directory, recipe)
-        zoo.append(kept or _train_into(directory, recipe, digits, architecture, start))
+        zoo.append(_kept_or_trained(directory, recipe, digits, architecture, start))
     if progress is not None:
         progress("training", len(recipes), len(recipes))
     return zoo
@@ -132,59 +109,22 @@ def _key(recipe: Recipe, digits: Digits, architecture: dict[str, Any], start: Pa
     """A name for everything that decides the weights, so that another setting is never mistaken for this one."""
     data = hashlib.sha256(digits.train_images.numpy().tobytes() + digits.train_labels.numpy().tobytes()).hexdigest()
     what = {"format": CACHE_FORMAT, "recipe": asdict(recipe), "architecture": architecture, "data": data}
-    what |= {} if start is None else {"start": _digest(start)}
+    what |= {} if start is None else {"start": digest(start)}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _read(directory: Path, recipe: Recipe) -> TrainedModel | None:
-    """The model in `directory` if it is complete and its weights are those that were scored, else None."""
-    try:
-        record = json.loads((directory / "training.json").read_text(encoding="utf-8"))
-        whole = record["weights_sha256"] == _digest(directory)
-        return TrainedModel(recipe, Scores(**record["scores"]), directory, reused=True) if whole else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _digest(directory: Path) -> str:
-    files = [directory / "config.json", directory / "model.safetensors"]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _train_into(
+def _kept_or_trained(
     directory: Path, recipe: Recipe, digits: Digits, architecture: dict[str, Any], start: Path | None
 ) -> TrainedModel:
-    """Train beside `directory` and move there when complete: a directory of that name is never half-written."""
-    unfinished = directory.with_name(f".unfinished-{directory.name}-{os.getpid()}")
-    unfinished.mkdir(exist_ok=True)
-    try:
+    def make(folder: Path) -> Scores:
         model = train(recipe, digits, architecture, start)
-        scores = score(model, digits)
-        model.save_pretrained(unfinished, safe_serialization=True)
-        record = {"recipe": asdict(recipe), "scores": asdict(scores), "weights_sha256": _digest(unfinished)}
-        (unfinished / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        if directory.exists() and _read(directory, recipe) is None:
-            shutil.rmtree(directory)  # damaged; if it reads now, another process finished the same model meanwhile
-        if not directory.exists():
-            os.replace(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return TrainedModel(recipe, scores, directory, reused=False)
+        model.save_pretrained(folder, safe_serialization=True)
+        return score(model, digits)
 
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch on one CPU thread.
-
-    Tensors this small gain little from more, lose up to tenfold where other programs keep the cores busy, and round
-    differently with every number of threads.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    made_by = {"recipe": asdict(recipe)}
+    kept = kept_scores(directory, made_by)
+    scores = kept or keep(directory, made_by, make, work=directory.parent)
+    return TrainedModel(recipe, scores, directory, reused=kept is not None)
 
 
 @one_thread()

@@ -38,7 +38,7 @@ from quotient_manifolds.experiments.diagonal.records import (
     family_name,
     to_json,
 )
-from quotient_manifolds.experiments.zoo import one_thread
+from quotient_manifolds.experiments.kept import one_thread
 from quotient_manifolds.files import write_text
 from quotient_manifolds.version import VERSION
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from quotient_manifolds.experiments.kept import one_thread
 from quotient_manifolds.experiments.toy.claims import Claim, judge
 from quotient_manifolds.experiments.toy.climb import climb
 from quotient_manifolds.experiments.toy.closed import MEASURES, first_term, sharpness
 from quotient_manifolds.experiments.toy.landscape import GEOMETRIES, landscape
 from quotient_manifolds.experiments.toy.network import Point, Scalar
-from quotient_manifolds.experiments.zoo import one_thread
 from quotient_manifolds.files import write_text
 from quotient_manifolds.version import VERSION
 

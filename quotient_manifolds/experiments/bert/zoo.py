@@ -1,0 +1,110 @@
+"""A zoo of BERTs fine-tuned to say whether one sentence entails another, and the spec that compares it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from filelock import FileLock, Timeout
+
+from quotient_manifolds.experiments.bert.sentences import Pair, test_pairs, training_pairs, write_pairs
+from quotient_manifolds.experiments.bert.spec import fast_spec, full_spec
+from quotient_manifolds.experiments.bert.training import (
+    Recipe,
+    draw_recipe,
+    fine_tune,
+    pretrained_encoder,
+    save,
+    score,
+)
+from quotient_manifolds.experiments.kept import Progress, Scores, digest, keep, kept_scores, write_rows
+from quotient_manifolds.files import write_text
+
+SEED = 6  # of sentences and recipes
+TRAINING, TEST = 10, 10  # pairs of a template: 240 to train on, 480 to test
+
+
+@final
+@dataclass(frozen=True)
+class Size:
+    """How large a study is."""
+
+    models: int
+    epochs: int | None  # None: as each recipe has it
+    architecture: Mapping[str, Any] | None  # None: the pretrained encoder
+    test: int  # pairs of a template
+    spec: str
+
+
+FULL = Size(28, None, None, TEST, full_spec())
+FAST = Size(
+    4, 1, {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, 1, fast_spec()
+)
+
+
+def prepare(folder: Path, size: Size, progress: Progress) -> Path:
+    """Trains (once) and writes models/, train.jsonl, test.jsonl, scores.csv and zoo.yaml, which is returned.
+
+    What is there already and is as it should be stays as it is: a comparison knows its models by their files.
+    """
+    train, test = training_pairs(TRAINING, SEED), test_pairs(size.test, SEED)
+    write_pairs(folder / "train.jsonl", train)
+    write_pairs(folder / "test.jsonl", test)
+    recipes = {f"bert-{index:02}": draw_recipe(index, seed=SEED, epochs=size.epochs) for index in range(size.models)}
+    train_models(folder, recipes, train, test, size.architecture, progress)
+    write_rows(folder / "scores.csv", ({"checkpoint": name, **asdict(each)} for name, each in recipes.items()))
+    write_text(folder / "zoo.yaml", size.spec)
+    return folder / "zoo.yaml"
+
+
+def train_models(
+    folder: Path,
+    recipes: Mapping[str, Recipe],
+    train: Sequence[Pair],
+    test: Sequence[Pair],
+    architecture: Mapping[str, Any] | None,
+    progress: Progress,
+) -> None:
+    """models/NAME for every name; several processes at it share the work, model by model."""
+    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    common = {"data": _digest([*train, *test]), "start": architecture or digest(pretrained_encoder())}
+
+    for place, name in enumerate(_free_first(folder / "locks", list(recipes))):
+        progress("training", place, len(recipes))
+        made_by = {"recipe": asdict(recipes[name]), **common}
+        if kept_scores(folder / "models" / name, made_by) is None:
+            make = partial(_make, recipes[name], train, test, architecture)
+            keep(folder / "models" / name, made_by, make, work=folder)
+    progress("training", len(recipes), len(recipes))
+
+
+def _make(
+    recipe: Recipe, train: Sequence[Pair], test: Sequence[Pair], architecture: Mapping[str, Any] | None, folder: Path
+) -> Scores:
+    model = fine_tune(recipe, train, architecture)
+    save(model, folder)
+    return score(model, train, test)
+
+
+def _free_first(locks: Path, names: Sequence[str]) -> Iterator[str]:
+    """Each name while this process has its lock; those that others have come last, and are waited for."""
+    later = []
+    for name in names:
+        try:
+            with FileLock(locks / name, timeout=0):
+                yield name
+        except Timeout:
+            later.append(name)
+    for name in later:
+        with FileLock(locks / name):
+            yield name
+
+
+def _digest(pairs: Sequence[Pair]) -> str:
+    texts = [(pair.premise, pair.hypothesis, pair.label) for pair in pairs]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
