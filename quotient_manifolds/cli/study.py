@@ -15,7 +15,9 @@ from quotient_manifolds.cli.options import (
     quiet_option,
     table,
 )
+from quotient_manifolds.cli.study_bert import bert
 from quotient_manifolds.cli.study_diagonal import diagonal
+from quotient_manifolds.cli.study_full_scale import full_scale
 from quotient_manifolds.cli.study_results import results
 from quotient_manifolds.cli.study_toy import toy
 from quotient_manifolds.cli.study_vit import vit
@@ -27,7 +29,9 @@ def study() -> None:
     """Redo one of the package's own experiments."""
 
 
+study.add_command(bert)
 study.add_command(diagonal)
+study.add_command(full_scale)
 study.add_command(results)
 study.add_command(toy)
 study.add_command(vit)

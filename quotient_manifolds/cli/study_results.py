@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, quiet_option, table
+from quotient_manifolds.files import write_text
 
 
 @click.command(epilog=EXIT_CODES)
@@ -35,8 +36,11 @@ from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_err
 def results(folder: Path, out: Path, readme: Path | None, quiet: bool) -> None:
     """The paper's results and claims beside ours, each number from a record.
 
-    OUT receives results.md and, in results/, its figures. A study without a record is shown as not run. Seconds.
+    OUT receives results.md, in results/ its figures, and full_scale.md, of the zoos that were not run. A study without
+    a record is shown as not run. Half a minute.
     """
+    from quotient_manifolds.experiments.full_scale.page import PAGE as FULL_SCALE
+    from quotient_manifolds.experiments.full_scale.page import full_scale_page
     from quotient_manifolds.experiments.results.claims import claims
     from quotient_manifolds.experiments.results.estimates import RULES
     from quotient_manifolds.experiments.results.page import PAGE, into_readme, write_results
@@ -44,6 +48,7 @@ def results(folder: Path, out: Path, readme: Path | None, quiet: bool) -> None:
 
     records = Records.load(folder)
     write_results(records, out)
+    write_text(out / FULL_SCALE, full_scale_page())
     if readme is not None:
         into_readme(readme, records)
     if not quiet:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+from quotient_manifolds.experiments.markdown import table
 from quotient_manifolds.experiments.results.claims import ZOOS, said
-from quotient_manifolds.experiments.results.markdown import table
 from quotient_manifolds.experiments.results.records import Records
 from quotient_manifolds.experiments.results.rows import NOT_RUN, table_one
 from quotient_manifolds.experiments.results.zoos import DiagonalZoo, Zoo

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from quotient_manifolds.experiments.markdown import lines, table
 from quotient_manifolds.experiments.results import prose
 from quotient_manifolds.experiments.results.claims import Claim, claims
 from quotient_manifolds.experiments.results.details import (
@@ -16,7 +17,6 @@ from quotient_manifolds.experiments.results.details import (
     short_table,
 )
 from quotient_manifolds.experiments.results.estimates import RULES
-from quotient_manifolds.experiments.results.markdown import lines, table
 from quotient_manifolds.experiments.results.pictures import pictures, write_pictures
 from quotient_manifolds.experiments.results.records import Records
 from quotient_manifolds.experiments.results.rows import NOTEBOOKS, RECORDS, Row, beyond, figures, table_one

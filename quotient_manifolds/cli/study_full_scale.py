@@ -1,0 +1,36 @@
+"""quotient-manifolds study full-scale: the paper's own zoos, as specs for compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, quiet_option
+
+
+@click.command("full-scale", epilog=EXIT_CODES)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("full_scale"),
+    show_default=True,
+    help="Directory.",
+)
+@quiet_option
+@one_sentence_errors
+def full_scale(out: Path, quiet: bool) -> None:
+    """Write the specs of the paper's own zoos, CLIP on ImageNet and BERT on MNLI, for `compare` on GPUs.
+
+    OUT receives clip_soups.yaml, bert_mnli.yaml and full_scale.md, which says what to put beside them, what to type
+    and what it would cost. Nothing is downloaded or measured.
+    """
+    from quotient_manifolds.experiments.full_scale.experiments import write_specs
+    from quotient_manifolds.experiments.full_scale.page import PAGE, full_scale_page
+    from quotient_manifolds.files import write_text
+
+    written = write_specs(out)
+    write_text(out / PAGE, full_scale_page())
+    if not quiet:
+        for file in (*written, out / PAGE):
+            console(quiet=False).print(str(file))
