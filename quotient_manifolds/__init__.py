@@ -20,6 +20,7 @@ from quotient_manifolds.manifolds import (
 from quotient_manifolds.sharpness import (
     AutoPGD,
     Measurement,
+    TruncationWarning,
     average_sharpness,
     cross_entropy,
     gradient_norm,
@@ -28,6 +29,7 @@ from quotient_manifolds.sharpness import (
     normalised_logits,
     relative_flatness,
     top_eigenvalue,
+    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -67,6 +69,7 @@ __all__ = [
     "TangentSpace",
     "Translation",
     "TranslationQuotient",
+    "TruncationWarning",
     "__version__",
     "average_sharpness",
     "balance",
@@ -85,6 +88,7 @@ __all__ = [
     "relative_flatness",
     "tokenised_batches",
     "top_eigenvalue",
+    "truncation_error",
     "worst_case_profile",
     "worst_case_sharpness",
 ]

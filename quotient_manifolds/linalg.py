@@ -58,6 +58,12 @@ def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:
     return s / s[..., :1].clamp_min(torch.finfo(s.dtype).tiny)
 
 
+def spectral_norm(a: Tensor) -> Tensor:
+    """The largest singular value of matrices (..., n, h) that are taller than wide, from a^T a in float64. (...,)"""
+    a = a.double()
+    return torch.linalg.eigvalsh(a.mT @ a)[..., -1].clamp_min(0).sqrt()
+
+
 def _apart(core: Tensor, gap: float = 1e-8) -> Tensor:
     """The matrix itself; where its SVD is to be differentiated, with singular values that agree moved apart by `gap`.
 

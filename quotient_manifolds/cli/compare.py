@@ -57,9 +57,9 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
-    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue, relative-flatness. Geometries: euclidean, adaptive,
-    inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key that does not belong
-    there is answered with those that do.
+    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue, relative-flatness, truncation-error. Geometries:
+    euclidean, adaptive, inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key
+    that does not belong there is answered with those that do.
 
     Every value is written to OUT/store.sqlite before the next begins. Run again after an interruption, a crash or a
     change of SPEC, and only what is missing is measured; several processes may run at once. Under torchrun the work is
@@ -130,6 +130,8 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
     known, values = comparison.known
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
     terminal.print(f"{now} Known: {known} of {values} values.")
+    for sentence in comparison.beyond_reach:
+        terminal.print(f"Beyond the reach of its geodesics: {sentence}")
     if waiting:
         terminal.print(f"{waiting} are being measured by other processes; run again when they are done.")
     terminal.print(f"Report: {folder / 'report.html'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from quotient_manifolds.cli.options import (
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
 from quotient_manifolds.manifolds import GEODESICS, METRICS
-from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, TruncationWarning, cross_entropy, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 
 
@@ -86,6 +87,8 @@ def measure(
         results = [_measured(network, batches, geometry, ascent, report) for geometry in chosen]
     if not quiet:
         console(quiet=False).print(table_of_results(f"{model} on {len(examples)} examples of {data}", results))
+        for sentence in filter(None, (result.warning for result in results)):
+            click.echo(f"Warning: {sentence}", err=True)
     if out is not None:
         settings = {"batch_size": batch_size, "max_length": max_length, "dtype": str(dtype).removeprefix("torch.")}
         source = {"version": VERSION, "model": model, "data": str(data), "examples": len(examples), **settings}
@@ -114,12 +117,14 @@ def _measured(
     def progress(done: int, total: int) -> None:
         report(geometry.name, done, total)
 
-    return worst_case_sharpness(network, cross_entropy, batches, geometry=geometry, progress=progress, **ascent)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncationWarning)  # it stands below the table
+        return worst_case_sharpness(network, cross_entropy, batches, geometry=geometry, progress=progress, **ascent)
 
 
 def table_of_results(title: str, results: list[Measurement]) -> Any:
     """A row for every geometry: the mean rise of the loss over batches, and how it came about."""
-    header = ["geometry", "radius", "sharpness", "standard error", "batches", "loss", "norm reached", "passes"]
+    header = ["geometry", "radius", "sharpness", "standard error", "batches", "loss", "norm reached", "reach", "passes"]
     rows = [
         [
             result.geometry,
@@ -129,6 +134,7 @@ def table_of_results(title: str, results: list[Measurement]) -> Any:
             str(len(result.values)),
             f"{sum(result.base_losses) / len(result.base_losses):.6g}",
             f"{max(norm or 0.0 for norm in result.norms):.4g}",
+            "-" if result.reach is None else f"{result.reach:.3g}",
             f"{result.forward_passes} + {result.backward_passes}",
         ]
         for result in results

@@ -68,7 +68,8 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
         return None
     batches = tuple(OnBatch.from_dict(payload) for payload in found if payload is not None)
     measurement = measured.measure.measurement(batches)
-    return Value(measurement.mean, measurement.standard_error)
+    beyond = bool(measurement.beyond_reach)
+    return Value(measurement.mean, measurement.standard_error, measurement.reach, beyond)
 
 
 def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Report) -> tuple[Ranking, ...]:

@@ -30,10 +30,16 @@ class Named:
 @final
 @dataclass(frozen=True)
 class Value:
-    """Mean over batches and its standard error, None for one batch of what is not random."""
+    """Mean over batches and its standard error, None for one batch of what is not random.
+
+    reach: the largest relative speed of truncated geodesics, None where there are none. beyond_reach: on some batch
+    that is where they may be far from the exact ones.
+    """
 
     mean: float
     standard_error: float | None
+    reach: float | None = None
+    beyond_reach: bool = False
 
 
 @final
@@ -90,6 +96,17 @@ class Comparison:
         """How many of the values (a measure of a checkpoint) are known, and of how many."""
         values = [value for row in self.rows for value in row.values.values()]
         return sum(value is not None for value in values), len(values)
+
+    @property
+    def beyond_reach(self) -> tuple[str, ...]:
+        """A sentence for every measure some of whose values come from geodesics followed further than they reach."""
+        said: list[str] = []
+        for label in self.labels:
+            known = [value for row in self.rows if (value := row.values[label]) is not None]
+            beyond = [value.reach for value in known if value.beyond_reach and value.reach is not None]
+            if beyond:
+                said.append(f"{label}: {len(beyond)} of {len(known)} values, relative speed up to {max(beyond):.3g}.")
+        return tuple(said)
 
     @property
     def against(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from quotient_manifolds.sharpness import (
     Measure,
     RelativeFlatness,
     TopEigenvalue,
+    TruncationError,
     WorstCase,
     cross_entropy,
     normalised_logits,
@@ -31,6 +32,7 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
     "relative-flatness": RelativeFlatness,
+    "truncation-error": TruncationError,
 }
 
 _GEOMETRIES: dict[str, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}

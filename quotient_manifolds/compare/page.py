@@ -11,7 +11,7 @@ from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
 from quotient_manifolds.compare.run import Run
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
-from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Page, Section, Table, Text, render
+from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
 from quotient_manifolds.statistics import KINDS, NAMES, Correlation, Kind
 
 
@@ -66,6 +66,7 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
         yield Section("failures", "Failures", [table])
+    yield Section("reach", "Geodesics beyond their reach", list(_reach(comparison)))
     yield Section("ranking", "How measures rank the models", list(_ranking(comparison)))
     yield Section("figures", "Models one by one", list(_scatter(comparison)))
     yield Section("radius", "Sharpness against radius", list(_radius(comparison)))
@@ -75,6 +76,17 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 _VERSION = "Written by quotient-manifolds {}. The numbers of every batch are in units.csv and store.sqlite beside it."
+
+
+def _reach(comparison: Comparison) -> Iterator[Block]:
+    if comparison.beyond_reach:
+        yield Note("These values are not to be trusted as they are", comparison.beyond_reach)
+        yield Text(
+            "A quotient measure follows Taylor polynomials of geodesics, which stay near them while no point changes "
+            "much relative to itself: up to relative speed 0.2 for first order, 0.5 for second. Beyond, a value may "
+            "be that of the truncation, which can turn the sign of a correlation. Take smaller radii or exact "
+            "geodesics, or measure truncation-error, the part of a value that the truncation makes up."
+        )
 
 
 def _ranking(comparison: Comparison) -> Iterator[Block]:

@@ -17,6 +17,7 @@ Kind = Literal[
     "hessian-trace",
     "top-eigenvalue",
     "relative-flatness",
+    "truncation-error",
 ]
 
 

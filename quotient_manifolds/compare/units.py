@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.unit import Unit, unit_key
+from quotient_manifolds.sharpness import TruncationError
 from quotient_manifolds.version import VERSION
 
 SCORE = "score"
@@ -62,17 +63,26 @@ def score_units(checkpoint: str, identity: Identity) -> Iterator[ScoreUnit]:
 
 
 def measure_units(checkpoint: str, identity: Identity, measures: Sequence[Measured]) -> list[MeasureUnit]:
-    """Ordered so that units on one subject follow each other, and the radii of a batch ascend."""
+    """Ordered so that units on one subject follow each other, and the radii of a batch ascend.
+
+    A truncation error stands beside the measure whose worst direction it needs, which then is still at hand.
+    """
     settings: dict[tuple[str, bool], int] = {}
-    families: dict[str, int] = {}
+    climbs: dict[str, int] = {}
     found: list[tuple[tuple[float, ...], MeasureUnit]] = []
     for each in measures:
-        family = families.setdefault(each.family, len(families))
+        climb = climbs.setdefault(_climb(each).family, len(climbs))
         for index, batch in enumerate(identity.data):
             made = MeasureUnit(_unit(checkpoint, identity.model, batch, index, each), each)
             place = settings.setdefault(made.setting, len(settings))
-            found.append(((place, family, index, each.radius or 0.0), made))
+            found.append(((place, climb, index, each.radius or 0.0), made))
     return [made for _, made in sorted(found, key=lambda item: item[0])]
+
+
+def _climb(measured: Measured) -> Measured:
+    if isinstance(measured.measure, TruncationError):
+        return replace(measured, measure=measured.measure.worst_case)
+    return measured
 
 
 def _unit(checkpoint: str, model: str, batch: str, index: int, measured: Measured) -> Unit:

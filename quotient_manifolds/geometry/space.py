@@ -11,7 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
+from quotient_manifolds.geometry.pairs import REACH, Gradients, StackedPairs
 from quotient_manifolds.geometry.sparse import RowWriter, address, scaled_rows
 from quotient_manifolds.symmetries import Params
 
@@ -79,6 +79,27 @@ class TangentSpace:
             for block in self.pairs:
                 out[block.key] = block.reached(block.space.horizontal(z[block.key]))
         return out
+
+    @property
+    def reach_limit(self) -> float | None:
+        """The reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
+        return min((REACH[block.order] for block in self._truncated), default=None)
+
+    def reach(self, z: Params) -> float | None:
+        """The largest relative velocity of a pair at the start of gamma_z; None where no geodesic is truncated."""
+        with self._undisturbed():
+            return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
+
+    def exact(self, z: Params) -> tuple[TangentSpace, Params]:
+        """The space whose geodesics are the exact ones, and the same z in its precision."""
+        with self._undisturbed():
+            blocks = tuple(block.exact() for block in self.pairs)
+        there = {block.key: z[block.key].to(block.space.point) for block in blocks}
+        return TangentSpace(self.point, self.scale, blocks, self.norm), {**z, **there}
+
+    @property
+    def _truncated(self) -> list[StackedPairs]:
+        return [block for block in self.pairs if block.order != "exact"]
 
     def move(self, z: Params, out: Params | None = None) -> Params:
         """gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.

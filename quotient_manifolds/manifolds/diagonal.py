@@ -183,6 +183,10 @@ class _DiagonalSpace(HorizontalSpace):
     def horizontal(self, z: Tensor) -> Tensor:
         return z.mean(dim=-2, keepdim=True).expand_as(z)
 
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """max |b_i|, where x moves to (1 + b) x."""
+        return (z / self._scale).abs().amax(dim=(-2, -1)).double()
+
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         return linearised(self, z, order, out)
 

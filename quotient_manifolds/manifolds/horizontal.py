@@ -132,6 +132,20 @@ class HorizontalSpace(abc.ABC):
         True
         """
 
+    @abc.abstractmethod
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """How fast the point changes at the start of the geodesic with velocity z, relative to itself. Shape (...,).
+
+        An invariant of the orbit, in float64. Where it is small, a Taylor polynomial is near the geodesic at t = 1: of
+        degree 1 up to its square, of degree 2 up to its cube.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> space = manifold.at(x)
+        >>> space.relative_speed(space.coordinates(torch.tensor([[0.1, -0.6], [0.4, -2.4]])))
+        tensor(0.3000, dtype=torch.float64)
+        """
+
     def move(self, z: Tensor, order: str = "second") -> Tensor:
         """The point gamma_z(1), or the last point of the geodesic if it leaves the manifold earlier.
 

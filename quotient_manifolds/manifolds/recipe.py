@@ -294,6 +294,9 @@ class RecipeSpace(HorizontalSpace):
     def horizontal(self, z: Tensor) -> Tensor:
         return z - self._rows(z, lambda row: row @ self._onto_vertical)
 
+    def relative_speed(self, z: Tensor) -> Tensor:
+        raise NotImplementedError("a recipe does not say what a velocity is small against: compare geodesics directly")
+
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         return linearised(self, z, order, out)
 

@@ -37,6 +37,9 @@ class RelativeSpace(HorizontalSpace):
         """z where its entry can move: the ball holds vertical vectors too, which move nothing."""
         return z * (self.point != 0)
 
+    def relative_speed(self, z: Tensor) -> Tensor:
+        return self.space.relative_speed(self._velocity(z))
+
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         move = self.space.linearise(self._velocity(z), order, out)
 

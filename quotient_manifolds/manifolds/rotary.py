@@ -206,6 +206,10 @@ class _RotarySpace(HorizontalSpace):
     def _without_phase(self, real: Tensor) -> Tensor:
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
 
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """max(|xi_g| / |g|, |xi_k| / |k|)."""
+        return self._real.relative_speed(_column(z))
+
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         y = torch.empty_like(self.point)
         real = self._real.linearise(_column(z), order, [_column(y)])

@@ -276,6 +276,10 @@ class _ScaleSpace(HorizontalSpace):
     def horizontal(self, z: Tensor) -> Tensor:
         return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
 
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """|xi| / |w|, the angle that the great circle turns."""
+        return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
+
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         return linearised(self, z, order, out)
 
@@ -310,6 +314,10 @@ class _TranslationSpace(HorizontalSpace):
 
     def horizontal(self, z: Tensor) -> Tensor:
         return _centred(z)
+
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """0: geodesics are straight lines, and no polynomial is far from them."""
+        return z.new_zeros(z.shape[:-1], dtype=torch.float64)
 
     def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
         return linearised(self, z, order, out)

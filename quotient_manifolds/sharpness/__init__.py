@@ -9,10 +9,11 @@ from quotient_manifolds.sharpness.gradient import GradientNorm, gradient_norm
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.logits import normalised_logits
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy
-from quotient_manifolds.sharpness.measure import Measure, Subject
+from quotient_manifolds.sharpness.measure import Measure, Subject, TruncationWarning
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.trace import HessianTrace, hessian_trace
+from quotient_manifolds.sharpness.truncation import TruncationError, truncation_error
 from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "RelativeFlatness",
     "Subject",
     "TopEigenvalue",
+    "TruncationError",
+    "TruncationWarning",
     "WorstCase",
     "average_sharpness",
     "cross_entropy",
@@ -38,6 +41,7 @@ __all__ = [
     "normalised_logits",
     "relative_flatness",
     "top_eigenvalue",
+    "truncation_error",
     "worst_case_profile",
     "worst_case_sharpness",
 ]

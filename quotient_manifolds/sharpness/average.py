@@ -12,7 +12,7 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.blocks import scale
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
 from quotient_manifolds.sharpness.objective import BatchObjective, Progress
 
@@ -39,8 +39,17 @@ class AverageCase(Measure):
         objective = subject.objective(index, tick)
         base = objective.value(objective.zero())
         generator = torch.Generator().manual_seed(self.seed + index)
-        mean, error = mean_and_error([_pair(objective, self.radius, generator) - base for _ in range(self.samples)])
-        return OnBatch(mean, base, forward_passes=2 * self.samples + 1, backward_passes=0, standard_error=error)
+        pairs = [_pair(objective, self.radius, generator) for _ in range(self.samples)]
+        mean, error = mean_and_error([loss - base for loss, _ in pairs])
+        return OnBatch(
+            value=mean,
+            base_loss=base,
+            forward_passes=2 * self.samples + 1,
+            backward_passes=0,
+            standard_error=error,
+            reach=max((reach for _, reach in pairs if reach is not None), default=None),
+            reach_limit=subject.space.reach_limit,
+        )
 
 
 def average_sharpness(
@@ -65,15 +74,15 @@ def average_sharpness(
     The distribution, and so the measure, is invariant along the orbit in a quotient geometry with eps = 0; Euclidean
     and adaptive averages are not. A geodesic that leaves the manifold counts with its last point.
 
-    Arguments, checks and errors as for `worst_case_sharpness`; progress counts forward passes.
+    Arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    return AverageCase(geometry, radius, samples=samples, seed=seed).of(model, loss, batches, progress)
+    return warned(AverageCase(geometry, radius, samples=samples, seed=seed).of(model, loss, batches, progress))
 
 
-def _pair(objective: BatchObjective, radius: float, generator: torch.Generator) -> float:
-    """The mean loss at z and -z."""
+def _pair(objective: BatchObjective, radius: float, generator: torch.Generator) -> tuple[float, float | None]:
+    """The mean loss at z and -z, and their reach."""
     z = objective.sample(generator)
     scale(z, radius)
     there = objective.value(z)
     scale(z, -1.0)
-    return (there + objective.value(z)) / 2
+    return (there + objective.value(z)) / 2, objective.space.reach(z)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -105,6 +106,17 @@ class Measure(ABC):
     def measurement(self, found: tuple[OnBatch, ...]) -> Measurement:
         """The record of values found one by one."""
         return Measurement(self.name, self.geometry.name, self.settings, found, VERSION)
+
+
+class TruncationWarning(UserWarning):
+    """Truncated geodesics were followed further than they reach."""
+
+
+def warned(measurement: Measurement) -> Measurement:
+    """The measurement, after a warning to the caller of the public function, if there is one to give."""
+    if measurement.warning is not None:
+        warnings.warn(measurement.warning, TruncationWarning, stacklevel=3)
+    return measurement
 
 
 def counted(progress: Progress | None, total: int) -> Tick:

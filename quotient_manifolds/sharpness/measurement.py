@@ -20,7 +20,9 @@ class OnBatch:
     value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
     |H v - value v| of an eigenpair. losses: those of the best climb, its start first. norm: the length of the worst
     direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
-    direction. The passes are the measure's own, without the checks before it.
+    direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
+    the direction the value comes from. reach_limit: above it they may be far from the exact ones, and the value is of
+    something else. The passes are the measure's own, without the checks before it.
     """
 
     value: float
@@ -32,6 +34,12 @@ class OnBatch:
     losses: tuple[float, ...] = ()
     norm: float | None = None
     critical_start: bool = False
+    reach: float | None = None
+    reach_limit: float | None = None
+
+    @property
+    def beyond_reach(self) -> bool:
+        return self.reach is not None and self.reach_limit is not None and self.reach > self.reach_limit
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -39,7 +47,8 @@ class OnBatch:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> OnBatch:
-        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown."""
+        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown; the reach may be missing."""
+        record = {"reach": None, "reach_limit": None, **record}
         _check_keys("value on a batch", {field.name for field in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
 
@@ -98,6 +107,29 @@ class Measurement:
         return tuple(index for index, each in enumerate(self.batches) if each.critical_start)
 
     @property
+    def reach(self) -> float | None:
+        """The largest over batches, see `OnBatch`; None where no geodesic is truncated."""
+        return max((each.reach for each in self.batches if each.reach is not None), default=None)
+
+    @property
+    def beyond_reach(self) -> tuple[int, ...]:
+        """The batches whose truncated geodesics may be far from the exact ones."""
+        return tuple(index for index, each in enumerate(self.batches) if each.beyond_reach)
+
+    @property
+    def warning(self) -> str | None:
+        """What a reader of the value must know, in one sentence; None if nothing."""
+        beyond = [self.batches[index] for index in self.beyond_reach]
+        if not beyond:
+            return None
+        return (
+            f"{self.geometry} {self.measure} at radius {self.settings['radius']:g}: on {len(beyond)} of "
+            f"{len(self.batches)} batches geodesics were followed to relative speed {self.reach:.3g}, beyond "
+            f"{beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take a smaller radius, or "
+            f"geodesic='exact', or ask truncation_error how far"
+        )
+
+    @property
     def forward_passes(self) -> int:
         return sum(each.forward_passes for each in self.batches)
 
@@ -108,6 +140,8 @@ class Measurement:
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
         stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
+        if self.beyond_reach:
+            stated.append(f"beyond reach on {len(self.beyond_reach)} of them, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, counted
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, counted, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.objective import Progress, autograd_available
 from quotient_manifolds.symmetries import Params
@@ -51,8 +51,10 @@ class WorstCase(Measure):
         return (1 + self.restarts) * (self.steps + 1)
 
     def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
-        start, base = self._start(subject, index)
-        best = self._climb(subject, index, tick, start, base)
+        return self.at(subject, self.maximum(subject, index, tick))
+
+    def at(self, subject: Subject, best: Ascent) -> OnBatch:
+        """The measure, given where its ascent ended."""
         reached = subject.space.project(best.z)  # shorter than z where the geodesic ends before t = 1
         return OnBatch(
             value=best.loss - best.base,
@@ -62,7 +64,14 @@ class WorstCase(Measure):
             losses=best.losses,
             norm=subject.space.length(reached),
             critical_start=best.critical_start,
+            reach=subject.space.reach(best.z),
+            reach_limit=subject.space.reach_limit,
         )
+
+    def maximum(self, subject: Subject, index: int, tick: Tick) -> Ascent:
+        """The ascent on batch `index`, whose end the subject then holds."""
+        start, base = self._start(subject, index)
+        return self._climb(subject, index, tick, start, base)
 
     def _start(self, subject: Subject, index: int) -> tuple[Params | None, float | None]:
         """Where the climb at the next smaller radius ended: known from just before, or climbed again."""
@@ -116,12 +125,15 @@ def worst_case_sharpness(
 
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
 
+    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see `OnBatch.reach`
+    and `truncation_error`).
+
     progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
     sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
     ball: a maximum that ignored such points would mean nothing.
     """
     measure = WorstCase(geometry, radius, steps=steps, restarts=restarts, tolerance=tolerance, seed=seed)
-    return measure.of(model, loss, batches, progress)
+    return warned(measure.of(model, loss, batches, progress))
 
 
 def worst_case_profile(
@@ -151,7 +163,11 @@ def worst_case_profile(
     tick = counted(progress, len(subject.batches) * sum(measure.ticks(subject) for measure in chain))
     with autograd_available():
         found = [[measure.on(subject, index, tick) for measure in chain] for index in range(len(subject.batches))]
-    return tuple(measure.measurement(values) for measure, values in zip(chain, zip(*found, strict=True), strict=True))
+    by_radius = zip(chain, zip(*found, strict=True), strict=True)
+    profile = tuple(measure.measurement(values) for measure, values in by_radius)
+    for each in profile:
+        warned(each)
+    return profile
 
 
 def _check_resolved(found: Ascent, radius: float, index: int) -> None:

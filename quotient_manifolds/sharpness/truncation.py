@@ -1,0 +1,90 @@
+"""How far truncated geodesics lead the loss away from the exact ones, where worst-case sharpness is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+from torch import nn
+
+from quotient_manifolds.geometry import Geometry, Quotient
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
+from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.objective import Progress
+from quotient_manifolds.sharpness.worst_case import WorstCase
+
+
+@final
+@dataclass(frozen=True)
+class TruncationError(Measure):
+    """|L(truncated) - L(exact)| / (L(truncated) - L(w)) at the end of the worst direction, see `truncation_error`."""
+
+    name: ClassVar[str] = "truncation error"
+
+    radius: float
+    steps: int = 20
+    restarts: int = 0
+    tolerance: float = 0.0
+    seed: int = 0
+    after: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.worst_case  # refuses what it cannot use
+        if not isinstance(self.geometry, Quotient) or self.geometry.geodesic == "exact":
+            raise ValueError(
+                f"The truncation error is that of a Quotient(...) with geodesic 'first' or 'second'. Found "
+                f"{getattr(self.geometry, 'name', self.geometry)}, which truncates none"
+            )
+
+    @property
+    def worst_case(self) -> WorstCase:
+        """The measure whose worst direction is followed."""
+        return WorstCase(
+            self.geometry, self.radius, self.steps, self.restarts, self.tolerance, self.seed, after=self.after
+        )
+
+    def ticks(self, subject: Subject) -> int:
+        return self.worst_case.ticks(subject) + 1
+
+    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+        kept = subject.maximisers.get((self.worst_case, index))
+        best = self.worst_case.maximum(subject, index, tick) if kept is None else kept
+        if not best.loss > best.base:
+            raise ValueError(
+                f"The loss on batch {index} does not rise within radius {self.radius:g}, so an error has nothing to be "
+                f"compared with; take another radius, or restarts"
+            )
+        space, z = subject.space.exact(best.z)
+        exact = replace(subject, space=space).objective(index, tick).value(z)
+        sharpness = self.worst_case.at(subject, best)
+        error = abs(best.loss - exact) / sharpness.value
+        return replace(sharpness, value=error, forward_passes=sharpness.forward_passes + 1, reach_limit=None)
+
+
+def truncation_error(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    geometry: Geometry,
+    radius: float,
+    steps: int = 20,
+    restarts: int = 0,
+    tolerance: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Measurement:
+    """|L(p) - L(gamma(1))| / (L(p) - L(w)), p the end of the worst truncated geodesic, gamma the exact one beside it.
+
+    The geometry is a `Quotient` with geodesic "first" or "second". The climb is that of `worst_case_sharpness` with the
+    same arguments, and gamma has the initial velocity of its worst direction: one more forward pass a batch. 0.1 says
+    that a tenth of the sharpness found there is due to the truncation. Where an exact geodesic leaves the manifold
+    before t = 1, as those of `mix` may, its last point counts, as in `Quotient(geodesic="exact")`.
+
+    Invariant along the orbit as the sharpness is. Arguments, checks and errors as for `worst_case_sharpness`; and
+    ValueError for a loss that does not rise. progress counts forward passes.
+    """
+    measure = TruncationError(geometry, radius, steps, restarts, tolerance, seed)
+    return measure.of(model, loss, batches, progress)

@@ -1,0 +1,531 @@
+"""Truncated geodesics against exact ones: the relative speed that says how near they are, the error of a measure."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import linalg
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import quotient_manifolds as qm
+from quotient_manifolds.experiments.diagonal import measuring
+from quotient_manifolds.experiments.diagonal.ascent import climb
+from quotient_manifolds.experiments.diagonal.networks import Regression
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.geometry.pairs import REACH
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    FixedRankQuotient,
+    Recipe,
+    RotaryQuotient,
+    ScaleQuotient,
+    TranslationQuotient,
+)
+from quotient_manifolds.sharpness import (
+    Measurement,
+    OnBatch,
+    Subject,
+    TruncationError,
+    TruncationWarning,
+    WorstCase,
+    average_sharpness,
+    cross_entropy,
+    truncation_error,
+    worst_case_profile,
+    worst_case_sharpness,
+)
+from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries, find_symmetries, random_move
+from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
+
+Batch = tuple[Tensor, Tensor]
+
+no_warning = pytest.mark.filterwarnings("error")  # the last filter that matches counts, also before those of setup.cfg
+every_case = pytest.mark.parametrize("case", [*INVARIANT, *VECTORS], ids=str)
+TRUNCATED = [(metric, order) for metric in ("inv", "mix") for order in ("first", "second")]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- the relative speed
+
+
+def largest_ratio(case: Case, x: Tensor, xi: Tensor) -> float:
+    """max of |xi_G c| / |G c| and |xi_H c| / |H c| as generalised eigenvalues; entry or vector for the other pairs."""
+    manifold = case.manifold
+    if isinstance(manifold, TranslationQuotient):
+        return 0.0
+    if isinstance(manifold, DiagonalQuotient):
+        return float((xi / x).abs().max())
+    if isinstance(manifold, ScaleQuotient):
+        return float(xi.norm() / x.norm())
+    assert isinstance(manifold, FixedRankQuotient | RotaryQuotient)
+    if isinstance(manifold, RotaryQuotient):
+        x, xi = x.reshape(-1, 1), xi.reshape(-1, 1)
+    n = manifold.n * (2 if isinstance(manifold, RotaryQuotient) else 1)
+
+    def ratio(G: Tensor, xi: Tensor) -> float:
+        below = (G.T @ G + manifold.eps * torch.eye(G.shape[1], dtype=G.dtype)).numpy()
+        return math.sqrt(linalg.eigh((xi.T @ xi).numpy(), below, eigvals_only=True)[-1])
+
+    return max(ratio(x[:n], xi[:n]), ratio(x[n:], xi[n:]))
+
+
+@pytest.mark.parametrize("case", [*INVARIANT, *RELAXED, *VECTORS], ids=str)
+def test_the_relative_speed_is_the_largest_ratio_of_velocity_to_point(case: Case) -> None:
+    for seed in range(5):
+        x = case.point(seed)
+        xi = case.manifold.proju(x, case.vector(seed + 10))
+        space = case.manifold.at(x)
+        speed = space.relative_speed(space.coordinates(xi))
+        assert speed.dtype == torch.float64
+        assert float(speed) == pytest.approx(largest_ratio(case, x, xi), rel=1e-9)
+        assert float(space.relative_speed(space.coordinates(-3 * xi))) == pytest.approx(3 * float(speed), rel=1e-9)
+
+
+@every_case
+@pytest.mark.parametrize(("condition", "dtype", "rel"), [(1e3, torch.float64, 1e-8), (1e2, torch.float32, 1e-2)])
+def test_the_relative_speed_is_constant_along_the_orbit(
+    case: Case, condition: float, dtype: torch.dtype, rel: float
+) -> None:
+    """Of one horizontal vector that the group carries along (translation leaves vectors alone)."""
+    for seed in range(3):
+        x = case.point(seed)
+        xi = case.manifold.proju(x, case.vector(seed + 10))
+        A = case.group(generator(seed), condition)
+        there = xi if isinstance(case.manifold, TranslationQuotient) else case.manifold.action(A, xi)
+        spaces = case.manifold.at(x), case.manifold.at(case.manifold.action(A, x).to(dtype))
+        here, moved = (
+            float(s.relative_speed(s.coordinates(v))) for s, v in zip(spaces, (xi, there.to(dtype)), strict=True)
+        )
+        assert moved == pytest.approx(here, rel=rel, abs=1e-12)
+
+
+def test_heads_are_told_apart_and_vectors_broadcast() -> None:
+    manifold = FixedRankQuotient(4, 3, "mix")
+    x, eta = (torch.randn(5, 7, 2, generator=generator(k), dtype=torch.float64) for k in (0, 1))
+    space = manifold.at(x)
+    speeds = space.relative_speed(space.coordinates(eta))
+    alone = [
+        float(manifold.at(one).relative_speed(manifold.at(one).coordinates(v))) for one, v in zip(x, eta, strict=True)
+    ]
+    assert speeds.tolist() == pytest.approx(alone, rel=1e-12)
+    assert space.relative_speed(torch.zeros(2, 1, 7, 2, dtype=torch.float64)).shape == (2, 5)
+
+
+def at_speed(case: Case, seed: int, speed: float) -> tuple[Any, Tensor]:
+    """A space whose point's product has singular values that spread, and a horizontal z of this relative speed."""
+    x = case.point(seed)
+    if isinstance(case.manifold, FixedRankQuotient):
+        x = x * torch.logspace(0, -float(seed % 3), x.shape[-1], dtype=x.dtype)  # both factors: products spread twice
+    space = case.manifold.at(x)
+    z = space.horizontal(torch.randn(x.shape, generator=generator(seed + 50), dtype=x.dtype))
+    return space, z * (speed / space.relative_speed(z))
+
+
+def missed(case: Case, space: Any, z: Tensor, order: str) -> float:
+    """|p(truncated) - p(exact)| / |p(exact) - p(x)|, p what the orbit determines."""
+    start, truncated, exact = (case.product(y) for y in (space.point, space.move(z, order), space.move(z, "exact")))
+    return float((truncated - exact).norm() / (exact - start).norm())
+
+
+BETWEEN = [
+    case
+    for case in (*INVARIANT, *VECTORS)
+    if case.manifold.t in (0.0, 1.0) and not isinstance(case.manifold, TranslationQuotient)
+]
+"""The metrics of the paper."""
+
+
+@pytest.mark.parametrize("case", BETWEEN, ids=str)
+def test_where_the_speed_is_small_so_is_what_the_truncation_misses(case: Case) -> None:
+    """Of the way gone, less than the speed for first order and 1.5 times its square for second, whatever the point."""
+    for seed in range(3):
+        for speed in (0.02, 0.49):
+            space, z = at_speed(case, seed, speed)
+            assert bool((space.follow(z, "exact")[1] == 1).all())  # none ends, not even those of mix
+            assert missed(case, space, z, "first") < speed
+            assert missed(case, space, z, "second") < 1.5 * speed**2
+
+
+@pytest.mark.parametrize("case", [*BETWEEN, fixed_rank(3, 4, 2, 0.3), diagonal(3, 0.3)], ids=str)
+def test_what_second_order_misses_falls_as_the_cube_of_the_speed(case: Case) -> None:
+    """So as the square of it over the way gone."""
+    space, z = at_speed(case, 1, 0.05)
+    coarse, fine = (missed(case, space, k * z, "second") for k in (1.0, 0.5))
+    assert math.log2(coarse / fine) == pytest.approx(2, abs=0.15)
+
+
+def test_the_length_of_a_vector_bounds_nothing_in_mix() -> None:
+    """Two points and velocities of one length: the speed, not the length, tells which polynomial is near."""
+    manifold = DiagonalQuotient("mix")
+    far, near = (manifold.at(torch.full((2, 1), root, dtype=torch.float64)) for root in (0.1, 10.0))
+    z = torch.full((2, 1), 0.1, dtype=torch.float64)
+    for space, speed in ((far, 10.0), (near, 1e-3)):
+        b = float(space.relative_speed(z))
+        assert b == pytest.approx(speed)
+        off = float((space.move(z) / space.point)[0]) ** 2 - (1 + 2 * b)
+        assert off == pytest.approx((1 + b - b * b / 2) ** 2 - 1 - 2 * b)
+
+
+def test_a_recipe_has_no_relative_speed() -> None:
+    recipe = Recipe(lambda a, x: x * a, lambda x, e, f: (e * f).sum() / (x @ x), shape=(2,), identity=torch.tensor(1.0))
+    x = torch.tensor([3.0, 4.0])
+    with pytest.raises(NotImplementedError, match="a recipe does not say"):
+        recipe.at(x).relative_speed(x)
+
+
+def factor(metric: str, order: str) -> Callable[[float], float]:
+    """b -> by what a geodesic with u' = b u, v' = b v multiplies u v."""
+    return {
+        ("inv", "first"): lambda b: (1 + b) ** 2,
+        ("inv", "second"): lambda b: (1 + b + b * b / 2) ** 2,
+        ("inv", "exact"): lambda b: math.exp(2 * b),
+        ("mix", "first"): lambda b: (1 + b) ** 2,
+        ("mix", "second"): lambda b: (1 + b - b * b / 2) ** 2,
+        ("mix", "exact"): lambda b: max(0.0, 1 + 2 * b),
+    }[metric, order]
+
+
+@pytest.mark.parametrize(("metric", "order"), TRUNCATED)
+def test_at_the_limit_of_reach_a_scalar_pair_is_a_tenth_off(metric: str, order: str) -> None:
+    """What REACH says of itself: about a tenth of the way, in either direction and metric."""
+    exact, truncated = factor(metric, "exact"), factor(metric, order)
+    parts = [abs(truncated(b) - exact(b)) / abs(exact(b) - 1) for b in (REACH[order], -REACH[order])]
+    assert all(0.03 < part < 0.15 for part in parts), parts
+
+
+# ---- the error of a measure
+
+
+class Diagonal(nn.Module):
+    """x -> x'(u * v)."""
+
+    def __init__(self, u: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(u), nn.Parameter(v)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return X @ (self.u * self.v)
+
+
+def by_entry(u: Tensor) -> Symmetries:
+    """Every entry of u and v a pair of 1 x 1 factors."""
+    sides = [Factor((Part.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
+    return Symmetries((SymmetricPair("diagonal", "value/output", *sides),))
+
+
+def squared(model: nn.Module, batch: Batch) -> Tensor:
+    return ((model(batch[0]) - batch[1]) ** 2).sum()
+
+
+def linear(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("radius", [0.05, 0.5, 0.7])
+@pytest.mark.parametrize(("metric", "order"), TRUNCATED)
+def test_a_scalar_network_has_the_closed_form(
+    metric: str, order: str, radius: float, sign: float, dtype: torch.dtype
+) -> None:
+    """L = +-u v at u v = 3/4: the worst b is at the edge of the ball; where 1 + 2b < 0 mix has stopped at 0."""
+    u, v = torch.tensor([3.0], dtype=dtype), torch.tensor([0.25], dtype=dtype)
+    b = sign * radius / math.sqrt(2) / (1.0 if metric == "inv" else 0.75)
+    exact, truncated = (sign * 0.75 * (factor(metric, kind)(b) - 1) for kind in ("exact", order))
+    geometry = Quotient(metric, order, symmetries=by_entry(u), trust=True)
+    batch = torch.tensor([[sign]], dtype=dtype)
+    found = truncation_error(Diagonal(u, v).eval(), linear, [batch], geometry=geometry, radius=radius, steps=10)
+    rel = 1e-9 if dtype == torch.float64 else 1e-3
+    assert found.mean == pytest.approx(abs(truncated - exact) / truncated, rel=rel, abs=1e-5)
+    assert found.reach == pytest.approx(abs(b), rel=1e-5)
+    assert found.batches[0].norm == pytest.approx(radius, rel=1e-6)
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.1])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_diagonal_network_has_the_error_of_its_closed_forms(metric: str, radius: float) -> None:
+    random = generator(3)
+    regression = Regression.draw(6, random, dimension=10)
+    u, v = (0.3 + torch.rand(2, 10, generator=random, dtype=torch.float64)).unbind()
+    beta = u * v
+    climbed = climb(measuring.objective(f"{metric} second", regression, beta), radius, 20)
+    expected = float(measuring.truncation_error(metric, regression, beta, climbed))
+    geometry = Quotient(metric, symmetries=by_entry(u), trust=True)
+    found = truncation_error(
+        Diagonal(u, v).eval(), squared, [(regression.X, regression.y)], geometry=geometry, radius=radius
+    )
+    assert found.mean == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    b = climbed.z / measuring.along(f"{metric} second", regression, beta).lengths
+    assert found.reach == pytest.approx(float(b.abs().max()), rel=1e-6)
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+@pytest.fixture
+def model() -> Classifier:
+    torch.manual_seed(0)
+    classifier = Classifier().double().eval()
+    with torch.no_grad():
+        for w in classifier.parameters():
+            w.add_(0.5 * torch.randn_like(w))
+    return classifier
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    random = generator(1)
+    return [
+        (torch.randn(4, 3, 4, generator=random, dtype=torch.float64), torch.randint(0, 3, (4,), generator=random))
+        for _ in range(2)
+    ]
+
+
+def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
+    other = copy.deepcopy(model)
+    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
+    other.load_state_dict(elsewhere, strict=False)
+    return other
+
+
+@pytest.mark.parametrize("norm", ["metric", "adaptive"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("metric", "order"), TRUNCATED)
+def test_the_error_is_the_loss_at_the_two_ends(
+    model: Classifier, batches: list[Batch], metric: str, order: str, dtype: torch.dtype, norm: Any
+) -> None:
+    """The worst direction of `WorstCase`, moved pair by pair by the manifold's own geodesics, and the loss by hand."""
+    model, data = model.to(dtype), [(x.to(dtype), y) for x, y in batches[:1]]
+    geometry = Quotient(metric, order, biases="paper", norm=norm)
+    subject = Subject.of(model, cross_entropy, data, geometry)
+    measure = WorstCase(geometry, 0.3, steps=4)
+    worst = measure.maximum(subject, 0, lambda: None)
+    ends = {kind: subject.space.move(worst.z) for kind in (order, "exact")}
+    for block in subject.space.pairs:
+        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, metric)
+        at = torch.cat([pair.read(subject.space.point) for pair in block.pairs]).double()
+        xi = block.space.vector(worst.z[block.key]).double()
+        for kind, end in ends.items():
+            block.write(manifold.at(at).geodesic(xi, order=kind).to(dtype), end)
+    with torch.no_grad():
+        base = float(cross_entropy(model, data[0]))
+        losses = [
+            float(nn.functional.cross_entropy(functional_call(model, end, (data[0][0],)), data[0][1]))
+            for end in ends.values()
+        ]
+    expected = abs(losses[0] - losses[1]) / (losses[0] - base)
+    found = truncation_error(model, cross_entropy, data, geometry=geometry, radius=0.3, steps=4)
+    assert found.mean == pytest.approx(expected, rel=1e-6 if dtype == torch.float64 else 0.01, abs=1e-5)
+    sharpness = worst_case_sharpness(model, cross_entropy, data, geometry=geometry, radius=0.3, steps=4)
+    assert (found.loss_steps, found.norms, found.reach) == (sharpness.loss_steps, sharpness.norms, sharpness.reach)
+    assert found.forward_passes == sharpness.forward_passes + 1
+    assert found.mean > 1e-5
+
+
+@pytest.mark.parametrize(("metric", "order"), TRUNCATED)
+def test_error_and_reach_are_constant_along_the_orbit(
+    model: Classifier, batches: list[Batch], metric: str, order: str
+) -> None:
+    here, *there = (
+        truncation_error(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.05, steps=5)
+        for m in (model, moved(model, 0.01), moved(model, 10.0, seed=3))
+    )
+    for other in there:
+        assert other.values == pytest.approx(here.values, rel=1e-5, abs=1e-9)
+        assert other.reach == pytest.approx(here.reach, rel=1e-7)
+
+
+def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier, batches: list[Batch]) -> None:
+    geometry = Quotient("mix")
+    chain = (0.02, 0.05)
+    alone = TruncationError(geometry, 0.05, steps=3, after=chain[:1])
+    expected = alone.of(model, cross_entropy, batches)
+    for before, passes in (
+        (WorstCase(geometry, 0.05, steps=3, after=chain[:1]), 1),  # the same climb: only the exact end is new
+        (WorstCase(geometry, 0.02, steps=3), 5),  # the climb it starts from: one more step than its own losses
+        (WorstCase(geometry, 0.05, steps=3), 5),  # another climb
+    ):
+        subject = Subject.of(model, cross_entropy, batches, geometry)
+        before.on(subject, 0, lambda: None)
+        ticks = iter(range(100))
+        assert alone.on(subject, 0, partial(next, ticks)) == expected.batches[0]  # type: ignore[arg-type]
+        assert next(ticks) == passes
+    seen: list[tuple[int, int]] = []
+    truncation_error(
+        model, cross_entropy, batches, geometry=geometry, radius=0.05, steps=3, progress=lambda *at: seen.append(at)
+    )
+    assert seen == [(k, 10) for k in range(1, 11)]
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix", "exact")], ids=lambda g: g.name)
+def test_geometries_that_truncate_nothing_are_refused(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    with pytest.raises(ValueError, match=r"geodesic 'first' or 'second'\. Found .*, which truncates none") as caught:
+        truncation_error(model, cross_entropy, batches, geometry=geometry, radius=0.1)
+    assert geometry.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_does_not_rise_is_refused() -> None:
+    u = torch.tensor([1.0], dtype=torch.float64)
+
+    def hill(model: nn.Module, batch: Tensor) -> Tensor:
+        return -((model(batch) - 1) ** 2).sum()
+
+    geometry = Quotient(symmetries=by_entry(u), trust=True)
+    batch = torch.ones(1, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"The loss on batch 0 does not rise within radius 0\.1"):
+        truncation_error(Diagonal(u, u.clone()).eval(), hill, [batch], geometry=geometry, radius=0.1)
+
+
+def test_bad_settings_are_refused_as_those_of_the_worst_case() -> None:
+    with pytest.raises(ValueError, match="radius must be a positive finite number"):
+        TruncationError(Quotient(), -1.0)
+    with pytest.raises(ValueError, match="steps must be a whole number"):
+        TruncationError(Quotient(), 0.1, steps=0)
+
+
+# ---- reach in every result
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("inv", "exact")], ids=lambda g: g.name)
+@no_warning
+def test_where_nothing_is_truncated_there_is_no_reach(
+    model: Classifier, batches: list[Batch], geometry: Geometry
+) -> None:
+    for result in (
+        worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
+        average_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=2),
+    ):
+        assert (result.reach, result.beyond_reach, result.warning) == (None, (), None)
+        assert "reach" not in str(result)
+
+
+def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(model: Classifier, batches: list[Batch]) -> None:
+    geometry = Quotient("mix", biases="paper")
+    result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
+    subject = Subject.of(model, cross_entropy, batches[:1], geometry)
+    z = WorstCase(geometry, 0.1, steps=3).maximum(subject, 0, lambda: None).z
+    speeds: list[float] = []
+    for block in subject.space.pairs:
+        xi = block.space.vector(z[block.key])
+        for G, v in zip(block.space.point, xi, strict=True):
+            n = block.pairs[0].n
+            for rows in (slice(None, n), slice(n, None)):
+                gram = (v[rows].T @ v[rows]).numpy(), (G[rows].T @ G[rows]).numpy()
+                speeds.append(math.sqrt(linalg.eigh(*gram, eigvals_only=True)[-1]))
+    assert len(speeds) == 8  # two pairs, two heads, two sides
+    assert result.reach == pytest.approx(max(speeds), rel=1e-8)
+
+
+def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classifier, batches: list[Batch]) -> None:
+    geometry = Quotient("inv")
+    result = average_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
+    space, random = geometry.at(model), generator(0)
+    reaches = [space.reach(space.sample(random)) for _ in range(3)]
+    assert len(set(reaches)) == 3
+    assert result.reach == pytest.approx(0.01 * max(each for each in reaches if each is not None), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["worst", "profile", "average"])
+def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch], kind: str) -> None:
+    """Once for each measurement, to the caller, and in words of the measurement."""
+
+    def measured(radius: float) -> Measurement:
+        shared: dict[str, Any] = {"geometry": Quotient("mix")}
+        if kind == "average":
+            return average_sharpness(model, cross_entropy, batches, radius=radius, samples=2, **shared)
+        if kind == "worst":
+            return worst_case_sharpness(model, cross_entropy, batches, radius=radius, steps=2, **shared)
+        return worst_case_profile(model, cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TruncationWarning)
+        within = measured(0.003)
+    assert within.reach is not None
+    assert 0 < within.reach < 0.5
+    assert (within.beyond_reach, within.warning) == ((), None)
+    assert "reach" not in str(within)
+    with pytest.warns(TruncationWarning) as caught:
+        beyond = measured(1.0)
+    assert [str(each.message) for each in caught] == [beyond.warning]
+    assert caught[0].filename == __file__
+    assert beyond.warning is not None
+    assert "\n" not in beyond.warning
+    assert f"radius 1: on 2 of 2 batches geodesics were followed to relative speed {beyond.reach:.3g}, beyond 0.5" in (
+        beyond.warning
+    )
+    assert f"beyond reach on 2 of them, at relative speed {beyond.reach:.3g}" in str(beyond)
+
+
+@pytest.mark.parametrize(("order", "limit"), REACH.items())
+def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: float) -> None:
+    """L = u v: the relative speed is radius / sqrt(2)."""
+    u = torch.ones(1, dtype=torch.float64)
+    geometry = Quotient("inv", order, symmetries=by_entry(u), trust=True)
+    for radius, beyond in ((math.sqrt(2) * limit * 0.999, False), (math.sqrt(2) * limit * 1.001, True)):
+        found = WorstCase(geometry, radius, steps=10).of(
+            Diagonal(u, u.clone()).eval(), linear, [torch.ones(1, 1, dtype=torch.float64)]
+        )
+        assert found.reach == pytest.approx(radius / math.sqrt(2), rel=1e-9)
+        assert bool(found.beyond_reach) == beyond
+
+
+def batch(reach: float | None, limit: float | None = 0.5) -> OnBatch:
+    return OnBatch(1.0, 0.5, 3, 2, reach=reach, reach_limit=limit)
+
+
+def test_a_measurement_counts_its_batches() -> None:
+    found = Measurement(
+        "m", "g", {"radius": 0.25}, (batch(0.5), batch(0.6), batch(None), batch(2.0), batch(3.0, None)), "1"
+    )
+    assert found.reach == 3.0
+    assert found.beyond_reach == (1, 3)
+    assert found.warning is not None
+    assert found.warning.startswith("g m at radius 0.25: on 2 of 5 batches geodesics were followed")
+
+
+def test_records_last_and_those_without_a_reach_are_read(
+    model: Classifier, batches: list[Batch], tmp_path: Path
+) -> None:
+    result = truncation_error(model, cross_entropy, batches, geometry=Quotient("mix"), radius=0.1, steps=2)
+    assert result.measure == "truncation error"
+    result.save(tmp_path / "error.json")
+    assert Measurement.load(tmp_path / "error.json") == result
+    sharpness = WorstCase(Quotient("mix"), 0.1, steps=2).of(model, cross_entropy, batches)
+    record = json.loads(json.dumps(sharpness.to_dict()))
+    assert Measurement.from_dict(record) == sharpness
+    for each in record["batches"]:
+        del each["reach"], each["reach_limit"]
+    old = Measurement.from_dict(record)
+    assert old.batches == tuple(replace(each, reach=None, reach_limit=None) for each in sharpness.batches)
+    assert old.warning is None
+
+
+def test_the_names_are_public() -> None:
+    assert qm.truncation_error is truncation_error
+    assert qm.TruncationWarning is TruncationWarning
+    assert np.isfinite(list(REACH.values())).all()
