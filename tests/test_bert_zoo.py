@@ -175,7 +175,7 @@ def test_what_another_process_trains_is_left_for_last(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
+    folder = tmp_path_factory.mktemp("bert") / "made by the command"
     done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(folder)])
     assert done.exit_code == 0, done.output
     assert f"adaptive, radius {PLAN.middle['adaptive']:g}" in done.output

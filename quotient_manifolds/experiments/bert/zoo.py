@@ -59,6 +59,7 @@ def prepare(folder: Path, size: Size, progress: Progress) -> Path:
     What is there already and is as it should be stays as it is: a comparison knows its models by their files. The gaps
     of scores.csv are those of all pairs, where sharpness is measured on a few.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     train, test = training_pairs(TRAINING, SEED), test_pairs(size.test, SEED)
     write_pairs(folder / "train.jsonl", train)
     write_pairs(folder / "test.jsonl", test)
