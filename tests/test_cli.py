@@ -208,6 +208,10 @@ def test_measure_writes_results_that_load(bert: Path, data: Path, tmp_path: Path
         assert math.isfinite(result.mean)
         assert result.mean > 0
         assert f"{result.mean:.6g}" in shown.stdout
+    assert [result.reach is None for result in results] == [True, False, False, True]
+    assert results[2].warning is not None
+    warned = [f"Warning: {result.warning}" for result in results if result.warning is not None]
+    assert [line for line in shown.stderr.splitlines() if "Warning" in line] == warned
     assert digest(bert) == before
 
 

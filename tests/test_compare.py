@@ -25,6 +25,8 @@ from torch import nn
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, run
 from quotient_manifolds.compare.identity import batch_hash, model_hash
+from quotient_manifolds.compare.spec import read_spec
+from quotient_manifolds.compare.units import Identity, measure_units
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
@@ -38,6 +40,7 @@ from quotient_manifolds.sharpness import (
     normalised_logits,
     relative_flatness,
     top_eigenvalue,
+    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -211,6 +214,13 @@ MEASURES: list[tuple[str, Direct]] = [
         "measure: relative-flatness, layer: classifier",
         lambda model, batches: [relative_flatness(model, cross_entropy, batches, layer="classifier")],
     ),
+    (
+        "measure: truncation-error, geometry: mix, radius: [0.02, 0.05], steps: 2",
+        lambda model, batches: [
+            truncation_error(model, cross_entropy, batches, geometry=Quotient("mix"), radius=radius, steps=2)
+            for radius in (0.02, 0.05)
+        ],
+    ),
 ]
 
 
@@ -222,7 +232,7 @@ def test_every_measure_is_the_public_function_bit_for_bit(zoo: Path) -> None:
     model, batches = model_and_batches(zoo)
     expected = [measurement for _, direct in MEASURES for measurement in direct(model, batches)]
     comparison = found(spec)
-    assert len(comparison.measures) == len(expected) == 23
+    assert len(comparison.measures) == len(expected) == 25
     kept = payloads(spec)
     (row,) = comparison.rows
     for named, measurement in zip(comparison.measures, expected, strict=True):
@@ -238,6 +248,7 @@ def test_every_measure_is_the_public_function_bit_for_bit(zoo: Path) -> None:
         value = row.values[named.label]
         assert value is not None
         assert (value.mean, value.standard_error) == (measurement.mean, measurement.standard_error)
+        assert (value.reach, value.beyond_reach) == (measurement.reach, bool(measurement.beyond_reach))
         mean, error = float(np.mean(measurement.values)), float(np.std(measurement.values, ddof=1) / math.sqrt(2))
         assert (value.mean, value.standard_error) == pytest.approx((mean, error), rel=1e-12)
 
@@ -788,6 +799,65 @@ def test_a_comparison_is_saved_and_loaded(zoo: Path, tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ValueError, match=words):
             Comparison.load(tmp_path / "bad.json")
+
+
+def test_beyond_the_reach_of_geodesics_output_and_report_say_so(zoo: Path) -> None:
+    """In mix at radius 1 the second-order geodesics of these models are far off; in inv at 0.05 they are not."""
+    far = "mix (second order) worst-case sharpness, steps 2, radius 1"
+    spec = write_spec(zoo, WORST, "measure: worst-case, geometry: mix, radius: [1e-4, 1.0], steps: 2")
+    done = compare(spec, report=True)
+    assert done.exit_code == 0
+    values = [row.values[far] for row in found(spec).rows]
+    reaches = [value.reach for value in values if value is not None and value.reach is not None]
+    assert len(reaches) == 4
+    said = f"{far}: 4 of 4 values, relative speed up to {max(reaches):.3g}."
+    assert found(spec).beyond_reach == (said,)
+    assert f"Beyond the reach of its geodesics: {said}" in " ".join(done.stdout.split())
+    assert said in report(spec)
+    assert done.stdout.count("Beyond the reach") == 1
+    near = write_spec(zoo, WORST)
+    assert "Beyond the reach" not in compare(near, report=True).stdout
+    assert "Geodesics beyond their reach" not in report(near)
+    assert all(0 < value.reach < 0.5 for row in found(near).rows for value in row.values.values() if value is not None)
+    assert units(spec).reach.notna().sum() == 4 * 3 * 2
+
+
+def test_a_comparison_written_before_there_was_a_reach_is_read(zoo: Path) -> None:
+    spec = write_spec(zoo, WORST)
+    compare(spec)
+    file = zoo / "out" / "comparison.json"
+    record = json.loads(file.read_text())
+    for row in record["rows"]:
+        for value in row["values"].values():
+            del value["reach"], value["beyond_reach"]
+    file.write_text(json.dumps(record))
+    label = found(spec).labels[0]
+    values = [row.values[label] for row in found(spec).rows]
+    assert [(value.reach, value.beyond_reach) for value in values if value is not None] == [(None, False)] * 4
+
+
+def test_a_truncation_error_is_measured_beside_its_sharpness(zoo: Path) -> None:
+    """So that its worst direction is at hand, batch by batch and radius by radius."""
+    shared = "geometry: [inv, mix], radius: [0.02, 0.05], steps: 2"
+    for warm in ("", ", warm_start: true"):
+        kinds = [f"measure: {kind}, {shared}{warm}" for kind in ("worst-case", "truncation-error")]
+        measures = read_spec(write_spec(zoo, SLOPE, *kinds)).measures
+        made = measure_units("m", Identity("model", ("one", "two"), ()), measures)
+        assert len(made) == 2 * (2 + 8)
+        climbs = [each for each in made if each.unit.measure != "gradient norm"]
+        for sharpness, error in zip(climbs[::2], climbs[1::2], strict=True):
+            assert (sharpness.unit.measure, error.unit.measure) == ("worst-case sharpness", "truncation error")
+            assert error.measured.measure.worst_case == sharpness.measured.measure  # type: ignore[attr-defined]
+            assert error.unit.batch == sharpness.unit.batch
+            assert error.setting == sharpness.setting
+
+
+@pytest.mark.parametrize("geometry", ["adaptive", "mix, geodesic: exact"])
+def test_a_truncation_error_of_what_is_not_truncated_is_refused(zoo: Path, geometry: str) -> None:
+    spec = write_spec(zoo, SLOPE, f"measure: truncation-error, geometry: {geometry}, radius: 0.1")
+    done = compare(spec)
+    assert done.exit_code == 2
+    assert "line 6: The truncation error is that of a Quotient(...) with geodesic 'first' or 'second'" in done.stderr
 
 
 def test_frames_have_a_row_a_checkpoint_and_a_row_a_unit(zoo: Path) -> None:

@@ -424,14 +424,19 @@ def test_where_nothing_is_truncated_there_is_no_reach(
         assert "reach" not in str(result)
 
 
-def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(model: Classifier, batches: list[Batch]) -> None:
-    geometry = Quotient("mix", biases="paper")
+@pytest.mark.parametrize("norm", ["metric", "adaptive"])
+def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
+    model: Classifier, batches: list[Batch], norm: Any
+) -> None:
+    """Of its horizontal part, which is all of it in the metric's norm."""
+    geometry = Quotient("mix", biases="paper", norm=norm)
     result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
     subject = Subject.of(model, cross_entropy, batches[:1], geometry)
     z = WorstCase(geometry, 0.1, steps=3).maximum(subject, 0, lambda: None).z
     speeds: list[float] = []
     for block in subject.space.pairs:
-        xi = block.space.vector(z[block.key])
+        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "mix")
+        xi = manifold.proju(block.space.point, block.space.vector(z[block.key]))
         for G, v in zip(block.space.point, xi, strict=True):
             n = block.pairs[0].n
             for rows in (slice(None, n), slice(n, None)):
