@@ -11,7 +11,7 @@ import numpy as np
 
 from quotient_manifolds.experiments.results.estimates import RULES, Estimate, Floats, Verdict
 from quotient_manifolds.experiments.results.records import Records
-from quotient_manifolds.experiments.results.zoos import GEOMETRIES, Zoo
+from quotient_manifolds.experiments.results.zoos import Zoo
 
 ZOOS = {"diagonal": "diagonal networks", "vit": "vision transformers", "bert": "BERTs"}
 TRANSFORMERS = ("vit", "bert")
@@ -137,8 +137,7 @@ def _relaxation(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
     words = "The relaxation of the metric hardly changes the correlation."
     for key in TRANSFORMERS:
         zoo = zoos[key]
-        names = [name for name in GEOMETRIES if "eps" in name and _tau(zoo, name) is not None]
-        found = zoo.estimate(["inv", *names], _farthest) if zoo is not None and names else None
+        found = zoo.estimate(["inv", *zoo.relaxed], _farthest) if zoo is not None and zoo.relaxed else None
         yield Claim("App. H.2", words, f"tau, {ZOOS[key]}: largest change over all eps", "small", found)
 
 

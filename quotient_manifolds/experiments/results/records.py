@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import final
 
 from quotient_manifolds.experiments.ascents import Ascents
+from quotient_manifolds.experiments.bert.spec import PLAN as BERT
 from quotient_manifolds.experiments.diagonal import DiagonalStudy
 from quotient_manifolds.experiments.results.zoos import DiagonalZoo, ModelZoo, Zoo
 from quotient_manifolds.experiments.toy import Toy
-from quotient_manifolds.experiments.vit_study import load_record
+from quotient_manifolds.experiments.vit_spec import PLAN as VIT
+from quotient_manifolds.experiments.zoo_spec import Plan
+from quotient_manifolds.experiments.zoo_study import load_record
 
 
 @final
@@ -35,7 +38,8 @@ class Records:
             Ascents.load(ascents) if ascents.exists() else None,
             Toy.load(toy) if toy.exists() else None,
             DiagonalZoo(DiagonalStudy.load(diagonal)) if diagonal.exists() else None,
-            *(_models(folder, key) for key in ("vit", "bert")),
+            _models(folder, VIT, "vit"),
+            _models(folder, BERT, "bert"),
         )
 
     @cached_property
@@ -43,5 +47,5 @@ class Records:
         return {"diagonal": self.diagonal, "vit": self.vit, "bert": self.bert}
 
 
-def _models(folder: Path, key: str) -> ModelZoo | None:
-    return ModelZoo(key, load_record(folder / key)[0]) if (folder / key).is_dir() else None
+def _models(folder: Path, plan: Plan, key: str) -> ModelZoo | None:
+    return ModelZoo(key, load_record(folder / key)[0], plan) if (folder / key).is_dir() else None

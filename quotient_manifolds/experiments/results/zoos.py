@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quotient_manifolds.experiments.diagonal.records import DiagonalStudy, Mean, family_name
 from quotient_manifolds.experiments.results.estimates import Estimate, Floats
 from quotient_manifolds.experiments.vit_figures import tau_of
-from quotient_manifolds.experiments.vit_spec import EPS, FAMILY, label, of_family
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import WorstCase
+from quotient_manifolds.experiments.zoo_spec import Plan, of_family
+from quotient_manifolds.geometry import Geometry, Quotient
 
 if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison
 
 RESAMPLES = 2000
 GAP = "error_gap"
-
-GEOMETRIES: Mapping[str, Geometry] = {
-    "euclidean": Euclidean(),
-    "adaptive": Adaptive(),
-    "inv": Quotient("inv"),
-    "mix": Quotient("mix"),
-    "inv first": Quotient("inv", "first"),
-    "mix first": Quotient("mix", "first"),
-    "inv exact": Quotient("inv", "exact"),
-    "inv adaptive norm": Quotient("inv", norm="adaptive"),
-    "mix adaptive norm": Quotient("mix", norm="adaptive"),
-    **{f"inv eps {eps:g}": Quotient("inv", eps=eps) for eps in EPS},
-}
-"""What the names of measures stand for; a metric without more is followed along second-order geodesics."""
 
 
 class Zoo(ABC):
@@ -49,6 +35,11 @@ class Zoo(ABC):
     @abstractmethod
     def tau(self, name: str) -> Estimate | None:
         """Kendall's tau-b with the gap, of a measure at its middle radius; None if it was not measured."""
+
+    @property
+    def relaxed(self) -> list[str]:
+        """The names of the measures with a relaxed metric."""
+        return []
 
     @abstractmethod
     def draws(self, names: Sequence[str]) -> tuple[Floats, Floats]:
@@ -76,57 +67,54 @@ class Zoo(ABC):
 
 @final
 class ModelZoo(Zoo):
-    """Models that a comparison ranks; models are resampled."""
+    """Models that a comparison ranks by the measures of a plan; models are resampled."""
 
     units = "models"
 
-    def __init__(self, key: str, comparison: Comparison) -> None:
-        self.key, self.comparison, self.count = key, comparison, len(comparison.rows)
+    def __init__(self, key: str, comparison: Comparison, plan: Plan) -> None:
+        self.key, self.comparison, self.plan, self.count = key, comparison, plan, len(comparison.rows)
+        metrics = {metric: plan.middle[metric] for metric in ("inv", "mix")}
+        self._places: dict[str, tuple[Geometry, float]] = {
+            **plan.plain,
+            **{f"{metric} first": (Quotient(metric, "first"), radius) for metric, radius in metrics.items()},
+            **{f"{metric} exact": (Quotient(metric, "exact"), radius) for metric, radius in metrics.items()},
+            **{f"{metric} adaptive norm": parts["adaptive norm"] for metric, parts in plan.ablation.items()},
+            **{f"inv eps {eps:g}": (Quotient("inv", eps=eps), metrics["inv"]) for eps in plan.eps},
+        }
 
-    def radii_of(self, geometry: Geometry) -> list[float]:
-        """At which worst-case sharpness was measured, ascending."""
-        from quotient_manifolds.compare.measures import Measured
-
-        family = Measured(WorstCase(geometry, 1.0)).family
-        return sorted(each.radius for each in self.comparison.measures if each.family == family and each.radius)
-
-    def middle(self, geometry: Geometry) -> float | None:
-        radii = self.radii_of(geometry)
-        return radii[len(radii) // 2] if radii else None
+    @property
+    def relaxed(self) -> list[str]:
+        """The names of the measures with eps."""
+        return [name for name in self._places if "eps" in name and self.tau(name) is not None]
 
     def tau(self, name: str, gap: str = GAP) -> Estimate | None:
-        return self._tau(GEOMETRIES[name], self.middle(GEOMETRIES[name]), gap) if name in GEOMETRIES else None
+        return self._tau(*self._places[name], gap) if name in self._places else None
 
-    def _tau(self, geometry: Geometry, radius: float | None, gap: str = GAP) -> Estimate | None:
-        found = None if radius is None else tau_of(self.comparison, label(geometry, radius), gap)
+    def _tau(self, geometry: Geometry, radius: float, gap: str = GAP) -> Estimate | None:
+        found = tau_of(self.comparison, self.plan.label(geometry, radius), gap)
         return None if found is None or found.value is None else Estimate(found.value, found.low, found.high)
 
-    def _values(self, name: str) -> list[float | None]:
-        """Of each model."""
-        geometry = GEOMETRIES[name]
-        return self.comparison.column(label(geometry, self.middle(geometry) or 0.0))
-
     def draws(self, names: Sequence[str]) -> tuple[Floats, Floats]:
-        from quotient_manifolds.statistics.coefficients import coefficient
-
-        columns = [self.comparison.column(GAP), *map(self._values, names)]
-        rows = [row for row in zip(*columns, strict=True) if None not in row]
-        gap, *measures = np.array(rows, dtype=np.float64).T
-        drawn = self.generator().integers(len(rows), size=(RESAMPLES, len(rows)))
-        values = [coefficient("kendall-b", np.stack([measure, gap])) for measure in measures]
-        draws = [coefficient("kendall-b", np.stack([m[drawn], gap[drawn]], axis=1)) for m in measures]
-        return np.array(values), np.array(draws)
+        gap = np.array(self.comparison.column(GAP), dtype=np.float64)
+        columns = [self.comparison.column(self.plan.label(*self._places[name])) for name in names]
+        once = np.ones((1, self.count))
+        counts = self.generator().multinomial(self.count, np.full(self.count, 1 / self.count), size=RESAMPLES)
+        taus = [
+            [weighted_tau(np.array(column, dtype=np.float64), gap, weights) for weights in (once, counts)]
+            for column in columns
+        ]
+        return np.array([value[0] for value, _ in taus]), np.array([draws for _, draws in taus])
 
     def family(self) -> dict[float, Estimate]:
-        radius = next((self.middle(of_family(t)) for t in FAMILY if t not in (0, 1)), None)
-        found = {t: self._tau(of_family(t), radius) for t in FAMILY}
+        found = {t: self._tau(of_family(t), self.plan.middle["inv"]) for t in self.plan.family}
         return {t: tau for t, tau in found.items() if tau is not None}
 
     def radii(self, name: str) -> dict[float, tuple[Estimate | None, float]]:
-        geometry, found = GEOMETRIES[name], {}
-        for radius in self.radii_of(geometry):
-            values = [value for value in self.comparison.column(label(geometry, radius)) if value is not None]
-            if values:
+        geometry, _ = self._places[name]
+        found = {}
+        for radius in self.plan.radii(name):
+            column = self.comparison.column(self.plan.label(geometry, radius))
+            if values := [value for value in column if value is not None]:
                 found[radius] = self._tau(geometry, radius), float(np.median(values))
         return found
 
@@ -198,3 +186,16 @@ class DiagonalZoo(Zoo):
 def _estimate(values: Sequence[float]) -> Estimate | None:
     mean = Mean.of(values)
     return None if mean is None else Estimate(mean.value, mean.low, mean.high)
+
+
+def weighted_tau(x: Floats, y: Floats, counts: NDArray[Any]) -> Floats:
+    """tau-b where model i counts c_i times, counts (..., n) -> (...); models that lack a value (NaN) do not count.
+
+    sum c_i c_j a_ij b_ij / sqrt(sum c_i c_j a_ij^2 sum c_i c_j b_ij^2), a_ij = sign(x_i - x_j), b of y.
+    """
+    known = ~(np.isnan(x) | np.isnan(y))
+    a, b = (np.sign(values[known][:, None] - values[known]) for values in (x, y))
+    kept = counts[..., known]
+    both, left, right = (((kept @ signs) * kept).sum(axis=-1) for signs in (a * b, a * a, b * b))
+    norm = np.sqrt(left * right)
+    return np.where(norm > 0, both / np.where(norm > 0, norm, 1), np.nan)
