@@ -23,7 +23,7 @@ from quotient_manifolds.cli.zoos import fail_if_troubled, print_ranking
 @quiet_option
 @one_sentence_errors
 def bert(out: Path, fast: bool, quiet: bool) -> None:
-    """How measures rank 24 BERTs fine-tuned on sentences that heuristics mistake.
+    """How measures rank BERTs fine-tuned on sentences that heuristics mistake.
 
     With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
 

@@ -6,8 +6,6 @@ no starting point has seen an image that a fine-tuned model is trained or tested
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.experiments.digits import Digits, load_digits, shifted
-from quotient_manifolds.experiments.kept import Progress
+from quotient_manifolds.experiments.kept import Progress, write_rows
 from quotient_manifolds.experiments.vit_spec import fast_spec, full_spec
 from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, TrainedModel, draw_recipe, train_zoo
 from quotient_manifolds.files import whole, write_text
@@ -112,7 +110,7 @@ def prepare(folder: Path, size: Size, progress: Progress) -> Path:
         _place(model.directory, folder / "models" / f"vit-{index:02}")
     _write_points(folder / "train.npz", digits.train_images, digits.train_labels)
     _write_points(folder / "test.npz", digits.test_images, digits.test_labels)
-    write_text(folder / "scores.csv", _scores(zoo, names))
+    write_rows(folder / "scores.csv", _rows(zoo, names))
     write_text(folder / "zoo.yaml", size.spec)
     return folder / "zoo.yaml"
 
@@ -149,16 +147,6 @@ def _write_points(path: Path, images: Tensor, labels: Tensor) -> None:
                 return
     with whole(path) as unfinished, unfinished.open("wb") as file:
         np.savez(file, images=images.numpy(), labels=labels.numpy())
-
-
-def _scores(zoo: list[TrainedModel], starts: list[str]) -> str:
-    """The hyperparameters as CSV, a row a checkpoint."""
-    text = io.StringIO()
-    rows = list(_rows(zoo, starts))
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _rows(zoo: list[TrainedModel], starts: list[str]) -> Iterator[dict[str, Any]]:
