@@ -241,6 +241,24 @@ def test_another_recipe_or_damage_is_trained_anew(out: Path) -> None:
     assert weights.read_bytes() == whole
 
 
+def test_models_that_have_not_learned_are_left_out_and_can_come_back(out: Path) -> None:
+    def rows() -> dict[str, float]:
+        with (out / "scores.csv").open(encoding="utf-8") as file:
+            return {row["checkpoint"]: float(row["train_error"]) for row in csv.DictReader(file)}
+
+    def there(place: str) -> set[str]:
+        return {each.name for each in (out / place).glob("*")}
+
+    errors = rows()
+    prepare(out, replace(FAST, learned=sorted(errors.values())[1]), silent)
+    learned = {name for name, error in errors.items() if error <= sorted(errors.values())[1]}
+    assert 2 <= len(learned) < 4
+    assert there("models") == set(rows()) == learned
+    assert there("unlearned") == set(errors) - learned
+    prepare(out, FAST, silent)
+    assert (there("models"), there("unlearned"), rows()) == (set(errors), set(), errors)
+
+
 def test_the_record_is_the_comparison(out: Path) -> None:
     comparison, costs = load_record(out / "record")
     assert comparison == Comparison.load(out)
