@@ -185,8 +185,16 @@ def rows_of(records: Records) -> dict[str, str]:
     [
         ("vit", "ImageNet (here: digits): adaptive", "adaptive worst-case sharpness, radius 0.5"),
         ("vit", "ImageNet (here: digits): mix", "mix (second order) worst-case sharpness, radius 0.1"),
-        ("bert", "MNLI (here: templates): inv", "inv (second order) worst-case sharpness, steps 10, radius 0.05"),
-        ("bert", "MNLI (here: templates): adaptive", "adaptive worst-case sharpness, steps 10, radius 0.5"),
+        (
+            "bert",
+            "MNLI (here: templates): inv",
+            f"inv (second order) worst-case sharpness, steps {BERT.steps}, radius {BERT.middle['inv']:g}",
+        ),
+        (
+            "bert",
+            "MNLI (here: templates): adaptive",
+            f"adaptive worst-case sharpness, steps {BERT.steps}, radius {BERT.middle['adaptive']:g}",
+        ),
     ],
 )
 def test_taus_of_transformers_are_those_of_their_values(

@@ -21,10 +21,12 @@ ORDERS = {"mix first": 5, "mix": 1, "mix exact": 2, "inv": 4, "inv exact": 3}  #
 def pictures(records: Records) -> dict[str, Plot]:
     """By name of file; of records that are there."""
     found: dict[str, Plot] = {}
-    if families := {ZOOS[key]: taus for key, zoo in records.zoos.items() if zoo is not None and (taus := zoo.family())}:
-        found["family"] = _lines(
-            families, "t (0 is inv, 1 is mix)", {name: STYLES[k] for k, name in enumerate(families)}
-        )
+    families = {ZOOS[key]: zoo.family() for key, zoo in records.zoos.items() if zoo is not None and zoo.family()}
+    if records.diagonal is not None and (exact := records.diagonal.family("exact")):
+        families[f"{ZOOS['diagonal']}, exact"] = exact
+    if families:
+        looks = dict(zip(families, STYLES, strict=False))
+        found["family"] = _lines(families, "t (0 is inv, 1 is mix)", looks)
     if (zoo := records.diagonal) is not None:
         orders = {said(name): dict(_by_radius(zoo, name)) for name in ORDERS}
         styles = {said(name): STYLES[place] for name, place in ORDERS.items()}

@@ -32,9 +32,10 @@ REFERENCES = """\
 For X′X = I the paper has closed forms to first order, \\|beta (beta − X′y)\\| for inv and \\|beta − X′y\\| for mix, up
 to constants. Here X′X is not I; with the solution of least norm in the place of X′y:"""
 
-FAMILY = """\
+FAMILY = f"""\
 The metrics W_t, weighted geometric means of (G′G)⁻¹ and H′H, have the symmetry for every real t: 0 is inv, 1 is mix,
-½ is the Euclidean metric of the balanced pair. All along second-order geodesics, but for the last column."""
+½ is the Euclidean metric of the balanced pair. All along second-order geodesics, but for the last column; for the exact
+ones of diagonal networks see also [notebook 4]({NOTEBOOKS["4"]})."""
 
 RADIUS = """\
 Worst-case sharpness is a rise of the loss. It grows with the first power of the radius where the gradient decides and
