@@ -29,7 +29,7 @@ def bert(out: Path, fast: bool, quiet: bool) -> None:
 
     Fine-tunes all-MiniLM-L6-v2 once, then does what `compare` does with OUT/zoo.yaml, and goes on after an
     interruption; several at once share the work. OUT receives study.html, the files of `compare`, and record/ in a
-    compact form. About an hour and a half of one processor core.
+    compact form. About two hours of one processor core.
     """
     from quotient_manifolds.experiments.bert.page import BERT
     from quotient_manifolds.experiments.bert.study import run_bert_study
