@@ -175,7 +175,7 @@ def test_an_interrupted_zoo_goes_on_where_it_stopped(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # after the weights are written, before the record
-        patch.setattr("quotient_manifolds.experiments.zoo._digest", interrupted)
+        patch.setattr("quotient_manifolds.experiments.kept.digest", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_zoo(RECIPES[1:], digits, tmp_path / "other", architecture=SMALL)
     assert list((tmp_path / "other").iterdir()) == []
