@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from filelock import FileLock, Timeout
-
 from quotient_manifolds.experiments.bert.sentences import Pair, test_pairs, training_pairs, write_pairs
 from quotient_manifolds.experiments.bert.spec import fast_spec, full_spec
 from quotient_manifolds.experiments.bert.training import (
@@ -25,6 +23,7 @@ from quotient_manifolds.experiments.bert.training import (
 )
 from quotient_manifolds.experiments.kept import Progress, Scores, digest, keep, kept_scores, write_rows
 from quotient_manifolds.files import write_text
+from quotient_manifolds.load import load_object
 
 SEED = 6  # of sentences and recipes
 TRAINING, TEST = 10, 10  # pairs of a template: 240 to train on, 480 to test
@@ -116,15 +115,16 @@ def _make(
 
 def _free_first(locks: Path, names: Sequence[str]) -> Iterator[str]:
     """Each name while this process has its lock; those that others have come last, and are waited for."""
+    lock = load_object("filelock:FileLock", "locks")  # by name, for the library itself is imported behind one door
     later = []
     for name in names:
         try:
-            with FileLock(locks / name, timeout=0):
+            with lock(locks / name, timeout=0):
                 yield name
-        except Timeout:
+        except TimeoutError:
             later.append(name)
     for name in later:
-        with FileLock(locks / name):
+        with lock(locks / name):
             yield name
 
 
