@@ -6,9 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= results/demo
+NAME ?= diagonal
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint clean
+.PHONY: help run study test bench lint clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -20,6 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: $(STAMP)  ## the demonstration: a zoo of small transformers, measured, with a report in results/demo
 	$(BIN)/quotient-manifolds demo --out $(OUT)
+
+study: $(STAMP)  ## one of the studies, into results/NAME:  make study NAME=diagonal
+	$(BIN)/quotient-manifolds study $(NAME)
 
 test: $(STAMP)  ## all tests and doctests
 	$(BIN)/python -m pytest
