@@ -419,6 +419,16 @@ def test_orbit_draws_what_it_measured(bert: Path, tmp_path: Path) -> None:
     assert "A figure is written as .svg, .pdf, .png" in refused.stderr
 
 
+def test_a_measure_beyond_reach_is_said_once(bert: Path) -> None:
+    """In a process of its own: pytest keeps warnings to itself."""
+    settings = ["--steps", 2, "--length", 4, "--scale", 0.1, "--scale", 10, "--radius", 3]
+    command = [sys.executable, "-m", "quotient_manifolds", "orbit", bert, *settings]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "followed to relative speed" in line]
+    assert [line.partition(" worst")[0] for line in said] == ["Warning: mix (second order)"]
+
+
 # ---- export
 
 

@@ -170,6 +170,18 @@ def test_what_is_not_defined_is_said_in_words(result: DemoResult, undefined: str
     assert expected in shown
 
 
+def test_models_beyond_the_reach_of_their_geodesics_are_counted(result: DemoResult, html: str) -> None:
+    assert "Beyond the reach" not in html
+    first, second, *others = result.models
+    far = [
+        replace(row, sharpness=row.sharpness | {"mix": replace(row.sharpness["mix"], beyond_reach=True)})
+        for row in (first, second)
+    ]
+    shown = " ".join(text for _, text in Reader(render(demo_page(replace(result, models=(*far, *others))))).all("body"))
+    assert "Measure mix: 2 of 6 models." in shown
+    assert "Measure inv: 0 of" not in shown
+
+
 def test_the_verdict_follows_the_intervals(result: DemoResult, html: str) -> None:
     def said(low: float | None, high: float | None) -> str:
         found = Correlation("kendall-b", 0.4, low, high, 0.1, 6, 0, 0.95, 20, 0, 720)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from quotient_manifolds.files import write_text
+from quotient_manifolds.sharpness import TruncationWarning
 
 NEGATIVE_FINDING = 1
 INTERRUPTED = 130
@@ -47,7 +49,8 @@ def one_sentence_errors(command: Command) -> Command:
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return command(*args, **kwargs)
+            with _warnings_in_one_line():
+                return command(*args, **kwargs)
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise BadInput(" ".join(str(error).split())) from error
         except KeyboardInterrupt:
@@ -55,6 +58,22 @@ def one_sentence_errors(command: Command) -> Command:
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     return run  # type: ignore[return-value]
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """What a measure warns of is one line on standard error; the same sentence comes once, as Python has it."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TruncationWarning):
+                click.echo(f"Warning: {message}", err=True)
+            else:
+                others(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _usable_device(context: click.Context, parameter: click.Parameter, value: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from torch import nn
@@ -20,7 +21,7 @@ from quotient_manifolds.experiments.records import (
 )
 from quotient_manifolds.experiments.zoo import TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, TruncationWarning, cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation
 from quotient_manifolds.symmetries import Proof, Symmetries
 
@@ -47,15 +48,17 @@ def measures(settings: Settings) -> tuple[Measure, ...]:
 
 def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> Measurement:
     """One measure of one model, on its own device and in its own dtype."""
-    return worst_case_sharpness(
-        model,
-        cross_entropy,
-        [like(batch, next(model.parameters())) for batch in batches],
-        geometry=GEOMETRIES[measure.key][1],
-        radius=measure.radius,
-        steps=settings.steps,
-        seed=settings.seed,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncationWarning)  # the page says how many models it is about
+        return worst_case_sharpness(
+            model,
+            cross_entropy,
+            [like(batch, next(model.parameters())) for batch in batches],
+            geometry=GEOMETRIES[measure.key][1],
+            radius=measure.radius,
+            steps=settings.steps,
+            seed=settings.seed,
+        )
 
 
 def on_orbit(
@@ -87,7 +90,7 @@ def across_zoo(
         for measure in measures(settings):
             progress("measuring", done, total)
             result = sharpness(model, measure, batches, settings)
-            values[measure.key] = Sharpness(result.mean, result.standard_error)
+            values[measure.key] = Sharpness(result.mean, result.standard_error, bool(result.beyond_reach))
             curves.setdefault(measure.key, result.loss_steps[0])
             done += 1
         rows.append(ModelRow(f"model {len(rows)}", trained.recipe, trained.scores, values))

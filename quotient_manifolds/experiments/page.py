@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from quotient_manifolds.experiments.pictures import ascent_gallery, orbit_gallery, scatter_gallery, tau_gallery
 from quotient_manifolds.experiments.records import DemoResult
 from quotient_manifolds.experiments.wording import (
@@ -18,7 +20,7 @@ from quotient_manifolds.experiments.wording import (
     signed,
     with_error,
 )
-from quotient_manifolds.report import Code, Fact, Listing, Page, Section, Table, Text
+from quotient_manifolds.report import Code, Fact, Listing, Note, Page, Section, Table, Text
 
 CAVEATS = """\
 {models} models are few: the intervals of tau are wide, and differences between measures may lie inside them. \
@@ -145,11 +147,27 @@ def _ranking(result: DemoResult) -> Section:
                 rows,
                 [False, True, True, True, True, True],
             ),
+            *_beyond_reach(result),
             tau_gallery(result),
             Text("Every model as a point, one figure a measure; the title repeats tau and its interval."),
             scatter_gallery(result),
         ),
     )
+
+
+def _beyond_reach(result: DemoResult) -> Iterator[Note]:
+    counts = {
+        measure.label: sum(row.sharpness[measure.key].beyond_reach for row in result.models)
+        for measure in result.measures
+    }
+    said = [
+        f"{label}: {count} of {len(result.models)} models. Their geodesics were followed so far that their "
+        "second-order form may be off, and part of the value may be that of the truncation."
+        for label, count in counts.items()
+        if count
+    ]
+    if said:
+        yield Note("Beyond the reach of truncated geodesics", said)
 
 
 def verdict(result: DemoResult) -> str:

@@ -94,10 +94,11 @@ class OrbitRow:
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Mean over batches, and its standard error (None for one batch)."""
+    """Mean over batches, its standard error (None for one batch), and whether truncated geodesics went too far."""
 
     mean: float
     standard_error: float | None
+    beyond_reach: bool = False  # on some batch
 
 
 @dataclass(frozen=True)
