@@ -15,6 +15,7 @@ from quotient_manifolds.cli.options import (
     common_options,
     console,
     one_sentence_errors,
+    out_option,
     progress_bars,
     table,
 )
@@ -27,13 +28,7 @@ SHOWN = ("symmetry-table", "orbit-table", "ranking-table")
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/demo"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("results/demo")
 @click.option("--models", type=click.IntRange(min=2), default=MODELS, show_default=True, help="Size of the zoo.")
 @click.option("--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, help="Of ascent, per batch.")
 @click.option("--radius", type=float, default=RADIUS, show_default=True, help="Of the adaptive and quotient balls.")

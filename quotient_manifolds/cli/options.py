@@ -86,6 +86,14 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
 
 
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
+
+def out_option(default: str) -> Callable[[Command], Command]:
+    """--out, the directory that a command writes to."""
+    place = click.Path(path_type=Path, file_okay=False)
+    return click.option("--out", type=place, default=Path(default), show_default=True, help="Directory.")
+
+
 device_option = click.option(
     "--device", default="cpu", show_default=True, callback=_usable_device, help="cpu, cuda, cuda:1, ..."
 )

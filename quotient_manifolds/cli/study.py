@@ -11,6 +11,7 @@ from quotient_manifolds.cli.options import (
     EXIT_CODES,
     console,
     one_sentence_errors,
+    out_option,
     progress_bars,
     quiet_option,
     table,
@@ -38,13 +39,7 @@ study.add_command(vit)
 
 
 @study.command(epilog=EXIT_CODES)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/ascents"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("results/ascents")
 @click.option("--fast", is_flag=True, help="Two networks, hardly trained: to try the command.")
 @quiet_option
 @one_sentence_errors

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import click
 
-from quotient_manifolds.cli.options import EXIT_CODES, one_sentence_errors, progress_bars, quiet_option
+from quotient_manifolds.cli.options import EXIT_CODES, one_sentence_errors, out_option, progress_bars, quiet_option
 from quotient_manifolds.cli.zoos import fail_if_troubled, print_ranking
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/bert"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("results/bert")
 @click.option("--fast", is_flag=True, help="Four models, hardly trained, and two measures: to try the command.")
 @quiet_option
 @one_sentence_errors

@@ -11,6 +11,7 @@ from quotient_manifolds.cli.options import (
     EXIT_CODES,
     console,
     one_sentence_errors,
+    out_option,
     progress_bars,
     quiet_option,
     table,
@@ -18,13 +19,7 @@ from quotient_manifolds.cli.options import (
 
 
 @click.command(epilog=EXIT_CODES)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("results/diagonal"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("results/diagonal")
 @click.option("--fast", is_flag=True, help="Six small cells, seconds: to try the command.")
 @quiet_option
 @one_sentence_errors

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import click
 
-from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, quiet_option
+from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, out_option, quiet_option
 
 
 @click.command("full-scale", epilog=EXIT_CODES)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("full_scale"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("full_scale")
 @quiet_option
 @one_sentence_errors
 def full_scale(out: Path, quiet: bool) -> None:

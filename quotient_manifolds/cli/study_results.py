@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, quiet_option, table
+from quotient_manifolds.cli.options import EXIT_CODES, console, one_sentence_errors, out_option, quiet_option, table
 from quotient_manifolds.files import write_text
 
 
@@ -19,13 +19,7 @@ from quotient_manifolds.files import write_text
     show_default=True,
     help="Directory of what the studies found.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("notebooks"),
-    show_default=True,
-    help="Directory.",
-)
+@out_option("notebooks")
 @click.option(
     "--readme",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
