@@ -73,11 +73,10 @@ def test_the_readme_lists_it(path: Path) -> None:
 
 
 def test_they_are_numbered_in_order() -> None:
-    numbers = [int(path.name.partition("_")[0]) for path in NOTEBOOKS]
-    assert numbers == sorted(set(numbers))
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("123456")
 
 
-@pytest.mark.parametrize("said", ["/home/me/x", "at /tmp/a.json", "'/opt/x/y'", r"C:\Users"])
+@pytest.mark.parametrize("said", ["/a/b/x", "at /data/a.json", "'/somewhere/x/y'", r"C:\Users"])
 def test_absolute_paths_are_known(said: str) -> None:
     assert ABSOLUTE.search(said)
     assert not ABSOLUTE.search("query/key, L(w) / 2, GL(h)/O(h), records/toy.json, https://arxiv.org/abs/1")

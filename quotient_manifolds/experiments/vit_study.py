@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from quotient_manifolds.experiments.kept import Progress
 from quotient_manifolds.experiments.vit_page import vit_page
 from quotient_manifolds.experiments.vit_zoo import FAST, FULL, prepare
-from quotient_manifolds.experiments.zoo_study import load_record, measure_zoo, write_record
+from quotient_manifolds.experiments.zoo_study import measure_zoo
 
 if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison
-
-__all__ = ["load_record", "run_vit_study", "write_record"]
 
 
 def run_vit_study(out: Path, *, fast: bool = False, command: str, progress: Progress) -> Comparison:

@@ -13,12 +13,12 @@ from torch import Tensor
 from quotient_manifolds.experiments.diagonal.ascent import Climbed
 from quotient_manifolds.experiments.diagonal.closed_form import largest_in_ball
 from quotient_manifolds.experiments.diagonal.networks import Regression
-from quotient_manifolds.experiments.diagonal.objectives import FACTORS, METRICS, Along, Apart
+from quotient_manifolds.experiments.diagonal.objectives import GEODESICS, METRICS, Along, Apart
 
 Floats = NDArray[np.float64]
 
 ADAPTIVE = "adaptive"
-QUOTIENT = tuple(" ".join(names) for names in FACTORS)
+QUOTIENT = tuple(f"{metric} {geodesic}" for metric in METRICS for geodesic in GEODESICS)
 MEASURES = (ADAPTIVE, *QUOTIENT)
 FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
 

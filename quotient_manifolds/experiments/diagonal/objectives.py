@@ -57,9 +57,6 @@ def factor(t: float, geodesic: str) -> Factor:
     return Factor(lambda b: base(b) ** (1 / t), slope)
 
 
-FACTORS = {(name, geodesic): factor(t, geodesic) for name, t in METRICS.items() for geodesic in GEODESICS}
-
-
 def lengths(beta: Tensor, t: float) -> Tensor:
     """|xi| per unit of b, coordinate by coordinate: sqrt(2) |beta|^t."""
     return math.sqrt(2) * beta.abs() ** t
