@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, final
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.manifolds import METRICS
+from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
 from quotient_manifolds.sharpness import (
     AverageCase,
     GradientNorm,
@@ -35,7 +34,6 @@ MEASURES: dict[str, type[Measure]] = {
     "truncation-error": TruncationError,
 }
 
-_GEOMETRIES: dict[str, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
 _OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
 
 
@@ -95,21 +93,6 @@ class Measured:
 def _shortest(value: float) -> str:
     """0.1, or all digits where six do not tell it from its neighbours."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-
-
-def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
-    """euclidean, adaptive, inv, mix or a number t, with the options of that geometry; ValueError for others."""
-    kind: type[Geometry] = _GEOMETRIES.get(name, Quotient) if isinstance(name, str) else Quotient
-    if isinstance(name, str) and kind is Quotient and name not in METRICS:
-        known = ", ".join([*_GEOMETRIES, *METRICS])
-        raise ValueError(f"geometry must be one of {known}, or a number t. Found {name!r}")
-    own = {each.name for each in fields(kind) if each.name not in ("metric", "symmetries", "trust")}  # type: ignore[arg-type]
-    if foreign := sorted(set(options) - own):
-        raise ValueError(f"{foreign[0]} is no option of the geometry {name}; it has {', '.join(sorted(own))}")
-    return kind(**({"metric": name} if kind is Quotient else {}), **options)
-
-
-GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "biases")
 
 
 def measures_of(
