@@ -8,6 +8,7 @@ from quotient_manifolds.load.huggingface import first_line
 from quotient_manifolds.load.inputs import example_inputs
 from quotient_manifolds.load.models import call_object, load_model, load_object
 from quotient_manifolds.load.source import FORMATS, DataSource
+from quotient_manifolds.load.symmetries import load_symmetries
 from quotient_manifolds.load.text import LabelledText, read_text_labels
 from quotient_manifolds.load.tokens import tokenised_batches
 
@@ -26,6 +27,7 @@ __all__ = [
     "load_clip_soup",
     "load_model",
     "load_object",
+    "load_symmetries",
     "read_text_labels",
     "tokenised_batches",
 ]

@@ -59,9 +59,13 @@ def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception as error:  # the user's code: anything
-        called = f"called with {', '.join(map(str, arguments))}" if arguments else "called"
+        called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
         raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def _article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _shown(argument: Any) -> str:
+    return _article(type(argument).__name__) if isinstance(argument, nn.Module) else str(argument)
