@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
+    LAYOUTS,
     Found,
     Matcher,
     Proof,
@@ -32,7 +35,7 @@ def found_by(matcher: Matcher, model: nn.Module) -> Symmetries:
 
 def proof_of(model: nn.Module, inputs: Any, found: Symmetries) -> Proof:
     proof = prove_symmetries(model, inputs, Symmetries(found.pairs))
-    assert proof.all_proved, str(proof)
+    assert proof.all_proved == bool(found.pairs), str(proof)
     return proof
 
 
@@ -235,6 +238,32 @@ def test_what_has_no_projections_is_no_attention() -> None:
     for name in ("key", "value", "norm"):
         mixer.add_module(name, nn.Linear(4, 4))
     assert find_symmetries(nn.Sequential(mixer)).unrecognised == ()
+
+
+# --- the table itself ------------------------------------------------------------------------------------------------
+
+OLDER = {"MultiHeadSelfAttention": "DistilBERT's class in transformers 4"}
+KERNELS = ("SdpaAttention", "FlashAttention2")  # transformers 4 had a class for each kernel of a family
+
+
+def test_every_class_of_the_table_exists() -> None:
+    transformers = pytest.importorskip("transformers")
+    root = Path(transformers.__file__).parent
+    defined: dict[str, set[str]] = {}
+    for file in (root / "models").rglob("model*.py"):
+        module = ".".join((root.name, *file.relative_to(root).with_suffix("").parts))
+        for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
+            defined.setdefault(name, set()).add(module)
+    for layout in LAYOUTS:
+        if layout.package.startswith("torch."):
+            owner = importlib.import_module(layout.package)
+            assert all(hasattr(owner, name) for name in layout.classes), layout.classes
+        if layout.package and not layout.package.startswith("transformers."):
+            continue  # timm is not installed with the tests
+        for name in layout.classes:
+            known = name in OLDER or (name.endswith(KERNELS) and layout.package == "")
+            assert known or any(module.startswith(layout.package) for module in defined.get(name, ())), name
+            assert len(name) > 3, f"{name!r} is a letter of a class name"
 
 
 def test_a_matcher_is_asked_about_every_module() -> None:

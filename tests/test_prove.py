@@ -122,10 +122,11 @@ def test_inputs_that_do_not_see_a_pair_prove_nothing() -> None:
     assert not proof.all_proved
 
 
-def test_without_pairs_nothing_is_left_to_prove() -> None:
+def test_without_pairs_nothing_is_proved() -> None:
     proof = prove_symmetries(nn.Linear(2, 2), torch.zeros(1, 2))
     assert proof.pairs == ()
-    assert proof.all_proved
+    assert not proof.all_proved
+    assert proof.to_dict()["all_proved"] is False
     assert str(proof) == "no symmetric pairs to prove"
 
 

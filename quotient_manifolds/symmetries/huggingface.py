@@ -56,7 +56,7 @@ PLAIN_LAYOUTS: tuple[Layout, ...] = (
     ),
     _separate(_classes("Albert"), "query key value dense", "num_attention_heads", ("LayerNorm.",)),
     _separate(
-        (*_classes("DistilBert"), "DistilBertSelfAttention", "MultiHeadSelfAttention"),
+        ("DistilBertSelfAttention", "MultiHeadSelfAttention", "DistilBertSdpaAttention", "DistilBertFlashAttention2"),
         "q_lin k_lin v_lin out_lin",
         "n_heads",
     ),

@@ -86,7 +86,7 @@ LATENT_LAYOUTS: tuple[Layout, ...] = (
     *_shared_table(
         (
             *("SamVisionAttention", "SamVisionSdpaAttention", "SamHQVisionAttention", "SamHQVisionSdpaAttention"),
-            *("GotOcr2VisionAttention"),
+            "GotOcr2VisionAttention",
         )
     ),
 )

@@ -60,7 +60,11 @@ class PairProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """The proofs of all pairs and translations of a model; without any there is nothing to prove: all are proved."""
+    """The proofs of all pairs and translations of a model.
+
+    all_proved: whether there is at least one, and every one is proved. Where nothing was claimed nothing is shown, so
+    it is False of an empty proof; nor does it speak of modules that were not recognised or were refused.
+    """
 
     pairs: tuple[PairProof, ...]
     noise: float
@@ -69,7 +73,8 @@ class Proof:
 
     @property
     def all_proved(self) -> bool:
-        return all(proof.verdict == "proved" for proof in (*self.pairs, *self.translations))
+        proofs = (*self.pairs, *self.translations)
+        return bool(proofs) and all(proof.verdict == "proved" for proof in proofs)
 
     def proved(self, symmetries: Symmetries) -> Symmetries:
         """What is left of `symmetries` without those this proof refutes or cannot tell."""
