@@ -20,6 +20,7 @@ from quotient_manifolds.manifolds import (
 from quotient_manifolds.sharpness import (
     AutoPGD,
     Measurement,
+    Measurements,
     TruncationWarning,
     average_sharpness,
     cross_entropy,
@@ -58,6 +59,7 @@ __all__ = [
     "Geometry",
     "HorizontalSpace",
     "Measurement",
+    "Measurements",
     "Proof",
     "Quotient",
     "QuotientManifold",

@@ -31,7 +31,7 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
         spec=spec.path.name,
         version=VERSION,
         command=command,
-        measures=tuple(Named(each.label, each.family, each.radius) for each in spec.measures),
+        measures=tuple(_named(each) for each in spec.measures),
         rows=rows,
         rankings=(),
         agreement=None,
@@ -41,6 +41,12 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
     labels = comparison.labels
     agreed = agreement({label: comparison.column(label) for label in labels}) if len(labels) > 1 else None
     return Comparison(**{**vars(comparison), "rankings": rankings, "agreement": agreed})
+
+
+def _named(each: Measured) -> Named:
+    measure = each.measure
+    settings = {**measure.settings, "normalise_logits": each.normalise_logits}
+    return Named(each.label, each.family, each.radius, measure.name, measure.geometry.to_dict(), settings)
 
 
 def _row(run: Run, checkpoint: Checkpoint, listed: Scores) -> Row:

@@ -20,11 +20,18 @@ FORMAT = 1  # of comparison.json; raise when a reader of the old form would misr
 @final
 @dataclass(frozen=True)
 class Named:
-    """A measure of the comparison: its label, the label of its kind at any radius, and its radius if it has one."""
+    """A measure of the comparison: its label, the label of its kind at any radius, and its radius if it has one.
+
+    measure, geometry and settings: the same, taken apart; geometry is what `geometry_from_dict` reads. None in
+    comparisons of versions that did not keep them.
+    """
 
     label: str
     family: str
     radius: float | None
+    measure: str | None = None
+    geometry: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
 
 
 @final

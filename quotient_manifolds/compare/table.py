@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.compare.unit import Unit
 from quotient_manifolds.files import whole
+from quotient_manifolds.frames import data_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,10 +45,7 @@ def frame(results: Sequence[Result]) -> pd.DataFrame:
 
     A column of numbers is numeric (whole ones stay whole beside missing values), one that mixes kinds is JSON text.
     """
-    pd = _pandas()
-    table = rows(results)
-    names = list(table[0]) if table else [*IDENTITY, "seconds"]
-    return pd.DataFrame({name: _column(pd, [row[name] for row in table]) for name in names})
+    return data_frame(rows(results), [*IDENTITY, "seconds"])
 
 
 def export(results: Sequence[Result], path: Path) -> None:
@@ -84,21 +82,6 @@ def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 
-def _column(pd: Any, values: list[Any]) -> Any:
-    kinds = {type(value) for value in values if value is not None}
-    # As float64 whole numbers are exact to 2^53, as Int64 to 2^63.
-    whole = max((abs(value) for value in values if type(value) is int), default=0)
-    if kinds == {int} and whole < 2**63:
-        return pd.Series(values, dtype="Int64")
-    if kinds <= {float, int} and whole <= 2**53:
-        return pd.Series(values, dtype="float64")
-    if kinds == {bool}:
-        return pd.Series(values, dtype="boolean")
-    if kinds != {str}:
-        values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-    return pd.Series(values, dtype="str")
-
-
 def _write_csv(results: Sequence[Result], path: Path) -> None:
     table = rows(results)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -123,13 +106,3 @@ def _write_parquet(results: Sequence[Result], path: Path) -> None:
             'Parquet is written by pyarrow, which is not installed: pip install "quotient-manifolds[compare]", '
             "or export to .csv or .json."
         ) from error
-
-
-def _pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError(
-            'A data frame needs pandas, which is not installed: pip install "quotient-manifolds[compare]".'
-        ) from error
-    return pd

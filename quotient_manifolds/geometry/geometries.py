@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, final
 
 from torch import nn
@@ -37,6 +37,11 @@ class Geometry(ABC):
     @abstractmethod
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
         """The geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return kind and settings in plain JSON types, which `geometry_from_dict` reads."""
+        own: list[str] = [each.name for each in fields(self)] if is_dataclass(self) else []
+        return {"kind": type(self).__name__.lower(), **{name: getattr(self, name) for name in own}}
 
 
 @final
@@ -134,6 +139,10 @@ class Quotient(Geometry):
         options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
         options += ["biases as rows"] * (self.biases == "paper") + ["adaptive norm"] * (self.norm == "adaptive")
         return f"{metric} ({', '.join(options)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return kind and settings in plain JSON types; of symmetries only whether they were "found" or "given"."""
+        return {**super().to_dict(), "symmetries": "found" if self.symmetries is None else "given"}
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)

@@ -1,4 +1,4 @@
-"""Geometries by name, from plain settings."""
+"""Geometries by name, from plain settings, and from the dicts that records keep of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.manifolds import METRICS
+from quotient_manifolds.symmetries import Symmetries
 
 GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "biases")
 
@@ -27,3 +28,24 @@ def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
     if foreign := sorted(set(options) - own):
         raise ValueError(f"{foreign[0]} is no option of the geometry {name}; it has {', '.join(sorted(own))}")
     return kind(**({"metric": name} if kind is Quotient else {}), **options)
+
+
+def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None = None) -> Geometry:
+    """Return the geometry of which `record` is `to_dict()`.
+
+    A record says of symmetries only whether they were found in the model or given: those that were given must be given
+    again. Raises ValueError for a record of no known geometry, and for given symmetries that are missing.
+
+    >>> geometry_from_dict({"kind": "adaptive", "eta": 0.01, "norm": "linf"})
+    Adaptive(eta=0.01, norm='linf')
+    """
+    kinds: dict[str, type[Geometry]] = {**_GEOMETRIES, "quotient": Quotient}
+    kind = kinds.get(str(record.get("kind")))
+    if kind is None:
+        raise ValueError(f"The kind of a geometry must be one of {', '.join(kinds)}. Found {record.get('kind')!r}")
+    settings = {key: value for key, value in record.items() if key not in ("kind", "symmetries")}
+    if unknown := sorted(set(settings) - {each.name for each in fields(kind)}):  # type: ignore[arg-type]
+        raise ValueError(f"{unknown[0]} is no setting of the geometry {record['kind']}")
+    if record.get("symmetries", "found") == "given" and symmetries is None:
+        raise ValueError("This geometry was made with symmetries that were given to it: pass them as symmetries=")
+    return kind(**settings, **({} if symmetries is None else {"symmetries": symmetries}))

@@ -11,6 +11,7 @@ from quotient_manifolds.sharpness.logits import normalised_logits
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy
 from quotient_manifolds.sharpness.measure import Measure, Subject, TruncationWarning
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measurements import Measurements
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.trace import HessianTrace, hessian_trace
 from quotient_manifolds.sharpness.truncation import TruncationError, truncation_error
@@ -26,6 +27,7 @@ __all__ = [
     "Loss",
     "Measure",
     "Measurement",
+    "Measurements",
     "OnBatch",
     "RelativeFlatness",
     "Subject",

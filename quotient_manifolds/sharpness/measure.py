@@ -105,7 +105,7 @@ class Measure(ABC):
 
     def measurement(self, found: tuple[OnBatch, ...]) -> Measurement:
         """The record of values found one by one."""
-        return Measurement(self.name, self.geometry.name, self.settings, found, VERSION)
+        return Measurement(self.name, self.geometry.name, self.settings, found, VERSION, self.geometry.to_dict())
 
 
 class TruncationWarning(UserWarning):

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, final
 
+from quotient_manifolds.files import write_text
+
 Setting = str | int | float | bool
 
 
@@ -58,7 +60,9 @@ class OnBatch:
 class Measurement:
     """One measure of one model: per batch, and its mean over batches.
 
-    settings: the other arguments of the call. `save` and `load` are inverse to each other.
+    geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict` (None in records of
+    versions that did not keep it). settings: the other arguments of the call. `save` and `load` are inverse to each
+    other.
     """
 
     measure: str
@@ -66,6 +70,7 @@ class Measurement:
     settings: Mapping[str, Setting]
     batches: tuple[OnBatch, ...]
     version: str
+    geometry_settings: Mapping[str, Setting] | None = None
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -149,6 +154,7 @@ class Measurement:
         return {
             "measure": self.measure,
             "geometry": self.geometry,
+            "geometry_settings": None if self.geometry_settings is None else dict(self.geometry_settings),
             "settings": dict(self.settings),
             "mean": self.mean,
             "standard_error": self.standard_error,
@@ -158,25 +164,39 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Measurement:
-        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown."""
+        """The inverse of `to_dict`. Raises ValueError if other keys than geometry_settings are missing."""
+        if "results" in record:
+            raise ValueError("This is a record of several measurements: read it with Measurements.load")
+        record = {"geometry_settings": None, **record}
         stored = {field.name for field in fields(cls)}
         _check_keys("measurement", stored | {"mean", "standard_error"}, record)
         batches = tuple(OnBatch.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        """Write the record as JSON, whole or not at all."""
+        write_text(Path(path), to_json(self.to_dict()))
 
     @classmethod
     def load(cls, path: str | Path) -> Measurement:
-        """Raises ValueError for a file that is not the JSON of a measurement."""
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
-        return cls.from_dict(record)
+        """Read what `save` wrote. Raises ValueError for a file that is not the JSON of a measurement."""
+        return cls.from_dict(read_record(path))
+
+
+def to_json(record: Mapping[str, Any]) -> str:
+    """Return the text of a record's file; a number that is not finite is a ValueError."""
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError if it holds none."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
+    return record
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

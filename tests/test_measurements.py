@@ -1,0 +1,183 @@
+"""Records of several measurements: files that load again, frames, geometries that can be made from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from quotient_manifolds import Adaptive, Euclidean, Geometry, Measurement, Measurements, Quotient, cross_entropy
+from quotient_manifolds.files import write_text
+from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.sharpness import OnBatch, WorstCase
+from quotient_manifolds.symmetries import Symmetries
+
+NORMS = st.sampled_from(["l2", "linf"])
+GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
+    st.builds(Euclidean, norm=NORMS),
+    st.builds(Adaptive, eta=st.floats(0, 10), norm=NORMS),
+    st.builds(
+        Quotient,
+        metric=st.one_of(st.sampled_from(["inv", "mix"]), st.floats(-2, 2)),
+        geodesic=st.sampled_from(["first", "second", "exact"]),
+        eps=st.floats(0, 1),
+        biases=st.sampled_from(["quotient", "paper"]),
+        trust=st.booleans(),
+        norm=st.sampled_from(["metric", "adaptive"]),
+    ),
+)
+
+
+ADAPTIVE = Adaptive()
+
+
+def measured(geometry: Geometry = ADAPTIVE, radius: float = 0.1) -> Measurement:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double().eval()
+    batches = [(torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
+    return WorstCase(geometry, radius, steps=2).of(model, cross_entropy, batches)
+
+
+@given(GEOMETRIES)
+def test_a_geometry_is_made_again_from_its_record(geometry: Geometry) -> None:
+    assert geometry_from_dict(json.loads(json.dumps(geometry.to_dict()))) == geometry
+
+
+def test_given_symmetries_must_be_given_again() -> None:
+    symmetries = Symmetries((), (), (), (), ())
+    record = Quotient("mix", symmetries=symmetries).to_dict()
+    assert record["symmetries"] == "given"
+    with pytest.raises(ValueError, match="pass them as symmetries="):
+        geometry_from_dict(record)
+    assert geometry_from_dict(record, symmetries) == Quotient("mix", symmetries=symmetries)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"), [({}, "kind of a geometry"), ({"kind": "adaptive", "geodesic": "first"}, "geodesic is no")]
+)
+def test_a_record_of_no_geometry_is_refused(record: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        geometry_from_dict(record)
+
+
+def test_a_measurement_keeps_its_geometry() -> None:
+    found = measured(Adaptive(eta=0.01, norm="linf"))
+    assert found.geometry_settings is not None
+    assert geometry_from_dict(found.geometry_settings) == Adaptive(eta=0.01, norm="linf")
+
+
+def test_files_load_again_and_make_frames(tmp_path: Path) -> None:
+    results = (measured(radius=0.1), measured(Euclidean(), radius=0.2))
+    written = Measurements(results, "a model", "data.jsonl", {"batch_size": 4}, "a command", ({"a": 1}, {"a": None}), 3)
+    written.save(tmp_path / "result.json")
+    read = Measurements.load(tmp_path / "result.json")
+    assert read == written
+    assert not read.complete
+    assert list(read) == [*results]
+    assert read[1:] == results[1:]
+    frame = read.frame()
+    assert list(frame["settings.radius"]) == [0.1, 0.2]
+    assert list(frame["geometry.kind"]) == ["adaptive", "euclidean"]
+    assert list(frame["mean"]) == [each.mean for each in results]
+    assert frame["a"].tolist()[0] == 1
+    on_batches = read.frame(batches=True)
+    assert list(on_batches["value"]) == [value for each in results for value in each.values]
+    assert list(on_batches["batch"]) == [0, 1, 0, 1]
+
+
+def test_earlier_files_and_single_measurements_are_read(tmp_path: Path) -> None:
+    one = measured()
+    one.save(tmp_path / "one.json")
+    assert Measurements.load(tmp_path / "one.json").measurements == (one,)
+    result = one.to_dict()
+    del result["geometry_settings"]
+    old = {"version": "0", "model": "m", "data": "d", "examples": 5, "dtype": "float32", "results": [result]}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    read = Measurements.load(tmp_path / "old.json")
+    assert (read.model, read.settings, read.complete) == ("m", {"examples": 5, "dtype": "float32"}, True)
+    assert read[0].values == one.values
+    assert read[0].geometry_settings is None
+    assert len(read.frame()) == 1
+
+
+def test_one_reader_names_the_other(tmp_path: Path) -> None:
+    Measurements((measured(),), "m").save(tmp_path / "several.json")
+    with pytest.raises(ValueError, match=r"Measurements\.load"):
+        Measurement.load(tmp_path / "several.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"model": "m", "results": [1], "version": "0"}', '{"rows": []}', '{"batches": 1}']
+)
+def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError) as refused:
+        Measurements.load(tmp_path / "x.json")
+    assert "x.json" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_absent_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="needs pandas, which is not installed"):
+        Measurements((measured(),), "m").frame()
+
+
+# ---- what is written where
+
+
+def test_a_full_disk_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "result.json"
+    measured().save(file)
+    before = file.read_bytes()
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.write_bytes(b"{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        measured().save(file)
+    assert file.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_links_stay_and_modes_are_kept(tmp_path: Path) -> None:
+    real, link = tmp_path / "real" / "file.txt", tmp_path / "link.txt"
+    real.parent.mkdir()
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert (real.read_text(), stat.S_IMODE(real.stat().st_mode)) == ("new", 0o640)
+    dangling = tmp_path / "dangling.txt"
+    dangling.symlink_to(real.parent / "later.txt")
+    write_text(dangling, "text")
+    assert dangling.is_symlink()
+    assert (real.parent / "later.txt").read_text() == "text"
+
+
+def test_devices_and_pipes_are_written_to() -> None:
+    write_text(Path("/dev/null"), "nothing")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert not [each for each in Path("/dev").iterdir() if each.name.startswith(".null")]
+    reader, writer = os.pipe()
+    write_text(Path(f"/dev/fd/{writer}"), "text")
+    os.close(writer)
+    with os.fdopen(reader) as end:
+        assert end.read() == "text"
+
+
+def test_warnings_are_gathered() -> None:
+    beyond = OnBatch(1.0, 0.5, 3, 2, reach=1.0, reach_limit=0.5)
+    found = Measurement("m", "g", {"radius": 0.25}, (beyond,), "1")
+    assert Measurements((measured(), found), "m").warnings == (found.warning,)
