@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
-from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
-from quotient_manifolds.manifolds import (
-    GEODESICS,
-    METRICS,
-    DiagonalQuotient,
-    FixedRankQuotient,
-    GeodesicError,
-    HorizontalSpace,
-    QuotientManifold,
-    Recipe,
-    RotaryQuotient,
-    ScaleQuotient,
-    TranslationQuotient,
-)
-from quotient_manifolds.sharpness import (
-    AutoPGD,
-    Measurement,
-    Measurements,
-    TruncationWarning,
-    average_sharpness,
-    cross_entropy,
-    gradient_norm,
-    hessian_trace,
-    legacy_sharpness,
-    normalised_logits,
-    relative_flatness,
-    top_eigenvalue,
-    truncation_error,
-    worst_case_profile,
-    worst_case_sharpness,
-)
-from quotient_manifolds.symmetries import (
-    Proof,
-    SymmetricPair,
-    Symmetries,
-    Translation,
-    balance,
-    count_symmetries,
-    find_symmetries,
-    prove_symmetries,
-    random_move,
-)
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
 from quotient_manifolds.version import VERSION as __version__
+
+if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds the same objects on first use
+    from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
+    from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+    from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
+    from quotient_manifolds.manifolds import (
+        GEODESICS,
+        METRICS,
+        DiagonalQuotient,
+        FixedRankQuotient,
+        GeodesicError,
+        HorizontalSpace,
+        QuotientManifold,
+        Recipe,
+        RotaryQuotient,
+        ScaleQuotient,
+        TranslationQuotient,
+    )
+    from quotient_manifolds.sharpness import (
+        AutoPGD,
+        Measurement,
+        Measurements,
+        TruncationWarning,
+        average_sharpness,
+        cross_entropy,
+        gradient_norm,
+        hessian_trace,
+        legacy_sharpness,
+        normalised_logits,
+        relative_flatness,
+        top_eigenvalue,
+        truncation_error,
+        worst_case_profile,
+        worst_case_sharpness,
+    )
+    from quotient_manifolds.symmetries import (
+        Proof,
+        SymmetricPair,
+        Symmetries,
+        Translation,
+        balance,
+        count_symmetries,
+        find_symmetries,
+        prove_symmetries,
+        random_move,
+    )
 
 __all__ = [
     "GEODESICS",
@@ -94,3 +101,29 @@ __all__ = [
     "worst_case_profile",
     "worst_case_sharpness",
 ]
+
+
+_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load")
+"""Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would believe every name
+
+    def __getattr__(name: str) -> object:
+        """Find a public name or a module of the package on first use, so that importing the package costs nothing.
+
+        `quotient_manifolds.pymanopt` needs no import of its own this way.
+        """
+        if name in __all__:
+            for room in _ROOMS:
+                module = importlib.import_module(f"{__name__}.{room}")
+                if name in module.__all__:
+                    globals()[name] = getattr(module, name)
+                    return globals()[name]
+        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

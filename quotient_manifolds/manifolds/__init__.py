@@ -1,5 +1,12 @@
 """Quotient manifolds of neural-network symmetries, as `geoopt.Manifold` subclasses."""
 
+import warnings
+
+with warnings.catch_warnings():
+    # geoopt 0.5.1 scripts its helpers when it is first imported, which is here; torch 2.13 deprecates that
+    warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", DeprecationWarning)
+    import geoopt  # noqa: F401
+
 from quotient_manifolds.manifolds.diagonal import DiagonalQuotient
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.horizontal import GEODESICS, METRICS, GeodesicError, HorizontalSpace, Metric

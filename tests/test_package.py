@@ -1,0 +1,75 @@
+"""The package as one name: imported without a warning, at no cost, and seen by type checkers and `help`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quotient_manifolds
+
+
+def run(code: str, *options: str) -> str:
+    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_gives_no_warning() -> None:
+    """Of geoopt's import one warning is kept quiet; every other stays an error here."""
+    run("import quotient_manifolds as qm\nfor name in qm.__all__: getattr(qm, name)\nqm.pymanopt", "-W", "error")
+
+
+def test_geoopt_warning_is_kept_quiet_at_our_import_only() -> None:
+    code = (
+        "import warnings, quotient_manifolds.manifolds\n"
+        "warnings.simplefilter('error')\n"
+        "try: warnings.warn('`torch.jit.script` is deprecated', DeprecationWarning)\n"
+        "except DeprecationWarning: print('seen')\n"
+    )
+    assert run(code).strip() == "seen"
+
+
+def test_importing_the_package_alone_loads_no_torch() -> None:
+    assert run("import sys, quotient_manifolds; print('torch' in sys.modules)").strip() == "False"
+
+
+def declared() -> dict[str, str]:
+    """Public names and the modules that the type checker is told they come from."""
+    tree = ast.parse(Path(quotient_manifolds.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module != "quotient_manifolds"
+        for alias in node.names
+    }
+
+
+def test_names_at_run_time_are_those_a_type_checker_is_told() -> None:
+    names = declared()
+    assert set(names) | {"__version__"} == set(quotient_manifolds.__all__)
+    for name, module in names.items():
+        assert getattr(quotient_manifolds, name) is getattr(importlib.import_module(module), name), name
+
+
+def test_modules_of_the_package_need_no_import_of_their_own() -> None:
+    code = "import quotient_manifolds as qm; print(qm.pymanopt.as_pymanopt.__name__, qm.manifolds.Recipe.__name__)"
+    assert run(code).split() == ["as_pymanopt", "Recipe"]
+
+
+def test_star_import_brings_the_public_names_only() -> None:
+    found: dict[str, object] = {}
+    exec("from quotient_manifolds import *", found)
+    assert set(found) - {"__builtins__"} == set(quotient_manifolds.__all__)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        quotient_manifolds.no_such_name  # noqa: B018
+    assert {name for name, _ in inspect.getmembers(quotient_manifolds)} >= set(quotient_manifolds.__all__)
