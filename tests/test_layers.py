@@ -20,6 +20,7 @@ NAME = PACKAGE.name
 LEVELS = {
     "version": 0,
     "linalg": 0,
+    "replica": 0,
     "files": 0,
     "frames": 0,
     "statistics": 0,

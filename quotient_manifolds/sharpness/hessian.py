@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import TangentSpace
@@ -77,33 +77,15 @@ class Hessian:
         return horizontal(self.space, after)
 
 
-@final
-class _Connected(nn.Module):
-    """Model and loss as one module whose value keeps its graph to the parameters it is called with."""
-
-    def __init__(self, loss: LossOf) -> None:
-        super().__init__()
-        self.model, self.loss, self.training = loss.model, loss.loss, False
-
-    def forward(self, batch: Any) -> Tensor:
-        value = self.loss(self.model, batch)
-        if not value.requires_grad:
-            raise ValueError(
-                "The loss does not depend on any measured parameter; it must be computed from the model it is given, "
-                "without detach() or no_grad()"
-            )
-        return value.reshape(())
-
-
 def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
-    """The loss at parameters that are functions of something, differentiable in it as often as asked.
-
-    Activation checkpointing does not fit with this: its second run would be that of the model's own parameters.
-    """
-    module = _Connected(loss)
-    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    state |= {f"model.{name}": value for name, value in params.items()}
-    return torch.func.functional_call(module, state, (batch,))
+    """The loss at parameters that are functions of something, differentiable in it as often as asked."""
+    value = loss.at(params, batch)
+    if not value.requires_grad:
+        raise ValueError(
+            "The loss does not depend on any measured parameter; it must be computed from the model it is given, "
+            "without detach() or no_grad()"
+        )
+    return value
 
 
 def differentiable_move(space: TangentSpace, z: Blocks) -> Params:

@@ -21,7 +21,7 @@ from quotient_manifolds.sharpness.objective import (
     LossOf,
     Progress,
     autograd_available,
-    check_deterministic,
+    check_loss,
     check_model,
 )
 from quotient_manifolds.symmetries import Params
@@ -59,7 +59,7 @@ class Subject:
         with autograd_available():
             space = geometry.at(model)
             objective = LossOf(model, loss)
-            check_deterministic(objective, space.point, listed[probe])
+            check_loss(objective, space.point, listed[probe])
             proved = geometry.proved(model, loss, listed[probe])
             space = space if proved == geometry else proved.at(model)
             out = {name: torch.empty_like(w) for name, w in space.point.items()}

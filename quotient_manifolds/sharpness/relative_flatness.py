@@ -15,7 +15,7 @@ from quotient_manifolds.sharpness.hessian import connected_loss
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import LossOf, Progress
+from quotient_manifolds.sharpness.objective import LossOf, Progress, evaluate
 
 METHODS = ("closed", "loop")
 
@@ -44,7 +44,7 @@ class RelativeFlatness(Measure):
             weight = linear.weight.detach()
             base, value = _loop(subject.loss, f"{self.layer}.weight", weight, batch, tick)
             return OnBatch(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
-        base, value = _closed(subject.loss, linear, batch, f"batch {index}")
+        base, value = _closed(subject.loss, self.layer, linear, batch, f"batch {index}")
         tick()
         return OnBatch(value, base, forward_passes=1, backward_passes=0)
 
@@ -74,14 +74,16 @@ def relative_flatness(
     return RelativeFlatness(layer, method=method).of(model, loss, batches, progress)
 
 
-def _closed(objective: LossOf, linear: nn.Linear, batch: Any, where: str) -> tuple[float, float]:
+def _closed(objective: LossOf, layer: str, linear: nn.Linear, batch: Any, where: str) -> tuple[float, float]:
     seen: list[tuple[Tensor, Tensor]] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         seen.append((inputs[0].detach(), output.detach()))
 
-    with torch.no_grad(), linear.register_forward_hook(look):
-        base = float(objective.at({}, batch))
+    model, loss = objective.replica({})
+    model.get_submodule(layer).register_forward_hook(look)
+    with torch.no_grad():
+        base = float(evaluate(model, loss, batch))
     if len(seen) != 1:
         raise ValueError(f"The layer must be called once in a forward pass. Found {len(seen)} calls on {where}")
     phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
@@ -174,20 +174,10 @@ def _proof(proofs: tuple[PairProof, ...], symmetries: Symmetries, noise: float, 
     return Proof(proofs[:count], noise, seed, proofs[count:])
 
 
-class _Call(nn.Module):
-    """The model behind a function of it, as one module."""
-
-    def __init__(self, model: nn.Module, evaluate: Evaluate | None) -> None:
-        super().__init__()
-        self.model, self.evaluate = model, evaluate
-        self.training = False
-
-    def forward(self, inputs: Any) -> Any:
-        if self.evaluate is not None:
-            return self.evaluate(self.model, inputs)
-        if isinstance(inputs, Mapping):
-            return self.model(**inputs)
-        return self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+def _answer(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 class _Run:
@@ -197,11 +187,10 @@ class _Run:
         training = [name or "the model" for name, module in model.named_modules() if module.training]
         if training:
             raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
-        self._call = _Call(model, evaluate)
-        cast = _double if double else _as_it_is
-        self._buffers = {name: cast(value.detach()) for name, value in self._call.named_buffers()}
-        self._inputs = cast(inputs)
-        self.params: Params = {name: cast(value.detach()) for name, value in model.named_parameters()}
+        self._model, self._evaluate = model, evaluate or _answer
+        self._cast = _double if double else unchanged
+        self._inputs = inputs
+        self.params: Params = {name: self._cast(value.detach()) for name, value in model.named_parameters()}
         moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
         self.precision = torch.float64 if double else moved
         self.outputs = self.at({})
@@ -214,9 +203,9 @@ class _Run:
 
     def at(self, moved: Params) -> list[Tensor]:
         """The floating point outputs with some parameters replaced."""
-        state = {f"model.{name}": value for name, value in (self.params | moved).items()}
-        state |= {name: value.clone() for name, value in self._buffers.items()}
-        return _floating(functional_call(self._call, state, (self._inputs,)))
+        params = {name: value.clone() for name, value in (self.params | moved).items()}
+        model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
+        return _floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
 
     def change(self, moved: Params) -> float:
         """The largest change of an output entry, relative to the largest finite entry of its tensor."""
@@ -353,20 +342,9 @@ def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
     return change / size if size > 0 else change
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def _double(value: Any) -> Any:
-    """Floating point tensors in nested containers cast to float64; everything else as it is."""
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {key: _double(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_double(item) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
+def _double(value: Tensor) -> Tensor:
+    """A floating point tensor in float64; any other as it is."""
+    return value.double() if value.is_floating_point() else value
 
 
 def _floating(output: Any) -> list[Tensor]:

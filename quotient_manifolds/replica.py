@@ -1,0 +1,160 @@
+"""A model as a function of its parameters: what runs is a copy of its structure, and the model itself is never touched.
+
+`torch.func.functional_call` swaps parameters on the user's own modules and puts them back afterwards. That goes wrong
+where a module is used twice, where an interrupt falls between the two, where two threads measure one model, and where
+the model writes its weights itself. A replica has none of these troubles: it is made for one evaluation, holds the
+tensors it is given and private copies of all others, and is thrown away.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+Module = TypeVar("Module", bound=nn.Module)
+Cast = Callable[[Tensor], Tensor]
+
+_CONTAINERS = ("_parameters", "_buffers", "_modules")
+
+
+def unchanged(tensor: Tensor) -> Tensor:
+    """Return the tensor itself: the cast that casts nothing."""
+    return tensor
+
+
+def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged) -> Module:
+    """Return a copy of the model's structure that computes with `params` in place of the parameters of these names.
+
+    The copy holds the tensors of `params` themselves, so gradients reach them, in every place that the model keeps the
+    parameter in, tied or used twice. All other parameters and buffers are cloned, then cast. So whatever a forward pass
+    writes, in place or by a hook, it writes to the copy (or to `params`, which the caller must own). Names are those
+    of `model.named_parameters()`.
+
+    Raises ValueError for a name that the model lacks, and for a model that does not copy: `copy.deepcopy` fails, or
+    gives a model that keeps its old parameters, as scripted modules do.
+    """
+    own = dict(model.named_parameters())
+    if unknown := [name for name in params if name not in own]:
+        raise ValueError(f"{type(model).__name__} has no parameter {unknown[0]}")
+    memo: dict[int, Any] = {id(w): params[name] if name in params else _private(w, cast) for name, w in own.items()}
+    memo |= {id(buffer): cast(buffer.detach().clone()) for buffer in model.buffers()}
+    with _PrivateTensors(cast):
+        copied = _copied(model, memo)
+    held = {id(w) for module in copied.modules() for w in module._parameters.values()}
+    if lost := [name for name in params if id(params[name]) not in held]:
+        raise ValueError(
+            f"A copy of the model must compute with the parameters it is given. {type(model).__name__} copies itself "
+            f"in a way of its own, which keeps {lost[0]}; pass the plain module in it (before scripting or wrapping)"
+        )
+    return copied
+
+
+def private_batch(batch: Any, cast: Cast = unchanged) -> Any:
+    """Return the batch with every tensor in its nested lists, tuples and mappings cloned, then cast.
+
+    A model that writes to its inputs (`ReLU(inplace=True)` in front) then writes to a copy. Objects of other kinds are
+    passed on as they are.
+    """
+    if isinstance(batch, MutableMapping) and not isinstance(batch, dict):  # Hugging Face's BatchEncoding
+        copied = copy.copy(batch)
+        for key, value in batch.items():
+            copied[key] = private_batch(value, cast)
+        return copied
+
+    def private(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return cast(leaf.detach().clone())
+        return private_batch(leaf, cast) if isinstance(leaf, MutableMapping) else leaf
+
+    return tree_map(private, batch)
+
+
+def _private(w: Tensor, cast: Cast) -> Tensor:
+    """A clone of a parameter that no caller replaces; one of a special kind (quantised, say) is shared as it is."""
+    if type(w) is not nn.Parameter:
+        return w
+    return nn.Parameter(cast(w.detach().clone()), requires_grad=w.requires_grad)
+
+
+class _PrivateTensors(TorchFunctionMode):
+    """Inside, `copy.deepcopy` clones tensors that are neither parameters nor buffers, also those that autograd made.
+
+    torch refuses to copy the latter, which old weight norm and pruning keep as attributes. A clone stays connected to
+    what it was computed from: so a loss that uses it is found to depend on the original model.
+    """
+
+    def __init__(self, cast: Cast) -> None:
+        super().__init__()
+        self._cast = cast
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._cast(tensor.clone())
+        return memo[id(tensor)]
+
+
+def _copied(model: Module, memo: dict[int, Any]) -> Module:
+    try:
+        return copy.deepcopy(model, dict(memo))
+    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
+        shared = _uncopyable(model, memo)
+        if not shared:
+            raise _does_not_copy(model, error) from error
+    try:
+        return copy.deepcopy(model, {**memo, **shared})
+    except Exception as error:
+        raise _does_not_copy(model, error) from error
+
+
+def _uncopyable(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
+    """The attributes of modules that cannot be copied, which a copy then shares."""
+    modules = {id(module): module for module in model.modules()}
+    found: dict[int, Any] = {}
+    for module in modules.values():
+        for name, value in vars(module).items():
+            if name in _CONTAINERS:
+                continue
+            try:
+                copy.deepcopy(value, {**memo, **modules})
+            except Exception:
+                found[id(value)] = value
+    return found
+
+
+def _does_not_copy(model: nn.Module, error: Exception) -> ValueError:
+    return ValueError(
+        f"A model must be copyable, for a copy of its structure is what is measured. copy.deepcopy of "
+        f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}"
+    )
+
+
+def parameter_reached(value: Tensor, model: nn.Module) -> str | None:
+    """Return the name of a parameter of this very model that autograd would send gradients of `value` to; else None.
+
+    A value computed from a replica reaches none. Walks the graph once.
+    """
+    names = {id(w): name for name, w in model.named_parameters()}
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    if value.grad_fn is None:
+        return names.get(id(value))
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # of the nodes that accumulate gradients
+        if id(leaf) in names:
+            return names[id(leaf)]
+        waiting.extend(following for following, _ in node.next_functions)
+    return None
