@@ -36,8 +36,8 @@ class DataSource:
 
     path: a .jsonl, .csv or .tsv file, a .npz file, or a folder with a folder of images for each class; `format`
     ("text", "npz", "images") says which where the name does not. max_batches: that many batches of batch_size, the last
-    possibly smaller; all if None. labels: the model's classes in place of the data's, {"entailment": 1, ...} or the new
-    class of 0, 1, ....
+    possibly smaller; all if None. max_examples: so many examples at most. labels: the model's classes in place of the
+    data's, {"entailment": 1, ...} or the new class of 0, 1, ....
 
     Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the
     checkpoint's; columns: what text, text_pair and label are called in the file. Images: size (folders: the shorter
@@ -58,12 +58,13 @@ class DataSource:
     channels: int | None = None
     mean: Sequence[float] | str | None = None
     std: Sequence[float] | None = None
+    max_examples: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that is out of range or means nothing for the format."""
         if self.format not in ("auto", *FORMATS):
             raise ValueError(f"The format must be one of {', '.join(FORMATS)}, found {self.format!r}.")
-        for name in ("batch_size", "max_batches", "max_length", "size"):
+        for name in ("batch_size", "max_batches", "max_examples", "max_length", "size"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, found {value!r}.")
@@ -141,14 +142,20 @@ class DataSource:
             return ArrayPoints(path, self.labels, normalisation)
         if self.kind == "images":
             return PicturePoints(path, self.labels, normalisation, size=self.size, channels=self.channels or 3)
-        first = None if self.seed is not None or self.max_batches is None else self.max_batches * self.batch_size
+        first = self._most if self.seed is None else None
         examples = numbered_examples(path, labels=self.labels, columns=self.columns, first=first)
         tokenizer = None if self.tokenizer is None else Path(self.tokenizer).expanduser()
         return TextPoints(path, examples, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
 
+    @property
+    def _most(self) -> int | None:
+        """How many examples are wanted at most; None: all."""
+        in_batches = None if self.max_batches is None else self.max_batches * self.batch_size
+        return min((most for most in (in_batches, self.max_examples) if most is not None), default=None)
+
     def _rows(self, points: Points) -> list[int]:
         count = len(points.labels)
-        wanted = count if self.max_batches is None else min(count, self.max_batches * self.batch_size)
+        wanted = count if self._most is None else min(count, self._most)
         if self.seed is None:
             return list(range(wanted))
         return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:wanted].tolist()
