@@ -23,6 +23,7 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
     find_symmetries,
+    prove_symmetries,
     random_move,
 )
 from tests.models import MODELS, ModelCase, ViTAttention
@@ -330,10 +331,23 @@ class HomemadeAttention(nn.Module):
 
 
 class SubAttention(nn.MultiheadAttention):
-    """Might compute anything."""
+    """Computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x)[0].tanh()
 
 
-Namesake = type("MultiheadAttention", (nn.MultiheadAttention,), {"__module__": "somebody.elses"})
+class MyMHA(nn.MultiheadAttention):
+    """Computes what torch's does."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads, batch_first=True)
+
+    def extra_repr(self) -> str:
+        return "mine"
+
+
+Namesake = type("MultiheadAttention", (nn.Linear,), {"__module__": "somebody.elses"})
 
 
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
@@ -366,7 +380,11 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
         (),
         r"0 \(HomemadeAttention\): no known layout is for this class",
     ),
-    "a subclass of torch's": (lambda: SubAttention(12, 3), (), r"\(the model\) \(SubAttention\): no known layout"),
+    "a subclass of torch's": (
+        lambda: nn.Sequential(SubAttention(12, 3)),
+        (),
+        r"0 \(SubAttention\): it is a MultiheadAttention with another forward",
+    ),
     "a namesake of torch's": (
         lambda: nn.Sequential(Namesake(12, 3)),
         (),
@@ -378,6 +396,15 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], str]] = {
         r"'q_proj' is a Linear8, expected Linear",
     ),
 }
+
+
+def test_a_subclass_that_changes_nothing_is_found() -> None:
+    model = MyMHA(12, 3).eval()
+    found = find_symmetries(model)
+    assert [pair.name for pair in found.pairs] == ["query/key", "value/output"]
+    assert found.unrecognised == ()
+    x = torch.randn(2, 5, 12)
+    assert prove_symmetries(model, (x, x, x), found).all_proved
 
 
 def test_norms_on_queries_leave_value_output() -> None:

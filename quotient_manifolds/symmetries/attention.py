@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from torch import nn
 
 from quotient_manifolds.symmetries.biases import translations_of
+from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.found import Found
 from quotient_manifolds.symmetries.layout import HARMLESS, Layout, Place, Unrecognised, attribute, truth
-from quotient_manifolds.symmetries.pair import QK_NORM, Factor, Part, Refused, SymmetricPair, check_weights
+from quotient_manifolds.symmetries.pair import QK_NORM, Factor, Part, Refused, SymmetricPair
 from quotient_manifolds.symmetries.rotary import rotated_pairs
 
 QK_NORMS = frozenset(

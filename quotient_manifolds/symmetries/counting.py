@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.find import Symmetries
-from quotient_manifolds.symmetries.pair import SymmetricPair, check_weights
+from quotient_manifolds.symmetries.pair import SymmetricPair
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Count:
 
 def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
     """The dimension of the group against that of parameter space, and the singular values of every pair, in float64."""
+    check_model(model)
+    check_symmetries(symmetries)
     params = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(params, symmetries.names)
     return Count(

@@ -1,4 +1,8 @@
-"""What looks like attention, by the name of its class or the names of its projections, so that none is passed over."""
+"""What looks like attention: by the name of its class, the names of its projections, or what its forward pass does.
+
+Nothing here finds a symmetry. It only keeps attention that no layout is known for from being passed over in silence, so
+it would rather name too much than too little; what is named by its behaviour alone is said to be so.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,63 @@ import re
 
 from torch import nn
 
-_CLASS = re.compile(r"attention|attn", re.IGNORECASE)
-_FUSED = re.compile(r"qkv|(?<![a-z])(query_key_value|queries_keys_values|c_attn)(?![a-z])", re.IGNORECASE)
+from quotient_manifolds.symmetries.behaviour import attends
+
+_CLASS = re.compile(r"(?i:attention|attn)|(?:^|[a-z0-9_])MH[SC]?A(?![a-z])")
+_FUSED = re.compile(
+    r"qkv|(?<![a-z])(query_key_value|queries_keys_values|c_attn|in_proj_weight)(?![a-z])", re.IGNORECASE
+)
 _ROLES = tuple(
     re.compile(
-        rf"(to_?|w_?|linear_?|project(ion)?_?|in_)?({role})(_?(proj(ection)?|lin(ear)?|layer|head|content)s?)?",
+        rf"(to_?|w_?|linear_?|project(ion)?_?|in_)?({role})(_?(proj(ection)?|lin(ear)?|layer|head|content)s?)?"
+        r"(_?(w|weights?|kernel|matrix))?",
         re.IGNORECASE,
     )
     for role in ("q|query|queries", "k|key|keys", "v|value|values")
 )
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether it has parameters, and a class named so, or projections named for queries, keys and values."""
+    """Whether it has parameters, and a class named so, or projections named for queries, keys and values.
+
+    Projections are children with parameters, and parameters of its own. A class is named so if one of its ancestors is.
+    """
     if next(module.parameters(), None) is None:
         return False
-    if _CLASS.search(type(module).__name__):
+    if any(_CLASS.search(name) for name in _class_names(module)):
         return True
-    children = [name for name, child in module.named_children() if next(child.parameters(), None) is not None]
-    fused = any(_FUSED.search(name) for name in children)
-    return fused or all(any(role.fullmatch(name) for name in children) for role in _ROLES)
+    names = [name for name, child in module.named_children() if next(child.parameters(), None) is not None]
+    names += [name for name, _ in module.named_parameters(recurse=False)]
+    fused = any(_FUSED.search(name) for name in names)
+    return fused or all(any(role.fullmatch(name) for name in names) for role in _ROLES)
+
+
+def behaves_like_attention(module: nn.Module, elsewhere: set[nn.Module]) -> str:
+    """What in its forward pass is attention's, if it keeps two matrices or more; "" if there is nothing of the kind.
+
+    Its matrices are its own and those of children that are layers of their own, as a Linear is; what belongs to
+    the modules `elsewhere` is theirs.
+    """
+    if type(module).__module__.startswith("torch.nn.modules.") or _matrices(module, elsewhere) < 2:
+        return ""
+    return attends(module)
+
+
+def _class_names(module: nn.Module) -> list[str]:
+    """Names of the module's class and its ancestors; mixins lend methods and say nothing of what a module is."""
+    scripted = getattr(module, "original_name", None)
+    bases = [cls.__name__ for cls in type(module).__mro__ if cls not in (nn.Module, object)]
+    return [name for name in bases if "Mixin" not in name] + ([scripted] if isinstance(scripted, str) else [])
+
+
+def _matrices(module: nn.Module, elsewhere: set[nn.Module]) -> int:
+    count = sum(value.ndim >= 2 for value in module.parameters(recurse=False))
+    for child in module.children():
+        if child in elsewhere or isinstance(child, nn.Embedding):
+            continue
+        if isinstance(child, _CONTAINERS):
+            count += _matrices(child, elsewhere)
+        elif next(child.children(), None) is None:
+            count += sum(value.ndim >= 2 for value in child.parameters(recurse=False))
+    return count

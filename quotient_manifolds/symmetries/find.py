@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.attention import found_in
 from quotient_manifolds.symmetries.biases import Translation
-from quotient_manifolds.symmetries.detect import looks_like_attention
+from quotient_manifolds.symmetries.checks import check_model
+from quotient_manifolds.symmetries.detect import behaves_like_attention, looks_like_attention
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
 from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
@@ -24,6 +25,8 @@ from quotient_manifolds.symmetries.table import text_table
 
 LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
 """Attention modules; the first layout that fits settles a module and everything in it."""
+
+HOW_TO = "docs/own_attention.md shows how to declare it"
 
 MATCHERS: tuple[Matcher, ...] = (lora,)
 """Everything else: asked about every module of a model, whatever attention it is part of. `bottleneck` and `neurons`
@@ -94,7 +97,7 @@ class Symmetries:
         if self.rest:
             blocks.append("\n  ".join((f"in no pair, {len(self.rest)} tensors:", *_folded(self.rest))))
         if self.unrecognised:
-            blocks.append("\n  ".join(("attention not recognised:", *self.unrecognised)))
+            blocks.append("\n  ".join((f"attention not recognised ({HOW_TO}):", *self.unrecognised)))
         return "\n\n".join(blocks)
 
 
@@ -105,30 +108,41 @@ def _folded(names: Iterable[str]) -> list[str]:
 
 
 def find_symmetries(
-    model: nn.Module, layouts: tuple[Layout, ...] = LAYOUTS, matchers: tuple[Matcher, ...] = MATCHERS
+    model: nn.Module, layouts: Sequence[Layout] | None = None, matchers: Sequence[Matcher] | None = None
 ) -> Symmetries:
-    """The symmetric pairs of `model`, its translations, the parameters in no pair, and what was refused, with reasons.
+    """Return the symmetric pairs of `model`, its translations, the parameters in no pair, and what was refused.
+
+    layouts: where attention classes keep their projections, asked in this order; `LAYOUTS` if not given. With one of
+    your own in front, (mine, *LAYOUTS), the model's own attention is found too: docs/own_attention.md shows how.
+    matchers: what else to look for; `MATCHERS` if not given.
 
     A module used twice is found once, under its first name. A model without attention has no pairs, which is no error.
-    ValueError if a parameter of recognised attention has no values, is quantised, NaN or infinite.
+    A subclass that changes no method of a class in `layouts` is found as that class is. What may be attention and is
+    not known is in `unrecognised`: by the name of its class, by projections named for queries, keys and values, or
+    because its forward pass, as far as its source tells, multiplies by a softmax or calls an attention kernel.
+    TypeError for anything but a module; ValueError if a parameter of recognised attention has no values, is quantised,
+    sparse, complex, NaN or infinite.
     """
+    check_model(model)
+    layouts = LAYOUTS if layouts is None else layouts
+    matchers = MATCHERS if matchers is None else matchers
     names = {id(value): name for name, value in model.named_parameters()}
     found: list[Found] = []
     reasons: dict[str, str] = {}  # module name -> why it was refused
-    settled: list[str] = []
+    settled: set[str] = set()
     for name, module in model.named_modules():
         found += [each for matcher in matchers if (each := matcher(module, name, names)) is not None]
-        if any(_inside(name, other) for other in settled):
+        if not settled.isdisjoint(_lineage(name)):
             continue
         try:
             attention = _match(layouts, module, name, names)
         except Unrecognised as refusal:
             reasons[name] = f"{_label(name, module)}: {refusal}"
-            settled.append(name)
+            settled.add(name)
             continue
         if attention is not None:
             found.append(attention)
-            settled.append(name)
+            settled.add(name)
     reasons |= _unmatched(model, settled)
     pairs, tied = _without_ties(model, [pair for each in found for pair in each.pairs])
     translations = _translations(model, pairs, [shift for each in found for shift in each.translations])
@@ -138,31 +152,58 @@ def find_symmetries(
     return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations)
 
 
-def _match(layouts: tuple[Layout, ...], module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
-    """What the first layout that fits finds; None if none bears the module's class name."""
-    named = [layout for layout in layouts if layout.names_class(module)]
+def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
+    """What the first layout that fits finds; None if none bears the name of the module's class or of its ancestors."""
+    named: list[Layout] = []
+    for cls in type(module).__mro__:
+        named = [layout for layout in layouts if layout.names_class(cls)]
+        if named:
+            break
+    if not named:
+        return None
+    changed = _changed(type(module), cls)
+    if changed:
+        raise Unrecognised(f"it is a {cls.__name__} with another {changed}, and no known layout is for that")
     for layout in named:
         if layout.fits(module):
             return found_in(layout, module, name, names)
-    if named and any("base_layer" in path for path, _ in module.named_parameters()):
-        raise Unrecognised("its projections carry adapters: merge them into the weights to have its pairs")
-    if named:
-        raise Unrecognised("its projections are not where this class is known to keep them")
-    return None
+    if any("base_layer" in path for path, _ in module.named_parameters()):
+        raise Unrecognised(
+            "its projections carry adapters: merge them into the weights (merge_and_unload of peft) to have its pairs"
+        )
+    raise Unrecognised("its projections are not where this class is known to keep them")
 
 
-def _unmatched(model: nn.Module, settled: list[str]) -> dict[str, str]:
-    """Modules that look like attention and own parameters, apart from settled ones; the innermost of each chain."""
-    looks = {
-        name: module
-        for name, module in model.named_modules()
-        if looks_like_attention(module) and not any(_inside(name, other) or _inside(other, name) for other in settled)
-    }
-    return {
-        name: f"{_label(name, module)}: no known layout is for this class"
-        for name, module in looks.items()
-        if not any(other != name and _inside(other, name) for other in looks)
-    }
+_HARMLESS = frozenset({"extra_repr", "reset_parameters", "_reset_parameters", "train", "eval"})
+
+
+def _changed(cls: type, ancestor: type) -> str:
+    """The first method of the ancestor that a class below it defines anew; initialising and printing do not count."""
+    below = cls.__mro__[: cls.__mro__.index(ancestor)]
+    own = (
+        name for each in below for name, value in vars(each).items() if callable(value) or isinstance(value, property)
+    )
+    dunder = (name for name in own if name == "__call__" or not name.startswith("__"))
+    return next((name for name in dunder if name not in _HARMLESS and hasattr(ancestor, name)), "")
+
+
+def _unmatched(model: nn.Module, settled: Set[str]) -> dict[str, str]:
+    """Modules that look or behave like attention and own parameters, apart from settled ones and what is in them.
+
+    Of those that look like it, the innermost of each chain; what only behaves like it has matrices of its own.
+    """
+    modules = dict(model.named_modules())
+    open_ = {name: module for name, module in modules.items() if settled.isdisjoint(_lineage(name))}
+    around = {above for name in settled for above in _lineage(name)}
+    looks = [name for name, module in open_.items() if name not in around and looks_like_attention(module)]
+    outer = {above for name in looks for above in _lineage(name) if above != name}
+    named = {name: "no known layout is for this class" for name in looks if name not in outer}
+    theirs = {modules[name] for name in (*settled, *named)}
+    inside = {name for name in open_ if not named.keys().isdisjoint(_lineage(name))}
+    for name, module in open_.items():
+        if name not in inside and (sign := behaves_like_attention(module, theirs)):
+            named[name] = f"may be attention ({sign} in its forward pass), and no known layout is for this class"
+    return {name: f"{_label(name, open_[name])}: {named[name]}" for name in open_ if name in named}
 
 
 def _users(model: nn.Module) -> dict[str, list[str]]:
@@ -207,8 +248,12 @@ def _without_ties(model: nn.Module, pairs: list[SymmetricPair]) -> tuple[list[Sy
     return kept, refused
 
 
-def _inside(name: str, other: str) -> bool:
-    return other == "" or name == other or name.startswith(f"{other}.")
+def _lineage(name: str) -> Iterator[str]:
+    """The name of a module and of all modules around it, the model's "" last."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""
 
 
 def _label(name: str, module: nn.Module) -> str:

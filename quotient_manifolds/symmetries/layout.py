@@ -112,8 +112,12 @@ class Layout:
     def places(self) -> tuple[Place, ...]:
         return self.query + self.key + self.value + self.output + self.rotating[0] + self.rotating[1]
 
-    def names_class(self, module: nn.Module) -> bool:
-        return type(module).__name__ in self.classes and type(module).__module__.startswith(self.package)
+    def __post_init__(self) -> None:
+        if not isinstance(self.classes, tuple):
+            raise TypeError(f"the classes of a layout are a tuple of names. Found {self.classes!r}.")
+
+    def names_class(self, cls: type) -> bool:
+        return cls.__name__ in self.classes and cls.__module__.startswith(self.package)
 
     def fits(self, module: nn.Module) -> bool:
         """Whether every piece that is not optional exists, in a module that is as the row has it."""

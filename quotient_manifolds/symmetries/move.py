@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, generator_of
 from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
-from quotient_manifolds.symmetries.pair import Params, SymmetricPair, check_weights
+from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 
 
 def random_move(
@@ -29,10 +30,10 @@ def random_move(
     values, NaN or infinite, and for a scale so extreme that moved weights overflow. [paper, the invariance test of Sec.
     6.2, ICML version]
     """
-    if not 0 < scale < float("inf"):
-        raise ValueError(f"the scale of a random move is a positive number. Found {scale}.")
+    if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+        raise ValueError(f"the scale of a random move is a positive number. Found {scale!r}.")
+    generator = generator_of(seed)
     symmetries, moved = _start(model_or_params, symmetries)
-    generator = torch.Generator().manual_seed(seed)
     for pair in symmetries.pairs:
         A = scale * _gaussian_element(pair, generator)
         pair.write(moved, act(pair, A, pair.read(moved)))
@@ -107,9 +108,11 @@ def _start(
         symmetries = find_symmetries(model_or_params) if symmetries is None else symmetries
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
+        check_parameters(model_or_params)
         stored = model_or_params
     if symmetries is None:
         raise ValueError("parameters alone do not tell their symmetries: give the model, or its symmetries too.")
+    check_symmetries(symmetries)
     check_weights(stored, symmetries.moved)
     return symmetries, {name: value.detach().clone() for name, value in stored.items()}
 

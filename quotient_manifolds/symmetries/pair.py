@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -225,17 +225,3 @@ QK_NORM = (
     "only a positive factor on each head's projection survives, up to the norm's eps"
 )
 """Why normalised queries and keys are no pair."""
-
-
-def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """ValueError naming the first of `names` that has no values, is not floating point, or is not finite."""
-    for name in names:
-        value = params[name]
-        if value.is_meta:
-            raise ValueError(f"parameter {name!r} is on the meta device and has no values: load the weights first.")
-        if not value.is_floating_point():
-            raise ValueError(
-                f"parameter {name!r} is {value.dtype}, expected floating point: dequantise the model first."
-            )
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"parameter {name!r} contains NaN or infinite values: the model's weights are broken.")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.biases import Translation
+from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights, generator_of
 from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
-from quotient_manifolds.symmetries.pair import Params, SymmetricPair, check_weights
+from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.table import text_table
 
 Verdict = Literal["proved", "refuted", "inconclusive"]
@@ -136,13 +137,15 @@ def prove_symmetries(
     ValueError in train mode, for weights that are no finite floating point numbers, and for outputs that are NaN, not
     repeatable or hold no floating point tensor.
     """
+    check_model(model)
     symmetries = find_symmetries(model) if symmetries is None else symmetries
+    check_symmetries(symmetries)
     if trials < 1 or not conditions or min(conditions) < 1:
         raise ValueError(f"a proof needs trials >= 1 and conditions >= 1. Found {trials} and {conditions}.")
     if not symmetries.pairs and not symmetries.translations:
         return Proof((), 0.0, seed)
     check_weights(dict(model.named_parameters()), symmetries.moved)
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     with torch.no_grad():
         run = _Run(model, inputs, evaluate, double)
         noise = _rounding_noise(run, symmetries, generator)

@@ -1,0 +1,73 @@
+"""What the functions of this package take: one sentence for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def check_model(model: Any) -> None:
+    """TypeError for anything but a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model (torch.nn.Module). Found {_type(model)}.")
+
+
+def check_parameters(params: Any) -> None:
+    """TypeError for anything but a mapping from names to tensors."""
+    if not isinstance(params, Mapping):
+        raise TypeError(f"expected a model (torch.nn.Module) or its named parameters as a dict. Found {_type(params)}.")
+    strange = [name for name, value in params.items() if not isinstance(value, Tensor)]
+    if strange:
+        raise TypeError(f"parameters are tensors by name. Found {_type(params[strange[0]])} for {strange[0]!r}.")
+
+
+def generator_of(seed: Any) -> torch.Generator:
+    """Return a generator with this seed; TypeError or ValueError for what is no integer of 64 bits."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"a seed is an integer. Found {seed!r}.")
+    if not -(2**63) <= int(seed) < 2**64:
+        raise ValueError(f"a seed has 64 bits. Found {seed!r}.")
+    return torch.Generator().manual_seed(int(seed))
+
+
+def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """ValueError naming the first of `names` that is no dense tensor of finite floating point numbers, or has none."""
+    for name in names:
+        if name not in params:
+            raise ValueError(f"the parameters given hold no {name!r}, which a symmetry of this model needs.")
+        problem = _problem(params[name])
+        if problem:
+            raise ValueError(f"parameter {name!r} {problem}")
+
+
+def _problem(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"is {_type(value)}, expected a tensor."
+    if isinstance(value, nn.parameter.UninitializedParameter):
+        return "has no shape yet: run the model once first."
+    if value.is_meta:
+        return "is on the meta device and has no values: load the weights first."
+    if value.layout != torch.strided:
+        return f"is sparse ({value.layout}), expected a dense tensor: call to_dense() on it first."
+    if value.is_quantized or not (value.is_floating_point() or value.is_complex()):
+        return f"is {value.dtype}, expected floating point: dequantise the model first."
+    if value.is_complex():
+        return f"is complex ({value.dtype}), expected real numbers: no symmetry is known of complex weights."
+    if value.dtype.itemsize < 2:
+        return f"is {value.dtype}, which cannot be computed with: cast the model to float32 first."
+    if not bool(torch.isfinite(value).all()):
+        return "contains NaN or infinite values: the model's weights are broken."
+    return ""
+
+
+def _type(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+def check_symmetries(symmetries: Any) -> None:
+    """TypeError for anything but Symmetries, told by their pairs and translations."""
+    if not (hasattr(symmetries, "pairs") and hasattr(symmetries, "translations") and hasattr(symmetries, "moved")):
+        raise TypeError(f"expected Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")
