@@ -46,7 +46,8 @@ def attends(module: nn.Module) -> str:
     if isinstance(scripted, str):  # TorchScript and torch.fx keep theirs as text
         return _in_tree(_parsed(scripted), frozenset(), {})[0]
     layers = frozenset(name for name, child in module.named_children() if isinstance(child, nn.Softmax))
-    return _of_class(type(module), vars(module).get("forward"), layers)
+    cls: Any = type(module)
+    return _of_class(cls, vars(module).get("forward"), layers)
 
 
 @lru_cache(maxsize=1024)
@@ -66,10 +67,11 @@ def _of_class(cls: type, forward: Callable[..., Any] | None, layers: frozenset[s
 
 def _reached(cls: type, start: object) -> Iterator[FunctionType]:
     """The function, and those of the class and of its file whose names its code uses, each once."""
-    waiting, seen = [start], set()
+    waiting: list[Any] = [start]
+    seen: set[FunctionType] = set()
     while waiting:
-        function = inspect.unwrap(waiting.pop(0)) if callable(waiting[0]) else waiting.pop(0)
-        function = getattr(function, "__func__", function)
+        function = waiting.pop(0)
+        function = inspect.unwrap(getattr(function, "__func__", function))
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
