@@ -112,11 +112,12 @@ def test_first_rows_in_order_as_keywords_of_the_model(tmp_path: Path) -> None:
         assert torch.equal(cross_entropy(model, batches[0]), model(**batches[0]).loss)
     (short,) = DataSource(path, max_length=4, batch_size=11).batches(model)
     assert short["input_ids"].shape == (11, 4)
-    (path).write_text(path.read_text() + "no JSON\n")
     for most, sizes in ((1, [1]), (4, [4]), (6, [4, 2]), (99, [4, 4, 3])):
         found = DataSource(path, batch_size=4, max_examples=most).batches(model)
         assert [len(batch["labels"]) for batch in found] == sizes
     assert len(DataSource(path, batch_size=2, max_batches=2, max_examples=9, seed=1).batches(model)) == 2
+    (path).write_text(path.read_text() + "no JSON\n")
+    assert len(DataSource(path, batch_size=11, max_examples=11).batches(model)) == 1
     assert len(DataSource(path, batch_size=11, max_batches=1).batches(model)) == 1  # what is not wanted is not read
     with pytest.raises(ValueError, match="line 12: not valid JSON"):
         DataSource(path).batches(model)
