@@ -42,10 +42,13 @@ def proof_of(model: nn.Module, inputs: Any, found: Symmetries) -> Proof:
 # --- adapters --------------------------------------------------------------------------------------------------------
 
 
-def adapted(model_type: str, **settings: Any) -> Any:
-    """A small model with adapters of rank 3, none of them zero."""
+def adapted(model: str | nn.Module, *others: str, **settings: Any) -> Any:
+    """A small model with adapters of rank 3, `others` beside the default one, none of them zero."""
     peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(build(model_type), peft.LoraConfig(r=3, **settings))
+    config = peft.LoraConfig(r=3, **settings)
+    model = peft.get_peft_model(build(model) if isinstance(model, str) else model, config)
+    for other in others:
+        model.add_adapter(other, config)
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "lora_" in name:
@@ -79,12 +82,79 @@ def test_adapters_of_embeddings_and_convolutions() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_adapters_nobody_reads_are_refused() -> None:
-    model = adapted("llama", target_modules=["down_proj"])
-    model.base_model.merge_adapter()
-    found = find_symmetries(model)
-    assert not any(pair.kind == "lora B/A" for pair in found.pairs)
-    assert "merged into the weight" in found.refused[-1].reason
+def test_adapters_of_experts_have_a_group_each() -> None:
+    model = adapted("mixtral", target_modules=[], target_parameters=["mlp.experts.down_proj"])
+    found = found_by(lora, model)
+    assert [pair.group for pair in found.pairs] == ["GL(3)^2"]
+    proof_of(model, example_inputs(model.base_model.model), found)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}], ids=["plain", "DoRA"])
+def test_several_active_adapters_are_as_many_pairs(settings: dict[str, bool]) -> None:
+    model = adapted("llama", "second", "third", target_modules=["down_proj"], **settings)
+    model.base_model.set_adapter(["default", "second"])
+    found = found_by(lora, model)
+    assert [pair.name.partition("down_proj ")[2] for pair in found.pairs] == ["lora B/A", "second lora B/A"]
+    assert [refusal.name.partition("down_proj ")[2] for refusal in found.refused] == ["third lora B/A"]
+    assert "not active" in found.refused[0].reason
+    proof_of(model, example_inputs(model.base_model.model), found)
+
+
+def _silence(model: Any) -> None:
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.scaling["default"] = 0
+
+
+UNREAD: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
+    "merged": (lambda model: model.base_model.merge_adapter(), ("merged into the weight", "'default' is merged")),
+    "another merged": (
+        lambda model: model.base_model.merge_adapter(["second"]),
+        ("'second' is merged into the weight", "merged into the weight"),
+    ),
+    "switched off": (lambda model: model.base_model.disable_adapter_layers(), ("switched off",) * 2),
+    "another active": (lambda model: model.set_adapter("second"), ("not active",)),
+    "scale": (_silence, ("scale is 0", "not active")),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", UNREAD)
+def test_adapters_nobody_reads_are_refused(case: str) -> None:
+    """Refused are exactly those that may be anything without the output changing."""
+    change, reasons = UNREAD[case]
+    model = adapted("llama", "second", target_modules=["down_proj"])
+    change(model)
+    found = found_by(lora, model)
+    assert all(reason in refusal.reason for reason, refusal in zip(reasons, found.refused, strict=True))
+    inputs = example_inputs(model.base_model.model)
+    before = model(**inputs)[0]
+    read = {name for pair in found.pairs for name in pair.names}
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name and name not in read:
+                value += 1
+    assert torch.equal(model(**inputs)[0], before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_other_kinds_are_named() -> None:
+    peft = pytest.importorskip("peft")
+    for config in (
+        peft.AdaLoraConfig(target_modules=["down_proj"], total_step=10, init_r=3),
+        peft.IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"]),
+    ):
+        found = found_by(lora, peft.get_peft_model(build("llama"), config))
+        assert found.pairs == ()
+        assert ["not known" in refusal.reason for refusal in found.refused] == [True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_torch_s_attention() -> None:
+    """Its layer in peft makes new parameters whenever it is asked for them."""
+    model = adapted(nn.Sequential(nn.MultiheadAttention(8, 2, batch_first=True)), target_modules=["0"])
+    assert [pair.group for pair in find_symmetries(model).pairs] == ["GL(3)^1"] * 2
 
 
 @pytest.mark.filterwarnings("ignore")

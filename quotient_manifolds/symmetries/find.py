@@ -126,11 +126,12 @@ def find_symmetries(
     check_model(model)
     layouts = LAYOUTS if layouts is None else layouts
     matchers = MATCHERS if matchers is None else matchers
-    names = {id(value): name for name, value in model.named_parameters()}
+    modules = dict(model.named_modules())
+    names, users = _parameters(modules)
     found: list[Found] = []
     reasons: dict[str, str] = {}  # module name -> why it was refused
     settled: set[str] = set()
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         found += [each for matcher in matchers if (each := matcher(module, name, names)) is not None]
         if not settled.isdisjoint(_lineage(name)):
             continue
@@ -143,9 +144,9 @@ def find_symmetries(
         if attention is not None:
             found.append(attention)
             settled.add(name)
-    reasons |= _unmatched(model, settled)
-    pairs, tied = _without_ties(model, [pair for each in found for pair in each.pairs])
-    translations = _translations(model, pairs, [shift for each in found for shift in each.translations])
+    reasons |= _unmatched(modules, settled)
+    pairs, tied = _without_ties(users, [pair for each in found for pair in each.pairs])
+    translations = _translations(users, pairs, [shift for each in found for shift in each.translations])
     touched = {name for pair in pairs for name in pair.names}
     rest = tuple(name for name in names.values() if name not in touched)
     refused = tuple(refusal for each in found for refusal in each.refused)
@@ -187,12 +188,11 @@ def _changed(cls: type, ancestor: type) -> str:
     return next((name for name in dunder if name not in _HARMLESS and hasattr(ancestor, name)), "")
 
 
-def _unmatched(model: nn.Module, settled: Set[str]) -> dict[str, str]:
+def _unmatched(modules: Mapping[str, nn.Module], settled: Set[str]) -> dict[str, str]:
     """Modules that look or behave like attention and own parameters, apart from settled ones and what is in them.
 
     Of those that look like it, the innermost of each chain; what only behaves like it has matrices of its own.
     """
-    modules = dict(model.named_modules())
     open_ = {name: module for name, module in modules.items() if settled.isdisjoint(_lineage(name))}
     around = {above for name in settled for above in _lineage(name)}
     looks = [name for name, module in open_.items() if name not in around and looks_like_attention(module)]
@@ -206,21 +206,24 @@ def _unmatched(model: nn.Module, settled: Set[str]) -> dict[str, str]:
     return {name: f"{_label(name, open_[name])}: {named[name]}" for name in open_ if name in named}
 
 
-def _users(model: nn.Module) -> dict[str, list[str]]:
-    """All names of every parameter, by the first of them."""
-    first = {id(value): name for name, value in model.named_parameters()}
+def _parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[int, str], dict[str, list[str]]]:
+    """From a parameter's id to its first name, and from that to all of its names.
+
+    From the modules, for there are some (peft's attention) whose parameters are other objects whenever one asks anew.
+    """
+    names: dict[int, str] = {}
     users: dict[str, list[str]] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in modules.items():
         for name, value in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
-            users.setdefault(first[id(value)], []).append(name)
-    return users
+            users.setdefault(names.setdefault(id(value), name), []).append(name)
+    return names, users
 
 
 def _translations(
-    model: nn.Module, pairs: Iterable[SymmetricPair], claimed: Iterable[Translation]
+    users: Mapping[str, list[str]], pairs: Iterable[SymmetricPair], claimed: Iterable[Translation]
 ) -> tuple[Translation, ...]:
     """Those of pairs that were kept, whose biases nothing else uses; a bias that is tied stays a row of its pair."""
-    users, kept = _users(model), {pair.name for pair in pairs}
+    kept = {pair.name for pair in pairs}
     return tuple(
         translation
         for translation in claimed
@@ -228,9 +231,8 @@ def _translations(
     )
 
 
-def _without_ties(model: nn.Module, pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
+def _without_ties(users: Mapping[str, list[str]], pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
     """Drops pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
-    users = _users(model)
     kept: list[SymmetricPair] = []
     refused: list[str] = []
     owners: dict[tuple[str, object], str] = {}
