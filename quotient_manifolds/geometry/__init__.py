@@ -9,7 +9,7 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 """
 
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, geometry_from_dict, geometry_of
+from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, as_geometry, geometry_from_dict, geometry_of
 from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
 from quotient_manifolds.geometry.parameters import measured_parameters
 from quotient_manifolds.geometry.space import Norm, TangentSpace
@@ -24,6 +24,7 @@ __all__ = [
     "Quotient",
     "StackedPairs",
     "TangentSpace",
+    "as_geometry",
     "geometry_from_dict",
     "geometry_of",
     "measured_parameters",

@@ -30,6 +30,23 @@ def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
     return kind(**({"metric": name} if kind is Quotient else {}), **options)
 
 
+def as_geometry(geometry: Geometry | str | float) -> Geometry:
+    """Return the geometry itself, or the one of this name with its default options.
+
+    Raises ValueError for unknown names and TypeError for what is neither a geometry nor a name.
+
+    >>> as_geometry("adaptive")
+    Adaptive(eta=0.0, norm='l2')
+    """
+    if isinstance(geometry, Geometry):
+        return geometry
+    if isinstance(geometry, bool) or not isinstance(geometry, (str, int, float)):
+        raise TypeError(
+            f"geometry must be Euclidean(), Adaptive(), Quotient(...) or a name such as 'inv'. Found {geometry!r}"
+        )
+    return geometry_of(geometry, {})
+
+
 def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None = None) -> Geometry:
     """Return the geometry of which `record` is `to_dict()`.
 

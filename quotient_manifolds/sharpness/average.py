@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.sharpness.blocks import scale
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, warned
@@ -29,6 +29,7 @@ class AverageCase(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
         check_radius(self.radius)
         check_whole("samples", self.samples, 2)
 
@@ -57,7 +58,7 @@ def average_sharpness(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     radius: float,
     samples: int = 32,
     seed: int = 0,
@@ -76,7 +77,9 @@ def average_sharpness(
 
     Arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    return warned(AverageCase(geometry, radius, samples=samples, seed=seed).of(model, loss, batches, progress))
+    return warned(
+        AverageCase(as_geometry(geometry), radius, samples=samples, seed=seed).of(model, loss, batches, progress)
+    )
 
 
 def _pair(objective: BatchObjective, radius: float, generator: torch.Generator) -> tuple[float, float | None]:

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
 from quotient_manifolds.sharpness.losses import Loss
@@ -35,6 +35,7 @@ class TopEigenvalue(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
         number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
         if not number or not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
@@ -58,7 +59,7 @@ def top_eigenvalue(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     tolerance: float = 1e-4,
     restarts: int = 30,
     products: Products = "exact",
@@ -75,7 +76,7 @@ def top_eigenvalue(
     products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
     `worst_case_sharpness`; progress counts batches.
     """
-    measure = TopEigenvalue(geometry, tolerance=tolerance, restarts=restarts, products=products, seed=seed)
+    measure = TopEigenvalue(as_geometry(geometry), tolerance=tolerance, restarts=restarts, products=products, seed=seed)
     return measure.of(model, loss, batches, progress)
 
 

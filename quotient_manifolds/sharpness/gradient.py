@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.sharpness.blocks import Blocks, norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
@@ -39,7 +39,7 @@ def gradient_norm(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     progress: Progress | None = None,
 ) -> Measurement:
     """|grad L(w)| in the metric: worst-case sharpness per radius, to first order.
@@ -51,7 +51,7 @@ def gradient_norm(
 
     Arguments, checks and errors as for `worst_case_sharpness`.
     """
-    return GradientNorm(geometry).of(model, loss, batches, progress)
+    return GradientNorm(as_geometry(geometry)).of(model, loss, batches, progress)
 
 
 def _absolute_sum(x: Blocks) -> float:

@@ -36,7 +36,7 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.blocks import norm as l2_norm
 from quotient_manifolds.sharpness.losses import Loss
@@ -61,6 +61,7 @@ class LegacyWorstCase(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
         if not isinstance(self.geometry, Euclidean | Adaptive):
             raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
         check_radius(self.radius)
@@ -96,7 +97,7 @@ def legacy_sharpness(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     radius: float,
     steps: int = 20,
     restarts: int = 0,
@@ -111,7 +112,7 @@ def legacy_sharpness(
     random start. restarts: further climbs, from random points. Other arguments, checks and errors as for
     `worst_case_sharpness`.
     """
-    return LegacyWorstCase(geometry, radius, steps=steps, restarts=restarts, seed=seed).of(
+    return LegacyWorstCase(as_geometry(geometry), radius, steps=steps, restarts=restarts, seed=seed).of(
         model, loss, batches, progress
     )
 

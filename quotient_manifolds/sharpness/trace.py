@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.sharpness.blocks import dot
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
@@ -30,6 +30,7 @@ class HessianTrace(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
         check_whole("samples", self.samples, 2)
         check_products(self.products)
         check_inner_product(self.name, self.geometry)
@@ -54,7 +55,7 @@ def hessian_trace(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     samples: int = 32,
     products: Products = "exact",
     seed: int = 0,
@@ -69,5 +70,5 @@ def hessian_trace(
     products: how H v is found, see `Hessian`. Arguments, checks and errors as for `worst_case_sharpness`; progress
     counts directions.
     """
-    measure = HessianTrace(geometry, samples=samples, products=products, seed=seed)
+    measure = HessianTrace(as_geometry(geometry), samples=samples, products=products, seed=seed)
     return measure.of(model, loss, batches, progress)

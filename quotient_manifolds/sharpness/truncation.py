@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, Quotient
+from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
@@ -68,7 +68,7 @@ def truncation_error(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     radius: float,
     steps: int = 20,
     restarts: int = 0,
@@ -86,5 +86,5 @@ def truncation_error(
     Invariant along the orbit as the sharpness is. Arguments, checks and errors as for `worst_case_sharpness`; and
     ValueError for a loss that does not rise. progress counts forward passes.
     """
-    measure = TruncationError(geometry, radius, steps, restarts, tolerance, seed)
+    measure = TruncationError(as_geometry(geometry), radius, steps, restarts, tolerance, seed)
     return measure.of(model, loss, batches, progress)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, final
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, counted, warned
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, counted, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.objective import Progress, autograd_available
 from quotient_manifolds.symmetries import Params
@@ -37,6 +37,7 @@ class WorstCase(Measure):
     after: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
         _ = self.ascent  # refuses what it cannot use
         for radius in (*self.after, self.radius):
             check_radius(radius)
@@ -105,7 +106,7 @@ def worst_case_sharpness(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     radius: float,
     steps: int = 20,
     restarts: int = 0,
@@ -123,6 +124,8 @@ def worst_case_sharpness(
     where it changes along them. Parameters with requires_grad=False stay fixed; parameters the loss does not use have
     gradient 0 and do no harm.
 
+    geometry: `Euclidean`, `Adaptive` or `Quotient`, or a name: "inv" is Quotient("inv"), and so on.
+
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
 
     Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see `OnBatch.reach`
@@ -132,7 +135,7 @@ def worst_case_sharpness(
     sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
     ball: a maximum that ignored such points would mean nothing.
     """
-    measure = WorstCase(geometry, radius, steps=steps, restarts=restarts, tolerance=tolerance, seed=seed)
+    measure = WorstCase(as_geometry(geometry), radius, steps=steps, restarts=restarts, tolerance=tolerance, seed=seed)
     return warned(measure.of(model, loss, batches, progress))
 
 
@@ -141,7 +144,7 @@ def worst_case_profile(
     loss: Loss,
     batches: Iterable[Any],
     *,
-    geometry: Geometry,
+    geometry: Geometry | str | float,
     radii: Sequence[float],
     steps: int = 20,
     restarts: int = 0,
@@ -156,10 +159,10 @@ def worst_case_profile(
     if not radii:
         raise ValueError("There must be at least one radius. Found none")
     chain = [
-        WorstCase(geometry, radius, steps, restarts, tolerance, seed, after=tuple(radii[:k]))
+        WorstCase(as_geometry(geometry), radius, steps, restarts, tolerance, seed, after=tuple(radii[:k]))
         for k, radius in enumerate(radii)
     ]
-    subject = Subject.of(model, loss, batches, geometry)
+    subject = Subject.of(model, loss, batches, chain[0].geometry)
     tick = counted(progress, len(subject.batches) * sum(measure.ticks(subject) for measure in chain))
     with autograd_available():
         found = [[measure.on(subject, index, tick) for measure in chain] for index in range(len(subject.batches))]
