@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     )
     from quotient_manifolds.sharpness import (
         AutoPGD,
+        ConvergenceWarning,
         Measurement,
         Measurements,
         TruncationWarning,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         gradient_norm,
         hessian_trace,
         legacy_sharpness,
+        next_token_cross_entropy,
         normalised_logits,
         relative_flatness,
         top_eigenvalue,
@@ -59,6 +61,7 @@ __all__ = [
     "METRICS",
     "Adaptive",
     "AutoPGD",
+    "ConvergenceWarning",
     "DiagonalQuotient",
     "Euclidean",
     "FixedRankQuotient",
@@ -90,6 +93,7 @@ __all__ = [
     "hessian_trace",
     "legacy_sharpness",
     "load_model",
+    "next_token_cross_entropy",
     "normalised_logits",
     "prove_symmetries",
     "random_move",

@@ -25,7 +25,7 @@ from quotient_manifolds.cli.options import (
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
 from quotient_manifolds.manifolds import GEODESICS, METRICS
-from quotient_manifolds.sharpness import Measurement, TruncationWarning, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, MeasurementWarning, cross_entropy, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 
 
@@ -118,7 +118,7 @@ def _measured(
         report(geometry.name, done, total)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TruncationWarning)  # it stands below the table
+        warnings.simplefilter("ignore", MeasurementWarning)  # it stands below the table
         return worst_case_sharpness(network, cross_entropy, batches, geometry=geometry, progress=progress, **ascent)
 
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from quotient_manifolds.files import write_text
-from quotient_manifolds.sharpness import TruncationWarning
+from quotient_manifolds.sharpness import MeasurementWarning
 
 NEGATIVE_FINDING = 1
 INTERRUPTED = 130
@@ -67,7 +67,7 @@ def _warnings_in_one_line() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, TruncationWarning):
+            if issubclass(category, MeasurementWarning):
                 click.echo(f"Warning: {message}", err=True)
             else:
                 others(message, category, *where, **more)

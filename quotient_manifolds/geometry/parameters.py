@@ -18,15 +18,20 @@ def measured_parameters(model: nn.Module) -> Params:
             raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
         if w.is_complex():
             raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
-        if w.is_floating_point() and not bool(torch.isfinite(w).all()):
+        if w.is_floating_point() and not bool(torch.isfinite(w.detach()).all()):
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
-    measured = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+    measured = {name: _plain(w) for name, w in model.named_parameters() if w.requires_grad}
     if not measured:
         raise ValueError(
             f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
             f"none); call model.requires_grad_(True) on those that shall count"
         )
     return measured
+
+
+def _plain(w: Tensor) -> Tensor:
+    """The values of a parameter; a clone of one made in inference mode, which autograd would not take."""
+    return w.detach().clone() if w.is_inference() else w.detach()
 
 
 def is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:

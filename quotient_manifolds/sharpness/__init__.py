@@ -8,8 +8,14 @@ from quotient_manifolds.sharpness.eigenvalue import TopEigenvalue, top_eigenvalu
 from quotient_manifolds.sharpness.gradient import GradientNorm, gradient_norm
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.logits import normalised_logits
-from quotient_manifolds.sharpness.losses import Loss, cross_entropy
-from quotient_manifolds.sharpness.measure import Measure, Subject, TruncationWarning
+from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy
+from quotient_manifolds.sharpness.measure import (
+    ConvergenceWarning,
+    Measure,
+    MeasurementWarning,
+    Subject,
+    TruncationWarning,
+)
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.measurements import Measurements
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
@@ -21,12 +27,14 @@ __all__ = [
     "Ascent",
     "AutoPGD",
     "AverageCase",
+    "ConvergenceWarning",
     "GradientNorm",
     "HessianTrace",
     "LegacyWorstCase",
     "Loss",
     "Measure",
     "Measurement",
+    "MeasurementWarning",
     "Measurements",
     "OnBatch",
     "RelativeFlatness",
@@ -40,6 +48,7 @@ __all__ = [
     "gradient_norm",
     "hessian_trace",
     "legacy_sharpness",
+    "next_token_cross_entropy",
     "normalised_logits",
     "relative_flatness",
     "top_eigenvalue",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 Blocks = dict[str, Tensor]
 
+_RESOLVED = 1e-25  # a sum of squares in float32 below this may have lost terms to underflow
 _CHUNK = 131072  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
 
 
@@ -19,12 +20,21 @@ def dot(x: Blocks, y: Blocks) -> float:
 
 
 def dots(x: Blocks, *others: Blocks) -> list[float]:
-    """<x, y> for every y of `others`, in one pass over x."""
+    """<x, y> for every y of `others`, in one pass over x; in float64 where float32 under- or overflows."""
+    sums = _dots(x, *others, dtype=None)
+    return sums if all(map(_resolved, sums)) else _dots(x, *others, dtype=torch.float64)
+
+
+def _dots(x: Blocks, *others: Blocks, dtype: torch.dtype | None) -> list[float]:
     parts: list[list[Tensor]] = [[] for _ in others]
     for first, *rest in _chunks(x, *others):
         for part, other in zip(parts, rest, strict=True):
-            part.append(_dot(first, other))
+            part.append(_dot(first, other) if dtype is None else _dot(first.to(dtype), other.to(dtype)))
     return [_sum(part) for part in parts]
+
+
+def _resolved(total: float) -> bool:
+    return _RESOLVED < abs(total) < math.inf
 
 
 def norm(x: Blocks) -> float:
@@ -54,7 +64,8 @@ def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
             if factor:
                 target.add_(other, alpha=factor)
         squares.append(_dot(target, target))
-    return _sum(squares)
+    total = _sum(squares)
+    return total if _resolved(total) else dot(out, out)
 
 
 def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radius: float, out: Blocks) -> None:

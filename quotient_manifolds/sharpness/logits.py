@@ -44,6 +44,10 @@ class _Normalised(nn.Module):
         self.training = False
         self.called = False
 
+    @property
+    def wrapped(self) -> nn.Module:
+        return self.model
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
         output = self.model(*args, **kwargs)

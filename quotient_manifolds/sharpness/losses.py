@@ -19,12 +19,62 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
     or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count, used as
-    they are (nothing is shifted: give a causal language model a loss of your own).
+    they are. Nothing is shifted, so causal language models of Hugging Face are refused with a ValueError:
+    `next_token_cross_entropy` is theirs.
     """
     inputs, labels = inputs_and_labels(batch)
     logits = _logits(model, inputs)
+    if logits.ndim > 2 and (kind := _causal(model)):
+        raise ValueError(
+            f"cross_entropy does not shift labels, and {kind} predicts the next token; use next_token_cross_entropy "
+            f"(or, for labels that are shifted already, a loss of your own)"
+        )
     _check_labels(labels, logits)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    """Compute the mean cross-entropy of a causal language model: the logits at t against the token at t + 1.
+
+    batch: a dict of the model's keywords, with "labels" of shape (batch, tokens), unshifted as Hugging Face has them,
+    -100 where a token does not count; without "labels" they are the `input_ids` that the `attention_mask` leaves. Or
+    (inputs, labels), inputs as for `cross_entropy`. The first token of a sequence is never predicted. In the precision
+    of the logits; it equals the loss that Hugging Face's `*ForCausalLM` return for the same batch.
+
+    >>> model = nn.Embedding(3, 3)  # logits of the next token from the last one
+    >>> _ = nn.init.eye_(model.weight)
+    >>> next_token_cross_entropy(model, (torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, -100]])))  # -log(1 / (2 + e))
+    tensor(1.5514, grad_fn=<NllLossBackward0>)
+    """
+    inputs, labels = inputs_and_labels(_with_labels(batch))
+    logits = _logits(model, inputs)
+    _check_labels(labels, logits)
+    if logits.ndim < 3 or logits.shape[-2] < 2:
+        raise ValueError(
+            f"Next tokens need logits of shape (batch, tokens, vocabulary) with at least 2 tokens. Found "
+            f"{tuple(logits.shape)}"
+        )
+    logits, labels = logits[..., :-1, :], labels[..., 1:]
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def _with_labels(batch: Any) -> Any:
+    if not isinstance(batch, Mapping) or "labels" in batch:
+        return batch
+    if "input_ids" not in batch:
+        raise ValueError(f'A dict batch needs "labels" or "input_ids". Found {sorted(map(str, batch))}')
+    labels = batch["input_ids"]
+    if batch.get("attention_mask") is not None:
+        labels = labels.masked_fill(batch["attention_mask"] == 0, IGNORED)
+    return {**batch, "labels": labels}
+
+
+def _causal(model: nn.Module) -> str | None:
+    """The class name of a causal language model of Hugging Face, also compiled or with its logits normalised."""
+    for wrapper in ("wrapped", "_orig_mod"):
+        model = getattr(model, wrapper, model)
+    kind = type(model).__name__
+    return kind if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
 def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

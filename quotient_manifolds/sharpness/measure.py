@@ -108,14 +108,24 @@ class Measure(ABC):
         return Measurement(self.name, self.geometry.name, self.settings, found, VERSION, self.geometry.to_dict())
 
 
-class TruncationWarning(UserWarning):
+class MeasurementWarning(UserWarning):
+    """A value needs to be read with care."""
+
+
+class TruncationWarning(MeasurementWarning):
     """Truncated geodesics were followed further than they reach."""
 
 
+class ConvergenceWarning(MeasurementWarning):
+    """An ascent was still rising when its steps ended."""
+
+
 def warned(measurement: Measurement) -> Measurement:
-    """The measurement, after a warning to the caller of the public function, if there is one to give."""
-    if measurement.warning is not None:
-        warnings.warn(measurement.warning, TruncationWarning, stacklevel=3)
+    """The measurement, after the warnings to the caller of the public function that there are to give."""
+    if measurement.truncation_warning is not None:
+        warnings.warn(measurement.truncation_warning, TruncationWarning, stacklevel=3)
+    if measurement.convergence_warning is not None:
+        warnings.warn(measurement.convergence_warning, ConvergenceWarning, stacklevel=3)
     return measurement
 
 

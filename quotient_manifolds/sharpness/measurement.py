@@ -13,6 +13,9 @@ from quotient_manifolds.files import write_text
 
 Setting = str | int | float | bool
 
+CONVERGED = 0.05
+"""The share of the rise in the last quarter of the steps up to which an ascent counts as converged."""
+
 
 @final
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ class OnBatch:
     @property
     def beyond_reach(self) -> bool:
         return self.reach is not None and self.reach_limit is not None and self.reach > self.reach_limit
+
+    @property
+    def late_rise(self) -> float | None:
+        """How much of the rise of the best climb, best loss over L(w), its last quarter of steps made; None for none.
+
+        A climb that still rises there has not converged: the maximum is larger than what was found.
+        """
+        steps = len(self.losses) - 1
+        if steps < 1:
+            return None
+        early = self.losses[: len(self.losses) - math.ceil(steps / 4)]
+        return max(0.0, max(self.losses) - max(*early, self.base_loss))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -122,17 +137,46 @@ class Measurement:
         return tuple(index for index, each in enumerate(self.batches) if each.beyond_reach)
 
     @property
-    def warning(self) -> str | None:
-        """What a reader of the value must know, in one sentence; None if nothing."""
+    def late_rise(self) -> float | None:
+        """The share of the rise, over all batches, that the climbs made in the last quarter of their steps.
+
+        None where nothing was climbed or nothing rose.
+        """
+        climbed = [each for each in self.batches if each.late_rise is not None]
+        rise = math.fsum(max(0.0, max(each.losses) - each.base_loss) for each in climbed)
+        return math.fsum(each.late_rise or 0.0 for each in climbed) / rise if rise > 0 else None
+
+    @property
+    def truncation_warning(self) -> str | None:
+        """A sentence if truncated geodesics were followed further than they reach, else None."""
         beyond = [self.batches[index] for index in self.beyond_reach]
         if not beyond:
             return None
         return (
-            f"{self.geometry} {self.measure} at radius {self.settings['radius']:g}: on {len(beyond)} of "
-            f"{len(self.batches)} batches geodesics were followed to relative speed {self.reach:.3g}, beyond "
-            f"{beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take a smaller radius, or "
-            f"geodesic='exact', or ask truncation_error how far"
+            f"{self._label}: on {len(beyond)} of {len(self.batches)} batches geodesics were followed to relative speed "
+            f"{self.reach:.3g}, beyond {beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take "
+            f"a smaller radius, or geodesic='exact', or ask truncation_error how far"
         )
+
+    @property
+    def convergence_warning(self) -> str | None:
+        """A sentence if the climbs still rose by more than `CONVERGED` of the rise at their end, else None."""
+        share = self.late_rise
+        if share is None or not share > CONVERGED:
+            return None
+        return (
+            f"{self._label}: {share:.0%} of the rise came in the last quarter of the steps, above {CONVERGED:.0%}, so "
+            f"the ascent has not converged and the maximum is larger; take more steps, or a smaller radius"
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """All that a reader of the value must know, on one line; None if nothing."""
+        return ". ".join(filter(None, (self.truncation_warning, self.convergence_warning))) or None
+
+    @property
+    def _label(self) -> str:
+        return f"{self.geometry} {self.measure} at radius {self.settings['radius']:g}"
 
     @property
     def forward_passes(self) -> int:

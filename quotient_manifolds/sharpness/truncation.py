@@ -10,7 +10,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
+from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
 from quotient_manifolds.sharpness.objective import Progress
 from quotient_manifolds.sharpness.worst_case import WorstCase
@@ -87,4 +87,4 @@ def truncation_error(
     ValueError for a loss that does not rise. progress counts forward passes.
     """
     measure = TruncationError(as_geometry(geometry), radius, steps, restarts, tolerance, seed)
-    return measure.of(model, loss, batches, progress)
+    return warned(measure.of(model, loss, batches, progress))

@@ -129,7 +129,8 @@ def worst_case_sharpness(
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
 
     Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see `OnBatch.reach`
-    and `truncation_error`).
+    and `truncation_error`); where more than 5 % of the rise came in the last quarter of the steps, a
+    `ConvergenceWarning` (see `Measurement.late_rise`).
 
     progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
     sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
