@@ -298,7 +298,8 @@ def flatten(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def explode(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["classifier.weight"].fill_(3e38)
+    bias = tensors["classifier.bias"]
+    bias.copy_(torch.where(torch.arange(len(bias)) % 2 == 0, 3e38, -3e38))
 
 
 MEASURE = ("--radius", 0.1, "--steps", 2)

@@ -402,7 +402,7 @@ BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
         "depend on any measured parameter",
     ),
     "half precision": (lambda m: (m.to(torch.bfloat16), {})[1], r"must be float32 or float64.*torch\.bfloat16"),
-    "geometry by name": (lambda _: {"geometry": "inv"}, r"Quotient\(\.\.\.\)\. Found 'inv'"),
+    "unknown geometry": (lambda _: {"geometry": "geodesic"}, r"geometry must be one of .* Found 'geodesic'"),
     "lost in rounding": (lambda _: {"radius": 1e-18}, "the steps are lost in rounding"),
     "radius 0": (lambda _: {"radius": 0.0}, r"radius must be a positive finite number. Found 0\.0"),
     "radius nan": (lambda _: {"radius": math.nan}, "radius must be a positive finite number. Found nan"),
