@@ -4,6 +4,7 @@ from quotient_manifolds.symmetries.batch import prove_on_batch
 from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.bottleneck import bottleneck
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
+from quotient_manifolds.symmetries.declare import attention_layout
 from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
@@ -35,6 +36,7 @@ __all__ = [
     "SymmetricPair",
     "Symmetries",
     "Translation",
+    "attention_layout",
     "balance",
     "bottleneck",
     "count_symmetries",

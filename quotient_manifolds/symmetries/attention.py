@@ -50,7 +50,7 @@ def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, s
             pairs += rotated_pairs(layout, module, pair, reader.stored)
     if "value/output" in kept:
         pairs.append(reader.pair(f"{prefix}value/output", "value/output", layout.value, layout.output))
-    shifts = () if layout.keeps_sinks(module) else translations_of(pairs, module, names)
+    shifts = () if layout.keeps_sinks(module) else translations_of(pairs, module, names, layout.output_bias)
     translations = tuple(shift for shift in shifts if layout.key_bias or shift.kind != "key bias")
     return Found(tuple(pairs), translations, refused)
 

@@ -71,10 +71,13 @@ class Translation:
         self.shift(params, -self.bias.read(params).double())
 
 
-def translations_of(pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str]) -> list[Translation]:
+def translations_of(
+    pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str], output_bias: str = ""
+) -> list[Translation]:
     """The translations that the biases among the rows of attention's pairs allow.
 
-    None if tokens are appended to the keys, which the biases do not reach.
+    output_bias: its path in the module, if it is not beside the output's weight. None if tokens are appended to the
+    keys, which the biases do not reach.
     """
     own = dict(module.named_parameters())
     if any(path.endswith(TOKENS) for path in own):
@@ -85,7 +88,8 @@ def translations_of(pairs: Iterable[SymmetricPair], module: nn.Module, names: Ma
         if pair.acts == "GL(h)" and pair.kind == "query/key":
             found += [key_bias(pair, part) for part in pair.H.parts if _is_bias(part, stored)]
         if pair.acts == "GL(h)" and pair.kind == "value/output" and len(pair.H.parts) == 1:
-            output = stored.get(f"{pair.H.parts[0].name.removesuffix('.weight')}.bias")
+            beside = f"{pair.H.parts[0].name.removesuffix('.weight')}.bias"
+            output = own.get(output_bias) if output_bias else stored.get(beside)
             biases = [part for part in pair.G.parts if _is_bias(part, stored)]
             if output is not None and output.ndim == 1 and pair.m % len(output) == 0:
                 absorber = Part.of(names[id(output)], output, "rows -> 1 rows 1", {})
@@ -98,7 +102,8 @@ TOKENS = ("bias_k", "bias_v")
 
 
 def _is_bias(part: Part, stored: Mapping[str, Tensor]) -> bool:
-    return part.rows == 1 and part.name in stored and stored[part.name].ndim == 1
+    """A row that is no row of a weight."""
+    return part.rows == 1 and part.name in stored and "rows" not in part.pattern.split("->")[0]
 
 
 def key_bias(pair: SymmetricPair, bias: Part) -> Translation:

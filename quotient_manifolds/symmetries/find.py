@@ -124,6 +124,8 @@ def find_symmetries(
     sparse, complex, NaN or infinite.
     """
     check_model(model)
+    if isinstance(layouts, Layout):
+        raise TypeError("layouts are several: write (mine, *LAYOUTS), or (mine,) for yours alone.")
     layouts = LAYOUTS if layouts is None else layouts
     matchers = MATCHERS if matchers is None else matchers
     modules = dict(model.named_modules())
@@ -172,7 +174,8 @@ def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mappi
         raise Unrecognised(
             "its projections carry adapters: merge them into the weights (merge_and_unload of peft) to have its pairs"
         )
-    raise Unrecognised("its projections are not where this class is known to keep them")
+    missing = next((f": it has no {path!r}" for layout in named for path in layout.missing(module)), "")
+    raise Unrecognised(f"its projections are not where this class is known to keep them{missing}")
 
 
 _HARMLESS = frozenset({"extra_repr", "reset_parameters", "_reset_parameters", "train", "eval"})

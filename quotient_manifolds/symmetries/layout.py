@@ -85,7 +85,8 @@ class Layout:
     means that the module computes something else. ignores: submodules that do not matter, by name. rotating: query and
     key places of coordinates with projections of their own, which alone rotate. linears: classes that own the pieces.
     when: attributes and the values that the row is for. key_bias: whether scores see the key bias through the product
-    alone. sinks: attributes that give attention a place without key or value.
+    alone. sinks: attributes that give attention a place without key or value. output_bias: what is added to the output,
+    if not the bias beside the output's weight.
     """
 
     classes: tuple[str, ...]
@@ -107,6 +108,7 @@ class Layout:
     when: tuple[tuple[str, object], ...] = ()
     key_bias: bool = True
     sinks: tuple[str, ...] = ("sinks", "add_zero_attn")
+    output_bias: str = ""
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -121,9 +123,12 @@ class Layout:
 
     def fits(self, module: nn.Module) -> bool:
         """Whether every piece that is not optional exists, in a module that is as the row has it."""
+        return not self.missing(module) and all(attribute(module, path, None) == value for path, value in self.when)
+
+    def missing(self, module: nn.Module) -> list[str]:
+        """Paths of pieces that are not optional and that the module lacks."""
         own = {path for path, _ in module.named_parameters(remove_duplicate=False)}
-        exist = all(place.path in own for place in self.places if not place.optional)
-        return exist and all(attribute(module, path, None) == value for path, value in self.when)
+        return [place.path for place in self.places if not place.optional and place.path not in own]
 
     def keeps_sinks(self, module: nn.Module) -> bool:
         return any(truth(attribute(module, path, None)) for path in self.sinks)
