@@ -24,6 +24,7 @@ from quotient_manifolds.cli.options import (
 )
 from quotient_manifolds.load import call_object, example_inputs, first_line, load_model
 from quotient_manifolds.symmetries import (
+    HOW_TO,
     Count,
     PairProof,
     Proof,
@@ -114,10 +115,13 @@ def proof_inputs(network: nn.Module, inputs: str | None, seed: int, use: Callabl
 
 def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:
     kind = type(network).__name__
-    if not symmetries.unrecognised:
-        return f"{model} ({kind}) has no attention, so there is no symmetric pair to show."
-    first, more = symmetries.unrecognised[0], len(symmetries.unrecognised) - 1
-    return f"{model} ({kind}) has no attention that is recognised: {first}{f' (and {more} more)' if more else ''}."
+    if symmetries.unrecognised:
+        first, more = symmetries.unrecognised[0], len(symmetries.unrecognised) - 1
+        others = f" (and {more} more)" if more else ""
+        return f"{model} ({kind}) has no attention that is recognised: {first}{others}; {HOW_TO}."
+    if symmetries.refused:
+        return f"{model} ({kind}) has no symmetric pair to show: {symmetries.refused[0]}."
+    return f"{model} ({kind}) has no attention, so there is no symmetric pair to show."
 
 
 def _print(network: nn.Module, symmetries: Symmetries, proof: Proof, count: Count) -> None:

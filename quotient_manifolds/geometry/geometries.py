@@ -19,7 +19,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import Evaluate, Symmetries, find_symmetries, prove_on_batch
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Symmetries, find_symmetries, prove_on_batch
 
 
 class Geometry(ABC):
@@ -151,7 +151,8 @@ class Quotient(Geometry):
         if not pairs:
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
-                f"{type(model).__name__} has none; use Adaptive(), or pass symmetries= with the pairs of the model"
+                f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
+                "pairs of the model"
             )
         if self.biases == "quotient":
             pairs, point = canonical(pairs, symmetries.translations, point)
@@ -185,6 +186,13 @@ class Quotient(Geometry):
             return self
         kept = tuple(shift for shift in symmetries.translations if shift.name not in wrong)
         return replace(self, symmetries=replace(symmetries, translations=kept))
+
+
+def _why(symmetries: Symmetries) -> str:
+    """What was found instead of pairs, if anything."""
+    if symmetries.unrecognised:
+        return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
+    return f" ({symmetries.refused[0]})" if symmetries.refused and not symmetries.pairs else ""
 
 
 def _check_norm(norm: str) -> None:

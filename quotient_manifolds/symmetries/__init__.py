@@ -5,7 +5,7 @@ from quotient_manifolds.symmetries.biases import Translation, key_bias, value_ou
 from quotient_manifolds.symmetries.bottleneck import bottleneck
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import attention_layout
-from quotient_manifolds.symmetries.find import LAYOUTS, MATCHERS, Symmetries, find_symmetries
+from quotient_manifolds.symmetries.find import HOW_TO, LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import lora
@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Sp
 from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, output_change, prove_symmetries
 
 __all__ = [
+    "HOW_TO",
     "LAYOUTS",
     "MATCHERS",
     "Conditioning",

@@ -27,6 +27,7 @@ LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
 """Attention modules; the first layout that fits settles a module and everything in it."""
 
 HOW_TO = "docs/own_attention.md shows how to declare it"
+"""Where to look when attention is not recognised."""
 
 MATCHERS: tuple[Matcher, ...] = (lora,)
 """Everything else: asked about every module of a model, whatever attention it is part of. `bottleneck` and `neurons`
