@@ -163,7 +163,7 @@ def test_tokenizer_of_the_model_of_the_checkpoint_or_another(tmp_path: Path) -> 
     (other / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "model_max_length": 16}')
     with pytest.raises(ValueError, match="gives token 13, but the model knows 11 tokens only"):
         DataSource(path, tokenizer=other).batches(model)
-    with pytest.raises(ValueError, match=r"max_length must lie in 1 \.\.\. 16, .* found 17"):
+    with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 16, .* found 17"):
         DataSource(path, tokenizer=other, max_length=17).batches(model)
     with pytest.raises(ValueError, match="has no tokenizer"):
         DataSource(path, tokenizer=tmp_path).batches(model)
@@ -227,14 +227,14 @@ def test_layouts_of_arrays_agree(tmp_path: Path) -> None:
     colour, labels = pictures(), np.array([3, 1, 2, 0, 1])
     expected = torch.tensor(colour).float() / 255
     for images in (colour, colour.transpose(0, 2, 3, 1), colour / np.float32(255), colour / np.float64(255)):
-        source = DataSource(write_npz(tmp_path, images=images, labels=labels), batch_size=2)
+        source = DataSource(write_npz(tmp_path, images=images, labels=labels), batch_size=2, mean="none")
         found, classes = images_and_labels(source.batches(PLAIN))
         assert found.dtype == torch.float32
         assert torch.allclose(found, expected, rtol=0, atol=1e-7)
         assert classes == labels.tolist()
     grey = pictures(channels=1)
     for images in (grey, grey[:, 0], grey[:, 0, :, :, None]):
-        source = DataSource(write_npz(tmp_path, images=images, labels=labels.astype("uint8")))
+        source = DataSource(write_npz(tmp_path, images=images, labels=labels.astype("uint8")), mean="none")
         found, _ = images_and_labels(source.batches(PLAIN))
         assert torch.equal(found, torch.tensor(grey).float() / 255)
 
@@ -250,7 +250,7 @@ def test_arrays_are_normalised_renamed_and_drawn(tmp_path: Path) -> None:
     assert classes == [2, 0, 1, 2]
     one, _ = images_and_labels(DataSource(path, mean=[0.5], std=[0.5]).batches(PLAIN))
     assert np.allclose(one.numpy(), (images / 255.0 - 0.5) / 0.5, atol=1e-6)
-    drawn, classes = images_and_labels(DataSource(path, seed=3).batches(PLAIN))
+    drawn, classes = images_and_labels(DataSource(path, seed=3, mean="none").batches(PLAIN))
     order = [int(np.argmin(np.abs(images / 255.0 - row.numpy()).sum((1, 2, 3)))) for row in drawn]
     assert sorted(order) == list(range(5)) != order
     assert classes == labels[order].tolist()
@@ -319,7 +319,7 @@ def test_broken_arrays_are_refused_in_one_sentence(spoil: Callable[[Path], objec
     path = tmp_path / "data.npz"
     spoil(path)
     with pytest.raises(ValueError, match=match) as caught:
-        DataSource(path).batches(PLAIN)
+        DataSource(path, mean="none").batches(PLAIN)
     assert one_sentence(str(caught.value)), str(caught.value)
     assert str(path) in str(caught.value)
     assert not (tmp_path / "ran").exists()
@@ -350,16 +350,16 @@ def folders(tmp_path: Path) -> Path:
 
 
 def test_folders_are_classes_and_files_sort(folders: Path) -> None:
-    batches = DataSource(folders, batch_size=2).batches(PLAIN)
+    batches = DataSource(folders, batch_size=2, mean="none").batches(PLAIN)
     assert [len(labels) for _, labels in batches] == [2, 2, 1]
     found, labels = images_and_labels(batches)
     order = ["cat/a.bmp", "cat/b.PNG", "ox/deep/1.ppm", "wolf/10.png", "wolf/2.png"]
     expected = [np.asarray(Image.open(folders / name)).transpose(2, 0, 1) / 255.0 for name in order]
     assert np.allclose(found.numpy(), np.stack(expected), rtol=0, atol=1e-7)
     assert labels == [0, 0, 1, 2, 2]
-    renamed = DataSource(folders, labels={"cat": 7, "ox": 3, "wolf": 7})
+    renamed = DataSource(folders, labels={"cat": 7, "ox": 3, "wolf": 7}, mean="none")
     assert images_and_labels(renamed.batches(PLAIN))[1] == [7, 7, 3, 7, 7]
-    assert images_and_labels(DataSource(folders, labels=[1, 2, 0]).batches(PLAIN))[1] == [1, 1, 2, 0, 0]
+    assert images_and_labels(DataSource(folders, labels=[1, 2, 0], mean="none").batches(PLAIN))[1] == [1, 1, 2, 0, 0]
     with pytest.raises(ValueError, match=r"wolf: the label must be one of cat, ox, found 'wolf'"):
         DataSource(folders, labels={"cat": 0, "ox": 1}).batches(PLAIN)
     with pytest.raises(ValueError, match=r"wolf: the label must be in 0 \.\.\. 1, as many .* found 2"):
@@ -381,7 +381,7 @@ def test_pictures_are_prepared_as_for_clip(width: int, height: int, tmp_path: Pa
 def test_an_odd_margin_is_cut_as_torchvision_does(width: int, left: int, tmp_path: Path) -> None:
     """CenterCrop rounds half the margin to the nearest even number where it is no integer."""
     pixels = paint(tmp_path / "a" / "1.png", width, 16)
-    found, _ = images_and_labels(DataSource(tmp_path, size=16).batches(PLAIN))
+    found, _ = images_and_labels(DataSource(tmp_path, size=16, mean="none").batches(PLAIN))
     expected = pixels[:, left : left + 16].transpose(2, 0, 1) / 255.0
     assert np.allclose(found.numpy()[0], expected, rtol=0, atol=1e-6)
 
@@ -389,7 +389,7 @@ def test_an_odd_margin_is_cut_as_torchvision_does(width: int, left: int, tmp_pat
 def test_transparency_is_left_out(tmp_path: Path) -> None:
     pixels = paint(tmp_path / "a" / "1.png", mode="RGBA")
     assert pixels[..., 3].min() < 200
-    found, _ = images_and_labels(DataSource(tmp_path).batches(PLAIN))
+    found, _ = images_and_labels(DataSource(tmp_path, mean="none").batches(PLAIN))
     assert np.allclose(found.numpy()[0], pixels[..., :3].transpose(2, 0, 1) / 255.0, rtol=0, atol=1e-6)
 
 
@@ -397,17 +397,17 @@ def test_grey_pictures(tmp_path: Path) -> None:
     pixels = paint(tmp_path / "a" / "1.png", mode="L")
     found, _ = images_and_labels(DataSource(tmp_path, channels=1, mean=[0.5], std=[0.5]).batches(PLAIN))
     assert np.allclose(found.numpy()[0, 0], (pixels / 255.0 - 0.5) / 0.5, atol=1e-6)
-    colour, _ = images_and_labels(DataSource(tmp_path).batches(PLAIN))
+    colour, _ = images_and_labels(DataSource(tmp_path, mean="none").batches(PLAIN))
     assert np.allclose(colour.numpy()[0], np.stack([pixels / 255.0] * 3), atol=1e-6)
 
 
 def test_only_pictures_that_are_measured_on_are_read(folders: Path) -> None:
     (folders / "wolf" / "2.png").write_text("no picture at all")
-    found, labels = images_and_labels(DataSource(folders, batch_size=2, max_batches=2).batches(PLAIN))
+    found, labels = images_and_labels(DataSource(folders, batch_size=2, max_batches=2, mean="none").batches(PLAIN))
     assert len(found) == 4
     assert labels == [0, 0, 1, 2]
     with pytest.raises(ValueError, match=r"wolf/2\.png is no readable image"):
-        DataSource(folders).batches(PLAIN)
+        DataSource(folders, mean="none").batches(PLAIN)
 
 
 def half_a_png(root: Path) -> None:
@@ -443,7 +443,7 @@ def test_broken_folders_are_refused_in_one_sentence(
     root = tmp_path / "pictures"
     spoil(root)
     with pytest.raises(ValueError, match=match) as caught:
-        DataSource(root).batches(PLAIN)
+        DataSource(root, mean="none").batches(PLAIN)
     assert one_sentence(str(caught.value)), str(caught.value)
     assert str(root) in str(caught.value)
 
@@ -533,7 +533,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "mean alone": ({"path": "a", "mean": [0.5]}, "must have a figure for each channel"),
     "std alone": ({"path": "a", "std": [0.5]}, "must have a figure for each channel"),
     "std zero": ({"path": "a", "mean": [0.5], "std": [0.0]}, "std above 0"),
-    "preset": ({"path": "a", "mean": "clap"}, "one of clip, imagenet alone; found 'clap'"),
+    "preset": ({"path": "a", "mean": "clap"}, "one of clip, imagenet, none alone; found 'clap'"),
     "preset and std": ({"path": "a", "mean": "clip", "std": [1.0]}, "alone; found 'clip'"),
     "negative class": ({"path": "a.csv", "labels": {"a": -1}}, "must give the new class, 0 or more"),
     "no class": ({"path": "a.csv", "labels": []}, "must give the new class, 0 or more"),

@@ -56,7 +56,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "pyarrow": "compare",
     "tensorflow": "load",
     "pymanopt": "pymanopt",
-    "peft": (),
+    "peft": "load.adapters",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -257,5 +257,5 @@ def test_batches_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         tokenised_batches(tmp_path, [good, pair])
     with pytest.raises(ValueError, match="at least 1"):
         tokenised_batches(tmp_path, [good], batch_size=0)
-    with pytest.raises(ValueError, match=r"max_length must lie in 1 \.\.\. 64, .* found 65"):
+    with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 64, .* found 65"):
         tokenised_batches(tmp_path, [good], max_length=65)

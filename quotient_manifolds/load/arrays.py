@@ -1,40 +1,47 @@
-"""Images and labels from a .npz file."""
+"""Images and labels from a .npz file, of which headers and the rows that are wanted are read."""
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quotient_manifolds.load.huggingface import first_line
 from quotient_manifolds.load.labels import Labels, new_label
+from quotient_manifolds.load.names import first_line, shown
 from quotient_manifolds.load.pixels import Normalisation
-from quotient_manifolds.load.points import Points, Read
+from quotient_manifolds.load.points import Points, Reader
+from quotient_manifolds.load.preparation import Preparation, normalising_home
 
 CHANNELS = (1, 3)  # grey, RGB
+BOMB, RATIO = 2**26, 100  # bytes, and how many times its place in the file: no images or labels are packed so well
+PIECE = 2**20  # bytes read at a time
 
 
 @final
 class ArrayPoints(Points):
     """The arrays `images` and `labels` (N,) of a .npz file; nothing in it is unpickled.
 
-    images: (N, channels, height, width), (N, height, width, channels) or (N, height, width), uint8 (then divided by
-    255) or floating point (taken as it is).
+    images: (N, channels, height, width), (N, height, width, channels) or (N, height, width), uint8 (then prepared like
+    pictures: divided by 255 and normalised) or floating point (taken as it is, unless mean and std are given).
     """
 
     keyword = "pixel_values"
 
     def __init__(self, path: Path, labels: Labels | None, normalisation: Normalisation | None) -> None:
-        found = _read(path, "labels")
-        if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found):
-            raise ValueError(f"{path}: labels must be integers (N,), found {found.dtype} {found.shape}.")
-        self._path = path
-        self._normalisation = normalisation
-        self._labels = [new_label(label, labels, self.where(row)) for row, label in enumerate(found.tolist())]
+        self._path, self._normalisation = path, normalisation
+        header = StoredArray(path, "labels")
+        if len(header.shape) != 1 or header.dtype.kind not in "iu" or not header.shape[0]:
+            raise ValueError(f"{shown(path)}: labels must be integers (N,), found {header.dtype} {header.shape}.")
+        found = header.rows(range(header.shape[0])).tolist()
+        self._labels = [new_label(label, labels, self.where(row)) for row, label in enumerate(found)]
 
     @property
     def labels(self) -> Sequence[int]:
@@ -44,45 +51,140 @@ class ArrayPoints(Points):
         return self._path
 
     def where(self, row: int) -> str:
-        return f"{self._path}, row {row}"
+        return f"{shown(self._path)}, row {row}"
 
-    def reader(self, model: nn.Module, home: Path | None) -> Read:
-        images = _channels_first(_read(self._path, "images"), self._path)
-        if len(images) != len(self._labels):
-            raise ValueError(f"{self._path} has {len(images)} images and {len(self._labels)} labels.")
-
-        def read(rows: Sequence[int]) -> dict[str, Tensor]:
-            pixels = torch.from_numpy(np.ascontiguousarray(images[list(rows)]))
-            scaled = pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.float()
-            return {self.keyword: scaled if self._normalisation is None else self._normalisation(scaled)}
-
-        return read
+    def reader(self, model: nn.Module, homes: Sequence[Path]) -> Reader:
+        images = StoredArray(self._path, "images")
+        _check_images(images.shape, images.dtype, self._path)
+        if images.shape[0] != len(self._labels):
+            raise ValueError(f"{shown(self._path)} has {images.shape[0]} images and {len(self._labels)} labels.")
+        if images.dtype == np.uint8:
+            return _Bytes(self, images, Preparation.of(None, self._normalisation, model, homes))
+        return _Floats(self, images, self._normalisation, normalising_home(homes))
 
 
-def _read(path: Path, name: str) -> Any:
-    if not path.is_file():
-        raise ValueError(f"There is no data file {path}.")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return np.asarray(archive[name])
-    except KeyError as error:
-        raise ValueError(f"{path} has no array {name!r}: expected images and labels.") from error
-    except Exception as error:  # zipfile, zlib and numpy raise half a dozen kinds for damaged files
-        raise ValueError(f"{path} is no readable .npz file of plain arrays: {first_line(error)}") from error
+@final
+class _Bytes(Reader):
+    """Pixel values of the images of 8 bits in these rows."""
+
+    def __init__(self, points: ArrayPoints, images: StoredArray, prepare: Preparation) -> None:
+        self._points, self._images, self._prepare = points, images, prepare
+
+    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        found = _channels_first(self._images.rows(rows))
+        return {self._points.keyword: self._prepare(list(found), list(map(self._points.where, rows)))}
 
 
-def _channels_first(images: Any, path: Path) -> Any:
+@final
+class _Floats(Reader):
+    """The images in these rows as they are, or as mean and std make them; `home` normalises the pixels it gets."""
+
+    def __init__(
+        self, points: ArrayPoints, images: StoredArray, normalisation: Normalisation | None, home: Path | None
+    ) -> None:
+        self._points, self._images, self._normalisation, self._home = points, images, normalisation, home
+        self._raw = normalisation is None and home is not None  # until a value is seen that no raw pixel has
+
+    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        found = _channels_first(self._images.rows(rows))
+        pixels = torch.from_numpy(np.ascontiguousarray(found)).float()
+        self._raw = self._raw and bool(pixels.amin() >= 0) and bool(pixels.amax() <= 1)
+        return {self._points.keyword: pixels if self._normalisation is None else self._normalisation(pixels)}
+
+    def check(self) -> None:
+        if self._raw and self._home is not None:
+            raise ValueError(
+                f"The images in {shown(self._points.file(0))} lie in 0 ... 1, and the model in {shown(self._home)} was "
+                "trained on normalised ones; give mean and std, or mean: none if they are to be taken as they are."
+            )
+
+
+@final
+class StoredArray:
+    """An array in a .npz file, whose header has been read and found to agree with the size of what it heads."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        if not path.is_file():
+            raise ValueError(f"There is no data file {shown(path)}.")
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+                if not {name, f"{name}.npy"} & set(names):
+                    raise KeyError(name)
+                self.member = f"{name}.npy" if f"{name}.npy" in names else name
+                entry = archive.getinfo(self.member)
+                with archive.open(self.member) as stream:
+                    self._read_header(stream)
+                    start = stream.tell()
+            self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+            if self.dtype.hasobject or entry.file_size != start + math.prod(self.shape) * self.dtype.itemsize:
+                raise ValueError(f"{name} is no array of {self.dtype} {self.shape}")
+            if entry.file_size > max(BOMB, RATIO * entry.compress_size):
+                raise ValueError(f"{name} has {entry.file_size} bytes, packed into {entry.compress_size}")
+        except KeyError as error:
+            raise ValueError(f"{shown(path)} has no array {name!r}: expected images and labels.") from error
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        """zipfile, zlib and numpy raise half a dozen kinds for damaged files."""
+        return ValueError(f"{shown(self.path)} is no readable .npz file of plain arrays: {first_line(error)}")
+
+    def _read_header(self, stream: IO[bytes]) -> None:
+        version = npy.read_magic(stream)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in readers:
+            raise ValueError(f"its arrays are of version {version} of NumPy's format")
+        self.shape, self.fortran, self.dtype = readers[version](stream)
+
+    def rows(self, wanted: Sequence[int]) -> NDArray[Any]:
+        """Return these rows, (len(wanted), *shape[1:]).
+
+        The file is read to its end, a piece at a time, for its checksum tells only then whether it is damaged.
+        """
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+                self._read_header(stream)
+                if self.fortran:
+                    values = np.frombuffer(stream.read(), self.dtype).reshape(self.shape[::-1]).T
+                    return values[list(wanted)]
+                return self._picked(stream, wanted)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _picked(self, stream: IO[bytes], wanted: Sequence[int]) -> NDArray[Any]:
+        found = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+        places: dict[int, list[int]] = {}
+        for place, row in enumerate(wanted):
+            places.setdefault(row, []).append(place)
+        step = max(1, PIECE // max(1, self._row_bytes))
+        for start in range(0, self.shape[0], step):
+            count = min(step, self.shape[0] - start)
+            content = stream.read(count * self._row_bytes)
+            piece = np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+            for row in range(start, start + count):
+                for place in places.get(row, ()):
+                    found[place] = piece[row - start]
+        stream.read(1)  # the end, where the checksum is compared
+        return found
+
+
+def _check_images(shape: tuple[int, ...], dtype: Any, path: Path) -> None:
+    """Raise ValueError unless an array of this shape is one of images."""
+    if dtype != np.uint8 and dtype.kind != "f":
+        raise ValueError(f"{shown(path)}: images must be uint8 or floating point, found {dtype}.")
+    axes = sum(shape[axis] in CHANNELS for axis in (1, 3)) if len(shape) == 4 else 0
+    if 0 in shape[1:] or (len(shape) != 3 and axes != 1):
+        why = ", where either axis may be the channels" if axes == 2 else ""
+        raise ValueError(
+            f"{shown(path)}: images must be (N, channels, height, width), (N, height, width, channels) or "
+            f"(N, height, width), found {shape}{why}."
+        )
+
+
+def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
     """(N, channels, height, width)"""
-    if images.dtype != np.uint8 and images.dtype.kind != "f":
-        raise ValueError(f"{path}: images must be uint8 or floating point, found {images.dtype}.")
     if images.ndim == 3:
         return images[:, None]
-    first = images.ndim == 4 and images.shape[1] in CHANNELS
-    last = images.ndim == 4 and images.shape[3] in CHANNELS
-    if first == last:
-        why = ", where either axis may be the channels" if first else ""
-        raise ValueError(
-            f"{path}: images must be (N, channels, height, width), (N, height, width, channels) or (N, height, width), "
-            f"found {images.shape}{why}."
-        )
-    return images if first else images.transpose(0, 3, 1, 2)
+    return images if images.shape[1] in CHANNELS else images.transpose(0, 3, 1, 2)

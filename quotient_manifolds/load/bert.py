@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load.bundle import VariableReader, bundle_of, content_hash, open_bundle, read_variable
-from quotient_manifolds.load.huggingface import first_line, load_directory, read_object, shapes_of
+from quotient_manifolds.load.huggingface import load_pretrained, read_object, shapes_of
+from quotient_manifolds.load.names import first_line
 from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors
 
 ARCHITECTURE = "BertForSequenceClassification"
@@ -38,7 +39,7 @@ def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
         raise ValueError(
             f"There is no TensorFlow checkpoint {path}: expected its .index file, or a directory with one."
         )
-    return load_directory(convert_bert(prefix, cache))
+    return load_pretrained(convert_bert(prefix, cache))
 
 
 def convert_bert(prefix: Path, cache: Path | None = None) -> Path:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
-from quotient_manifolds.load.huggingface import first_line
+from quotient_manifolds.load.names import first_line
 
 
 class VariableReader(Protocol):

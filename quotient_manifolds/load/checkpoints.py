@@ -12,11 +12,12 @@ from pathlib import Path
 
 from torch import nn
 
+from quotient_manifolds.load.adapters import load_directory
 from quotient_manifolds.load.bert import load_bert
 from quotient_manifolds.load.bundle import bundle_of
 from quotient_manifolds.load.clip import load_clip_soup
-from quotient_manifolds.load.huggingface import first_line, load_directory
 from quotient_manifolds.load.models import call_module
+from quotient_manifolds.load.names import first_line
 from quotient_manifolds.load.weights import SUFFIXES
 
 

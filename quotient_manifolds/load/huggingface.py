@@ -1,58 +1,142 @@
-"""The one door to transformers: a model and its tokenizer from a directory, safely and offline."""
+"""The one door to transformers: a model, its tokenizer and its image processor from a directory, safely and offline."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from quotient_manifolds.load.headers import Shapes, TooLarge, at_most, check_config, shapes_in
+from quotient_manifolds.load.names import first_line, shown
+from quotient_manifolds.load.offline import asked_network, no_network
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # an older and a newer name
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+OWN_CODE = "build such a model in a function and give package.module:function"
 
 
-def load_directory(path: Path) -> nn.Module:
-    """The model of the class that `architectures` names, every parameter read from safetensors, in eval mode."""
+def load_pretrained(
+    path: Path,
+    *,
+    architecture: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    instead: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """Return the model in a directory, every parameter read from safetensors, in eval mode.
+
+    architecture: its class in transformers; by default the one that `architectures` in config.json names. settings:
+    entries of the configuration in place of the file's. instead: values of parameters that the files may lack, or have in
+    another shape.
+
+    Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, a model far
+    larger than the files, and anything that would have to be fetched from a network.
+    """
     config = read_config(path)
-    _check_weights(path)
-    transformers = _transformers()
-    (architecture, *_) = config.get("architectures") or ["AutoModel"]
-    model_class = getattr(transformers, architecture, None)
-    if model_class is None:
-        raise ValueError(
-            f"{path} holds a {architecture}, which transformers {transformers.__version__} does not know; code stored "
-            "beside the weights is never run, so build such a model in a function and give package.module:function."
-        )
+    check_regular(path)
+    shapes = shapes_in(_weight_files(path))
+    check_config({**config, **(settings or {})}, shapes, shown(path / "config.json"))
+    name = architecture or _architecture(config, path)
+    model_class = _model_class(name, path)
+    options = {**LOCAL, "use_safetensors": True, "output_loading_info": True, **(settings or {})}
+    if architecture is not None:
+        options["ignore_mismatched_sizes"] = True
     try:
-        model, info = model_class.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
+        with no_network(), at_most(shapes, shown(path / "config.json")), _quiet(architecture is not None):
+            model, info = model_class.from_pretrained(os.fspath(path), **options)
     except Exception as error:  # transformers raises a dozen kinds, from KeyError to safetensors' own
-        raise ValueError(f"The {architecture} in {path} does not load: {first_line(error)}") from error
-    if missing := sorted(info["missing_keys"]):
+        raise refusal(error, f"The {name} in {shown(path)}") from error
+    absent = {*info["missing_keys"], *(str(key[0]) for key in info.get("mismatched_keys", ()))}
+    given = {name: value for name, value in (instead or {}).items() if name in absent}
+    if missing := sorted(absent - set(given)):
         raise ValueError(
-            f"The weights in {path} lack {len(missing)} parameters of {architecture} (the first is {missing[0]}), "
+            f"The weights in {shown(path)} lack {len(missing)} parameters of {name} (the first is {missing[0]}), "
             "which would be left at random values; save the model again with all its weights."
         )
+    model.load_state_dict(given, strict=False)
     return model.eval()
+
+
+@contextmanager
+def _quiet(quiet: bool) -> Iterator[None]:
+    """No report of transformers on what is missing, where that is expected and looked at here."""
+    logging = _transformers().logging
+    before = logging.get_verbosity()
+    if quiet:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def refusal(error: Exception, what: str) -> ValueError:
+    """What to say of an error that loading `what` has raised."""
+    if isinstance(error, TooLarge):
+        return error
+    if asked_network(error):
+        return ValueError(
+            f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration names), "
+            f"and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
+        )
+    return ValueError(f"{what} does not load: {first_line(error)}")
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> str:
+    names = config.get("architectures") or ["AutoModel"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ValueError(
+            f"architectures in {shown(path / 'config.json')} must be a list of names, found {names!r:.60}."
+        )
+    return names[0]
+
+
+def _model_class(name: str, path: Path) -> Any:
+    """A class of models; a name of anything else in transformers is as unknown as one of nothing."""
+    transformers = _transformers()
+    found = getattr(transformers, name, None)
+    models = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    wants_more = str(getattr(found, "__module__", "")).startswith("transformers.utils.dummy")  # says itself what
+    if not models and not wants_more and not hasattr(found, "_model_mapping"):
+        raise ValueError(
+            f"{shown(path)} holds a {name}, which transformers {transformers.__version__} does not know; code stored "
+            f"beside the weights is never run, so {OWN_CODE}."
+        )
+    return found
+
+
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a pipe or a device in a directory: reading one may never end."""
+    for entry in os.scandir(path):
+        try:
+            mode = entry.stat().st_mode
+        except OSError:  # a link to nothing
+            continue
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{shown(entry.path)} is no regular file (a pipe or a device), and is not read.")
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """config.json of a model's directory."""
     if not path.is_dir():
         raise ValueError(
-            f"No model at {path}: expected a directory with config.json and safetensors weights, "
+            f"No model at {shown(path)}: expected a directory with config.json and safetensors weights, "
             "or package.module:function."
         )
     if not (path / "config.json").is_file():
-        raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")
+        raise ValueError(f"{shown(path)} is no Hugging Face model: it has no config.json.")
     config = read_object(path / "config.json")
-    if not config.get("model_type"):
-        raise ValueError(f"{path / 'config.json'} does not say which model_type this is.")
+    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+        raise ValueError(f"{shown(path / 'config.json')} does not say which model_type this is.")
     return config
 
 
@@ -60,33 +144,43 @@ def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise ValueError(f"{shown(file)} is not valid JSON: {first_line(error)}.") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{file} must hold one JSON object, found {type(record).__name__}.")
+        raise ValueError(f"{shown(file)} must hold one JSON object, found {type(record).__name__}.")
     return record
 
 
-def _check_weights(path: Path) -> None:
-    """One model.safetensors, or an index and every shard it names."""
-    index = path / "model.safetensors.index.json"
+def _weight_files(path: Path) -> list[Path]:
+    """One model.safetensors, or every shard that an index names, all of them safetensors in the directory itself."""
     if (path / "model.safetensors").is_file():
-        return
+        return [path / "model.safetensors"]
+    index = path / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ValueError(f"{index} has no weight_map: expected the shard of each parameter.")
-        shards = set(map(str, weight_map.values()))
-        if missing := sorted(shard for shard in shards if not (path / shard).is_file()):
-            raise ValueError(f"{path} is incomplete: {index.name} names {missing[0]}, which is not there.")
-        return
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError(f"{shown(index)} has no weight_map: expected the shard of each parameter.")
+        shards = sorted(set(map(str, weight_map.values())))
+        for shard in shards:
+            if not shard.endswith(".safetensors") or Path(shard).name != shard:
+                raise ValueError(
+                    f"{shown(index)} names {shard!r:.80} as a shard: expected files that end in .safetensors, beside it."
+                )
+            if not (path / shard).is_file():
+                raise ValueError(f"{shown(path)} is incomplete: {index.name} names {shard}, which is not there.")
+        return [path / shard for shard in shards]
+    raise ValueError(without_weights(path))
+
+
+def without_weights(path: Path) -> str:
+    """Return what to say of a directory in which weights were expected as safetensors."""
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern))
     if pickles:
-        raise ValueError(
-            f"{path} has pickled weights only ({pickles[0]}), and unpickling can run any code: convert them where you "
-            "trust them, with model.save_pretrained(directory, safe_serialization=True), and give that directory."
+        return (
+            f"{shown(path)} has pickled weights only ({shown(pickles[0])}), and unpickling can run any code: convert them "
+            "where you trust them, with model.save_pretrained(directory, safe_serialization=True), and give that directory."
         )
-    raise ValueError(f"{path} has a config.json but no weights: expected model.safetensors.")
+    return f"{shown(path)} has no weights: expected model.safetensors, or adapter_model.safetensors of an adapter."
 
 
 def _transformers() -> ModuleType:
@@ -99,13 +193,7 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, without the pages some libraries append."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
-
-
-def shapes_of(architecture: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(architecture: str, config: Mapping[str, Any]) -> Shapes:
     """Name and shape of every parameter of the model that a configuration describes, without making it."""
     transformers = _transformers()
     model_class = getattr(transformers, architecture)
@@ -119,13 +207,44 @@ def tokenizer_files(path: Path) -> list[Path]:
     return [file for pattern in (*VOCABULARIES, *TOKENIZER_SETTINGS) for file in path.glob(pattern)]
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a directory has a vocabulary: without one, transformers builds a tokenizer that knows no word."""
+    return any(file for pattern in VOCABULARIES for file in path.glob(pattern))
+
+
 def load_tokenizer(path: Path) -> Any:
     """The tokenizer in a directory."""
-    # Without a vocabulary transformers builds an empty tokenizer, which reads every text as the same nothing.
-    if not any(file for pattern in VOCABULARIES for file in path.glob(pattern)):
-        raise ValueError(f"{path} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
+    if not has_tokenizer(path):
+        raise ValueError(f"{shown(path)} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
+    check_regular(path)
     transformers = _transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with no_network():
+            return transformers.AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
     except Exception as error:  # transformers raises a dozen kinds
-        raise ValueError(f"The tokenizer in {path} does not load: {first_line(error)}") from error
+        raise refusal(error, f"The tokenizer in {shown(path)}") from error
+
+
+def has_image_processor(path: Path) -> bool:
+    """Whether a directory says how pictures are prepared for its model."""
+    old, new = (path / name for name in PROCESSORS)
+    return old.is_file() or (new.is_file() and "image_processor" in read_object(new))
+
+
+def load_image_processor(path: Path) -> Any:
+    """Return transformers' image processor of a directory: always the one that computes with Pillow and NumPy.
+
+    The one for torchvision resizes a little differently, and values must not depend on what else is installed.
+    """
+    for name in PROCESSORS:
+        if (path / name).is_file():
+            read_object(path / name)  # says what is wrong with it
+    check_regular(path)
+    transformers = _transformers()
+    modern = int(transformers.__version__.split(".")[0]) >= 5
+    backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
+    try:
+        with no_network():
+            return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)
+    except Exception as error:  # transformers raises a dozen kinds
+        raise refusal(error, f"The image processor in {shown(path)}") from error

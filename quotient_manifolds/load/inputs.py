@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class _Wanted:
         return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default)
 
 
+def accepted_by(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a model's forward; those of the model inside where peft has wrapped it."""
+    unwrapped = getattr(model, "get_base_model", lambda: model)()
+    return inspect.signature(unwrapped.forward).parameters
+
+
 def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict[str, Tensor]:
     """Random inputs that the model's forward accepts, made from its signature and its configuration.
 
@@ -42,7 +48,7 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
     Raises ValueError for a model that has no Hugging Face configuration or takes none.
     """
     config = getattr(model, "config", None)
-    accepted = inspect.signature(model.forward).parameters
+    accepted = accepted_by(model)
     inputs: dict[str, Tensor] = {}
     if config is not None:
         wanted = _Wanted(config, model, length, torch.Generator().manual_seed(seed))

@@ -11,14 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.load.huggingface import first_line, load_directory
+from quotient_manifolds.load.adapters import load_directory
+from quotient_manifolds.load.names import expanded, first_line
 
 
 def load_model(source: str | Path) -> nn.Module:
     """The model at `source`, in eval mode and in the dtype it was stored in.
 
     `source` is a Hugging Face directory (config.json and safetensors weights, in one file or in shards; the class is
-    the one that `architectures` names) or `package.module:function`, where the function takes no argument and returns
+    the one that `architectures` names), a directory of a peft adapter whose base model is a directory on this machine
+    (the base is loaded with the adapter on it, not merged), or `package.module:function`, where the function takes no argument and returns
     an nn.Module. Nothing is unpickled, downloaded, or run from the directory.
 
     Raises ValueError, in one sentence, when there is no such model, when the weights are not safetensors, or when they
@@ -26,7 +28,7 @@ def load_model(source: str | Path) -> nn.Module:
     """
     if ":" in str(source) and not Path(source).exists():
         return call_module(str(source)).eval()
-    return load_directory(Path(source))
+    return load_directory(expanded(source))
 
 
 def call_module(reference: str, *arguments: Any) -> nn.Module:
@@ -48,6 +50,11 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
         raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
+    except (Exception, SystemExit) as error:  # the user's code: anything
+        raise ValueError(
+            f"{module_name!r}, which should have {wanted}, raised {type(error).__name__} when it was imported: "
+            f"{first_line(error)}"
+        ) from error
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found
@@ -58,7 +65,7 @@ def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
     function = load_object(reference, wanted)
     try:
         return function(*arguments)
-    except Exception as error:  # the user's code: anything
+    except (Exception, SystemExit) as error:  # the user's code: anything
         called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
         raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 

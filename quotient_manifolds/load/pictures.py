@@ -8,26 +8,28 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.huggingface import first_line
-from quotient_manifolds.load.labels import Labels, new_label
+from quotient_manifolds.load.labels import Head, Labels, named_label, new_label
+from quotient_manifolds.load.names import first_line, shown
 from quotient_manifolds.load.pixels import Normalisation
-from quotient_manifolds.load.points import Points, Read
+from quotient_manifolds.load.points import Points, Reader
+from quotient_manifolds.load.preparation import Picture, Preparation
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # as Pillow calls them; others run programs
 MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "F")  # how the names of Pillow's modes with more than 8 bits begin; conversion would clip them
+LARGEST = 89_478_485  # pixels; above it Pillow suspects a bomb
 
 
 @final
 class PicturePoints(Points):
-    """The pictures in the folders of `path`, in the order of their names; the folders' names, sorted, are the classes.
+    """The pictures in the folders of `path`, in the order of their names; the folders stand for classes.
 
     Names sort as text (10 before 2). A folder's own folders belong to it; hidden files and files that are no pictures
-    do not count. Each picture is resized to `size` along its shorter side (bicubic), cropped to size x size in the
-    middle, as CLIP does it, and scaled to 0 ... 1 before it is normalised; without a size it stays as large as it is.
+    do not count. The class of a folder is the one that `labels` gives its name or its place; without them, that of its
+    name in the model's configuration; where the model does not know the names, its place, if all classes have a folder.
     """
 
     keyword = "pixel_values"
@@ -39,75 +41,94 @@ class PicturePoints(Points):
         normalisation: Normalisation | None,
         *,
         size: int | None = None,
-        channels: int = 3,
+        channels: int | None = None,
     ) -> None:
         if not path.is_dir():
-            raise ValueError(f"There is no folder of images {path}.")
-        names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-        if not names:
-            raise ValueError(f"{path} has no folders: expected one for each class, with its images.")
+            raise ValueError(f"There is no folder of images {shown(path)}.")
+        self._path = path
+        self._names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[:1] != ".")
+        if not self._names:
+            raise ValueError(f"{shown(path)} has no folders: expected one for each class, with its images.")
         by_name = isinstance(labels, Mapping)
         self._files: list[Path] = []
         self._labels: list[int] = []
-        for place, name in enumerate(names):
+        for place, name in enumerate(self._names):
             files = _pictures(path / name)
             self._files += files
-            self._labels += [new_label(name if by_name else place, labels, str(path / name))] * len(files)
+            self._labels += [new_label(name if by_name else place, labels, shown(path / name))] * len(files)
+        self._by_place = labels is None
         self._normalisation, self._size, self._channels = normalisation, size, channels
 
     @property
     def labels(self) -> Sequence[int]:
         return self._labels
 
+    def classes(self, rows: Sequence[int], head: Head) -> list[int]:
+        known = [name for name in self._names if head.find(name) is not None]
+        if self._by_place and known:  # all of them, or the one that is not is named
+            table = [named_label(name, head, shown(self._path / name)) for name in self._names]
+            return [table[self._labels[row]] for row in rows]
+        if self._by_place and head.count not in (None, len(self._names)):
+            raise ValueError(
+                f"{shown(self._path)} has {len(self._names)} folders and the model {head.count} classes "
+                f"({head.listed()}), none of them called like a folder; give labels, the class of each folder."
+            )
+        return [self._labels[row] for row in rows]
+
     def file(self, row: int) -> Path:
         return self._files[row]
 
     def where(self, row: int) -> str:
-        return str(self._files[row])
+        return shown(self._files[row])
 
-    def reader(self, model: nn.Module, home: Path | None) -> Read:
-        def read(rows: Sequence[int]) -> dict[str, Tensor]:
-            pixels = [_pixels(self._files[row], self._size, MODES[self._channels]) for row in rows]
-            for row, picture in zip(rows, pixels, strict=True):
-                if picture.shape != pixels[0].shape:
-                    raise ValueError(f"{self.where(row)} is of another size than others; give a size for all.")
-            scaled = torch.from_numpy(np.stack(pixels)).float() / 255
-            return {self.keyword: scaled if self._normalisation is None else self._normalisation(scaled)}
+    def reader(self, model: nn.Module, homes: Sequence[Path]) -> Reader:
+        wanted = getattr(getattr(model, "config", None), "num_channels", None)
+        channels = self._channels or (wanted if isinstance(wanted, int) and wanted in MODES else 3)
+        return _PictureReader(self, channels, Preparation.of(self._size, self._normalisation, model, homes))
 
-        return read
+
+@final
+class _PictureReader(Reader):
+    """Pixel values of the pictures in these rows."""
+
+    def __init__(self, points: PicturePoints, channels: int, prepare: Preparation) -> None:
+        self._points, self._channels, self._prepare = points, channels, prepare
+
+    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        pictures = [_pixels(self._points.file(row), MODES[self._channels]) for row in rows]
+        return {self._points.keyword: self._prepare(pictures, list(map(self._points.where, rows)))}
 
 
 def _pictures(folder: Path) -> list[Path]:
     files = [Path(where) / name for where, _, names in os.walk(folder) for name in names if not name.startswith(".")]
     found = sorted(file for file in files if file.suffix.lower() in SUFFIXES)
     if not found:
-        raise ValueError(f"{folder} has no images: expected {', '.join(SUFFIXES)}.")
+        raise ValueError(f"{shown(folder)} has no images: expected {', '.join(SUFFIXES)}.")
     return found
 
 
-def _pixels(file: Path, size: int | None, mode: str) -> Any:
+def _pixels(file: Path, mode: str) -> Picture:
     """uint8 (channels, height, width)"""
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError('Images need the pillow library: pip install "quotient-manifolds[images]".') from error
+    if not file.is_file():  # reading a pipe may never end
+        raise ValueError(f"{shown(file)} is no readable image: it is no regular file.")
     try:
-        with Image.open(file) as picture:
-            deep = picture.mode.startswith(DEEP)
-            pixels = None if deep else np.array(_cropped(picture.convert(mode), size), dtype=np.uint8)
+        with Image.open(file, formats=FORMATS) as picture:
+            refused = _why_not(picture)
+            pixels = None if refused else np.array(picture.convert(mode), dtype=np.uint8)
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and kinds of its own
-        raise ValueError(f"{file} is no readable image: {first_line(error)}") from error
+        raise ValueError(f"{shown(file)} is no readable image: {shown(first_line(error))}") from error
     if pixels is None:
-        raise ValueError(f"{file} has pixels of more than 8 bits; save it with 8.")
+        raise ValueError(f"{shown(file)} has {refused}.")
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _cropped(picture: Any, size: int | None) -> Any:
-    if size is None:
-        return picture
-    shorter = min(picture.size)
-    width, height = (int(size * side / shorter) for side in picture.size)
-    if (width, height) != picture.size:
-        picture = picture.resize((width, height), 3)  # 3: bicubic
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return picture.crop((left, top, left + size, top + size))
+def _why_not(picture: Any) -> str | None:
+    if picture.mode.startswith(DEEP):
+        return "pixels of more than 8 bits; save it with 8"
+    if picture.width * picture.height > LARGEST:
+        return f"{picture.width} x {picture.height} pixels, more than the {LARGEST} that are read"
+    return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from quotient_manifolds.load.arrays import ArrayPoints
 from quotient_manifolds.load.checkpoints import Checkpoint
 from quotient_manifolds.load.huggingface import tokenizer_files
-from quotient_manifolds.load.labels import Labels, check_label, check_renaming
+from quotient_manifolds.load.inputs import accepted_by
+from quotient_manifolds.load.labels import Labels, check_label, check_renaming, head_of
+from quotient_manifolds.load.names import expanded, shown
 from quotient_manifolds.load.pictures import MODES, PicturePoints
 from quotient_manifolds.load.pixels import normalisation_of
-from quotient_manifolds.load.points import Points
-from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, numbered_examples
+from quotient_manifolds.load.points import Batches, Points
+from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, read_examples
 from quotient_manifolds.load.tokens import TextPoints
 
 FORMATS = {  # and the settings that mean something there
@@ -88,28 +90,41 @@ class DataSource:
         suffix = Path(self.path).suffix.lower()
         return "text" if suffix in TEXT_SUFFIXES else "npz" if suffix == ".npz" else "images"
 
-    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> list[Any]:
+    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
         """What cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
 
         Dicts for a model whose forward has the keyword input_ids or pixel_values, or is a Hugging Face model that
-        passes keywords on; a model that takes one tensor gets that. Raises ValueError naming the file, and the line or
-        row, of what cannot be read.
+        passes keywords on; a model that takes one tensor gets that. The answer is a list with `notes`, sentences that
+        belong beside what is measured, such as how many texts were cut.
+
+        Raises ValueError naming the file, and the line or row, of what cannot be read, of a label that the model does
+        not have, and where nothing says how pixels are normalised.
         """
         points = self._points()
-        rows = self._rows(points)
-        read = points.reader(model, _home(model, checkpoint))
+        rows, head = self._rows(points), head_of(model)
+        classes = points.classes(rows, head)
+        for row, label in zip(rows, classes, strict=True):
+            check_label(label, head.count, points.where(row))
+        read = points.reader(model, _homes(model, checkpoint))
         batches: list[Any] = []
         for start in range(0, len(rows), self.batch_size):
-            chunk = rows[start : start + self.batch_size]
-            labels = torch.tensor([points.labels[row] for row in chunk])
-            batches.append(_batch(model, points.keyword, read(chunk), labels))
-        return batches
+            labels = torch.tensor(classes[start : start + self.batch_size])
+            batches.append(_batch(model, points.keyword, read(rows[start : start + self.batch_size]), labels))
+        read.check()
+        return Batches(
+            batches, examples=len(rows), truncated=read.truncated, max_length=read.length, unknown=read.unknown
+        )
 
     def check(self, num_labels: int) -> None:
-        """Raises ValueError naming the line or row of a label that a head of so many classes does not have."""
+        """Raises ValueError naming the line or row of a label that a head of so many classes does not have.
+
+        Words that only a model's configuration can say the class of are left to `batches`.
+        """
         points = self._points()
+        labels = points.labels
         for row in self._rows(points):
-            check_label(points.labels[row], num_labels, points.where(row))
+            if isinstance(label := labels[row], int):
+                check_label(label, num_labels, points.where(row))
 
     def fingerprint(self) -> str:
         """A hash of all that decides the batches, but for the model's own tokenizer.
@@ -117,14 +132,15 @@ class DataSource:
         Settings, and path, size and time of change of every file (of images: of those that are measured on, whose
         order tells their classes); the files are not read.
         """
-        settings = asdict(self) | {"path": str(Path(self.path).expanduser().absolute()), "format": self.kind}
+        settings = asdict(self) | {"path": str(expanded(self.path).absolute()), "format": self.kind}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
         for file in self._files():
             try:
                 seen = file.stat()
             except OSError as error:
-                raise ValueError(f"There is no file {file} to take data from.") from error
-            digest.update(f"{file.absolute()} {seen.st_size} {seen.st_mtime_ns}\n".encode())
+                raise ValueError(f"There is no file {shown(file)} to take data from.") from error
+            stamp = f" {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns} {seen.st_ino}\n"
+            digest.update(os.fsencode(file.absolute()) + stamp.encode())
         return digest.hexdigest()
 
     def _files(self) -> list[Path]:
@@ -132,19 +148,19 @@ class DataSource:
         if self.kind == "images":
             points = self._points()
             return [points.file(row) for row in self._rows(points)]
-        tokenizer = [] if self.tokenizer is None else sorted(tokenizer_files(Path(self.tokenizer).expanduser()))
-        return [Path(self.path).expanduser(), *tokenizer]
+        tokenizer = [] if self.tokenizer is None else sorted(tokenizer_files(expanded(self.tokenizer)))
+        return [expanded(self.path), *tokenizer]
 
     def _points(self) -> Points:
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         normalisation = normalisation_of(self.mean, self.std)
         if self.kind == "npz":
             return ArrayPoints(path, self.labels, normalisation)
         if self.kind == "images":
-            return PicturePoints(path, self.labels, normalisation, size=self.size, channels=self.channels or 3)
+            return PicturePoints(path, self.labels, normalisation, size=self.size, channels=self.channels)
         first = self._most if self.seed is None else None
-        examples = numbered_examples(path, labels=self.labels, columns=self.columns, first=first)
-        tokenizer = None if self.tokenizer is None else Path(self.tokenizer).expanduser()
+        examples = read_examples(path, labels=self.labels, columns=self.columns, first=first)
+        tokenizer = None if self.tokenizer is None else expanded(self.tokenizer)
         return TextPoints(path, examples, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
 
     @property
@@ -161,14 +177,15 @@ class DataSource:
         return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:wanted].tolist()
 
 
-def _home(model: nn.Module, checkpoint: Checkpoint | None) -> Path | None:
-    """The directory that the model was loaded from: of a converted checkpoint, the conversion's."""
-    places = [getattr(model, "name_or_path", None), None if checkpoint is None else checkpoint.path]
-    return next((Path(place) for place in places if place and Path(place).is_dir()), None)
+def _homes(model: nn.Module, checkpoint: Checkpoint | None) -> list[Path]:
+    """The directories that the model was loaded from: of a converted checkpoint, the conversion's."""
+    own = [*getattr(model, "directories", ()), getattr(model, "name_or_path", None)]
+    places = [*own, None if checkpoint is None else checkpoint.path]
+    return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]
 
 
 def _batch(model: nn.Module, keyword: str, inputs: dict[str, Tensor], labels: Tensor) -> Any:
-    parameters = inspect.signature(model.forward).parameters
+    parameters = accepted_by(model)
     if keyword in parameters:
         return {**{name: value for name, value in inputs.items() if name in parameters}, "labels": labels}
     passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from quotient_manifolds.load.labels import Labels, check_label, new_label
+from quotient_manifolds.load.names import brief, expanded, shown
 
 COLUMNS = ("text", "text_pair", "label")
 TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv")
+LONGEST = 10_000_000  # characters of a line: one that has more is no example
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,17 @@ class LabelledText:
     text: str
     text_pair: str | None
     label: int
+
+
+@final
+@dataclass(frozen=True)
+class Example:
+    """An example as it stands in a file: its label may be a word that only the model knows the class of."""
+
+    line: int
+    text: str
+    text_pair: str | None
+    label: int | str
 
 
 def read_text_labels(
@@ -40,43 +53,55 @@ def read_text_labels(
     a missing column, a text that is no string, a label that is no integer (or has no class) or not in
     0 ... num_labels - 1.
     """
-    examples = numbered_examples(file, labels=labels, columns=columns)
-    for line, example in examples:
-        check_label(example.label, num_labels, f"{file}, line {line}")
-    return [example for _, example in examples]
+    found = []
+    for example in read_examples(file, labels=labels, columns=columns):
+        where = f"{shown(file)}, line {example.line}"
+        label = new_label(example.label, None, where)
+        check_label(label, num_labels, where)
+        found.append(LabelledText(example.text, example.text_pair, label))
+    return found
 
 
-def numbered_examples(
+def read_examples(
     file: str | Path,
     *,
     labels: Labels | None = None,
     columns: Mapping[str, str] | None = None,
     first: int | None = None,
-) -> list[tuple[int, LabelledText]]:
-    """(line, example) for each, or for so many of the first; the rest of the file is then not read."""
-    path = Path(file)
+) -> list[Example]:
+    """Return every example, or so many of the first; the rest of the file is then not read.
+
+    Without `labels`, a label that is a word stays that word.
+    """
+    path = expanded(file)
     if path.suffix.lower() not in TEXT_SUFFIXES:
-        raise ValueError(f"Expected data in a .jsonl, .csv or .tsv file, found {path}.")
+        raise ValueError(f"Expected data in a .jsonl, .csv or .tsv file, found {shown(path)}.")
     if not path.is_file():
-        raise ValueError(f"There is no data file {path}.")
+        raise ValueError(f"There is no data file {shown(path)}.")
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
     try:
         if path.suffix.lower() == ".jsonl":
             records = list(itertools.islice(_jsonl_records(path), first))
         else:
             records = list(itertools.islice(_table_records(path, names["label"]), first))
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+    except csv.Error as error:
+        raise ValueError(f"{shown(path)} cannot be read as a table: {error}.") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{shown(path)} cannot be read as UTF-8 text: {error}.") from error
     if not records:
-        raise ValueError(f"{path} is empty: expected lines with a text and a label.")
-    return [
-        (line, _example(record, names, set(columns or ()), labels, f"{path}, line {line}")) for line, record in records
-    ]
+        raise ValueError(f"{shown(path)} is empty: expected lines with a text and a label.")
+    given = set(columns or ())
+    return [_example(line, record, names, given, labels, f"{shown(path)}, line {line}") for line, record in records]
 
 
 def _example(
-    record: Mapping[str, Any], names: Mapping[str, str], given: set[str], labels: Labels | None, where: str
-) -> LabelledText:
+    line: int,
+    record: Mapping[str, Any],
+    names: Mapping[str, str],
+    given: set[str],
+    labels: Labels | None,
+    where: str,
+) -> Example:
     for column in COLUMNS:
         if record.get(names[column]) is None and (column != "text_pair" or column in given):
             raise ValueError(
@@ -85,35 +110,50 @@ def _example(
             )
     text, pair, label = (record.get(names[column]) for column in COLUMNS)
     if not isinstance(text, str) or not isinstance(pair, str | None):
-        raise ValueError(f"{where}: text and text_pair must be strings, found {text!r} and {pair!r}.")
-    return LabelledText(text, pair, new_label(label, labels, where))
+        raise ValueError(f"{where}: text and text_pair must be strings, found {brief(text)} and {brief(pair)}.")
+    if any("\ud800" <= letter <= "\udfff" for letter in f"{text}{pair or ''}"):
+        raise ValueError(f"{where}: the text is not valid Unicode (it has half of a pair of surrogates).")
+    word = isinstance(label, str) and labels is None
+    return Example(line, text, pair, str(label) if word else new_label(label, labels, where))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines, none of them longer than an example can be."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        for number in itertools.count(1):
+            line = stream.readline(LONGEST + 1)
+            if not line:
+                return
+            if len(line) > LONGEST:
+                raise ValueError(f"{shown(path)}, line {number} has more than {LONGEST} characters: no example has.")
+            yield line
 
 
 def _jsonl_records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as stream:
-        for line, content in enumerate(stream, start=1):
-            if not content.strip():
-                continue
-            try:
-                record = json.loads(content)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {line}: not valid JSON ({error}).") from error
-            if not isinstance(record, dict):
-                raise ValueError(
-                    f"{path}, line {line}: expected an object with text and label, found {type(record).__name__}."
-                )
-            yield line, record
+    for line, content in enumerate(_lines(path), start=1):
+        if not content.strip():
+            continue
+        try:
+            record = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{shown(path)}, line {line}: not valid JSON ({error}).") from error
+        if not isinstance(record, dict):
+            raise ValueError(
+                f"{shown(path)}, line {line}: expected an object with text and label, found {type(record).__name__}."
+            )
+        yield line, record
 
 
 def _table_records(path: Path, label_column: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Rows of a .csv file (quoted where needed) or of a .tsv file (never quoted)."""
     tabs = path.suffix.lower() == ".tsv"
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        reader = csv.DictReader(stream, **style)
-        for record in reader:
-            if None in record:  # where DictReader puts what is left over
-                raise ValueError(f"{path}, line {reader.line_num}: more fields than columns; quote a text with commas.")
-            label = record.get(label_column) or ""  # text, as everything in such files, until it reads as an integer
-            is_integer = re.fullmatch(r"\s*-?\d+\s*", label)
-            yield reader.line_num, {**record, label_column: int(label)} if is_integer else record
+    reader = csv.DictReader(_lines(path), **style)
+    for record in reader:
+        if None in record:  # where DictReader puts what is left over
+            raise ValueError(
+                f"{shown(path)}, line {reader.line_num}: more fields than columns; quote a text with commas."
+            )
+        label = record.get(label_column) or ""  # text, as everything in such files, until it reads as an integer
+        is_integer = re.fullmatch(r"\s*-?\d{1,400}\s*", label)
+        yield reader.line_num, {**record, label_column: int(label)} if is_integer else record

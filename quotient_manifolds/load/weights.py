@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.huggingface import first_line
+from quotient_manifolds.load.names import first_line
 
 SUFFIXES = (".pt", ".pth", ".safetensors")
 

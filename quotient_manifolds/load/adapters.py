@@ -1,0 +1,126 @@
+"""Hugging Face directories: a whole model, or an adapter of peft and the base model that it names."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quotient_manifolds.load.headers import Shapes, at_most
+from quotient_manifolds.load.huggingface import (
+    OWN_CODE,
+    check_regular,
+    load_pretrained,
+    read_object,
+    refusal,
+    without_weights,
+)
+from quotient_manifolds.load.names import expanded, shown
+from quotient_manifolds.load.offline import no_network
+from quotient_manifolds.load.weights import read_tensors
+
+SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Kinds that are tensors and nothing else: others read tokenizers, import modules or fetch what their settings name.
+KINDS = ("ADALORA", "IA3", "LOHA", "LOKR", "LORA")
+TASKS = {
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+PREFIX = "base_model.model."  # of the names in an adapter's file
+HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
+
+
+def load_directory(path: Path) -> nn.Module:
+    """Return the model in a Hugging Face directory, or that in a directory of peft: its base with the adapter on it.
+
+    The adapter is not merged; it and the modules that were saved with it (a head) require gradients, the base does not.
+    """
+    return load_adapter(path) if (path / SETTINGS).is_file() else load_pretrained(path)
+
+
+def load_adapter(path: Path) -> nn.Module:
+    """Return the peft model in a directory, in eval mode, every parameter read from the base or from the adapter.
+
+    The base is the local directory that adapter_config.json names (absolute, or relative to the working directory, to
+    the adapter's or to the one above that). Raises ValueError in one sentence if there is none, if a parameter stands
+    in neither, or one in the adapter has no place; ImportError without peft.
+    """
+    settings = read_object(path / SETTINGS)
+    base = base_directory(path, settings)
+    check_regular(path)
+    if not (path / WEIGHTS).is_file():
+        raise ValueError(without_weights(path))
+    saved = read_tensors(path / WEIGHTS)
+    shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    network = load_pretrained(
+        base,
+        architecture=_architecture(settings),
+        settings=_classes(shapes),
+        instead={name.removeprefix(PREFIX): value for name, value in saved.items()},
+    )
+    model = _with_adapter(network, path, shapes, base)
+    model.directories = [path, base]  # where a tokenizer or an image processor may be
+    return model.eval()
+
+
+def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
+    """Return the directory of the model that an adapter belongs to, or raise ValueError saying what to do."""
+    kind, named = settings.get("peft_type"), settings.get("base_model_name_or_path")
+    what = f"{shown(path)} is an adapter of peft ({kind}) of {named!r}"
+    if kind not in KINDS or settings.get("megatron_config"):
+        raise ValueError(f"{what}, of which kind only {', '.join(KINDS)} are loaded; merge it, or {OWN_CODE}.")
+    if isinstance(named, str) and named:
+        written = expanded(named)
+        for place in dict.fromkeys((written, path / written, path.parent / written)):
+            if (place / SETTINGS).is_file():
+                raise ValueError(f"{what}, which is an adapter itself: merge that one into its base first.")
+            if (place / "config.json").is_file():
+                return place
+    raise ValueError(
+        f"{what}, which is no directory of a model on this machine, and nothing is ever downloaded: put the base model "
+        f"into a directory and its path as base_model_name_or_path into {SETTINGS}, or {OWN_CODE}."
+    )
+
+
+def _architecture(settings: Mapping[str, Any]) -> str | None:
+    """The class of the base: that of the adapter's task, the one it was trained on, or the base's own."""
+    trained = settings.get("auto_mapping")
+    named = trained.get("base_model_class") if isinstance(trained, dict) else None
+    return TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None)
+
+
+def _classes(shapes: Shapes) -> dict[str, Any]:
+    """As many classes as the head has that was saved with the adapter."""
+    heads = [shape[0] for name, shape in shapes.items() if name.endswith(HEADS) and len(shape) == 2]
+    return {"num_labels": heads[0]} if heads else {}
+
+
+def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) -> Any:
+    try:
+        from peft import PeftModel
+        from peft.utils import get_peft_model_state_dict
+    except ImportError as error:
+        raise ImportError(
+            f"{shown(path)} is an adapter of {shown(base)}, which needs the peft library: "
+            'pip install "quotient-manifolds[peft]".'
+        ) from error
+    held = {name: tuple(value.shape) for name, value in network.named_parameters()}
+    try:
+        with warnings.catch_warnings(), no_network(), at_most({**held, **shapes}, shown(path / SETTINGS)):
+            warnings.simplefilter("ignore", FutureWarning)  # of what peft calls in transformers
+            model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
+            wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    except Exception as error:  # peft and what it calls raise a dozen kinds
+        raise refusal(error, f"The adapter in {shown(path)}") from error
+    for odd, verb in ((sorted(wanted - set(shapes)), "lacks"), (sorted(set(shapes) - wanted), "has the unexpected")):
+        if odd:
+            raise ValueError(f"The adapter in {shown(path)} {verb} parameter {odd[0]} (of {len(odd)} such).")
+    return model

@@ -1,0 +1,31 @@
+"""Names, values and errors as they go into a sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the pages some libraries append."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+def shown(path: Path | str) -> str:
+    """Return a path as text that can be written anywhere: bytes of a name that are not UTF-8 as \\xff."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def brief(value: Any, width: int = 60) -> str:
+    """Return what a value looks like, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 10**width:  # text of it is refused by Python beyond some 4,300 digits
+        return f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
+    text = repr(value if not isinstance(value, str) else value[: width + 1])
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def expanded(path: Path | str) -> Path:
+    """Return the path with ~ for a home directory; the home of nobody stays as it is written."""
+    return Path(os.path.expanduser(path))

@@ -1,0 +1,144 @@
+"""From pictures of 8 bits to what a model was trained on: as its directory says, or as the user does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quotient_manifolds.load.huggingface import PROCESSORS, has_image_processor, load_image_processor
+from quotient_manifolds.load.names import first_line, shown
+from quotient_manifolds.load.pixels import Normalisation
+
+Picture = NDArray[np.uint8]  # (channels, height, width)
+
+PREPARED = 2**24  # pixels of a picture after it was resized or cropped; no model takes more than 4096 x 4096
+
+
+@final
+@dataclass(frozen=True)
+class Preparation:
+    """What becomes of a picture: in brackets, where nothing else is said, as transformers' image processor has it.
+
+    It is resized and cropped (size: its shorter side resized to that, bicubic, and size x size cut from the middle, as
+    CLIP does), its values are divided by 255, and normalised.
+    """
+
+    size: int | None
+    normalisation: Normalisation | None
+    processor: Any  # None: the directory has none
+    home: Path | None
+
+    @classmethod
+    def of(
+        cls, size: int | None, normalisation: Normalisation | None, model: nn.Module, homes: Sequence[Path]
+    ) -> Preparation:
+        """Take from the model's directory what is not said: size None, normalisation None.
+
+        Raises ValueError if nothing says how pixels are normalised, or if its size is one that no picture should have.
+        """
+        home = next(filter(has_image_processor, homes), None)
+        processor = None if home is None or (size and normalisation) else load_image_processor(home)
+        if home is None and normalisation is None:
+            raise ValueError(
+                f"Nothing says how pixels are normalised for {type(model).__name__}: it has no {PROCESSORS[0]}; give mean "
+                "and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
+            )
+        if (side := max(_sides(processor), default=1)) ** 2 > PREPARED:
+            raise ValueError(f"The image processor in {shown(home or '')} makes pictures with sides of {side} pixels.")
+        return cls(size, normalisation, processor, home)
+
+    def __call__(self, pictures: Sequence[Picture], places: Sequence[str]) -> Tensor:
+        """(N, channels, height, width) in float32; `places` says where each picture stands."""
+        for picture, where in zip(pictures, places, strict=True):
+            self._check_area(picture, where)
+        if self.size is not None:
+            pictures = [cropped(picture, self.size) for picture in pictures]
+        if self.processor is None:
+            return self._normalised(_stacked(pictures, places) / 255)
+        own = self.normalisation is None
+        geometry = {} if self.size is None else {"do_resize": False, "do_center_crop": False, "do_pad": False}
+        found = [self._processed(each, where, own, geometry) for each, where in zip(pictures, places, strict=True)]
+        values = _stacked(found, places)
+        return values if own else self._normalised(values / 255)
+
+    def _normalised(self, values: Tensor) -> Tensor:
+        return values if self.normalisation is None else self.normalisation(values)
+
+    def _processed(self, picture: Picture, where: str, normalised: bool, geometry: dict[str, bool]) -> NDArray[Any]:
+        values = {} if normalised else {"do_rescale": False, "do_normalize": False}
+        try:
+            answer = self.processor(
+                picture, input_data_format="channels_first", return_tensors="np", **values, **geometry
+            )
+            pixels = np.asarray(answer["pixel_values"])
+        except Exception as error:  # transformers raises a dozen kinds
+            raise ValueError(
+                f"{where} cannot be prepared by {type(self.processor).__name__} as {shown(self.home or '')} has it: "
+                f"{first_line(error)}"
+            ) from error
+        if pixels.ndim != 4 or len(pixels) != 1:
+            raise ValueError(
+                f"{type(self.processor).__name__} of {shown(self.home or '')} makes of a picture an array "
+                f"{pixels.shape}, expected (1, channels, height, width)."
+            )
+        return pixels[0]
+
+    def _check_area(self, picture: Picture, where: str) -> None:
+        """Long thin pictures grow without bound where it is their shorter side that is resized."""
+        height, width = picture.shape[1:]
+        sizes = getattr(self.processor, "size", None)
+        shorter = self.size or (_entry(sizes, "shortest_edge") if not _entry(sizes, "longest_edge") else None)
+        if shorter and shorter**2 * max(height, width) / max(1, min(height, width)) > PREPARED:
+            raise ValueError(
+                f"{where} is {width} x {height}, which resized to {shorter} along its shorter side has more than "
+                f"{PREPARED} pixels."
+            )
+
+
+def normalising_home(homes: Sequence[Path]) -> Path | None:
+    """Return the directory whose image processor normalises, if there is one."""
+    home = next(filter(has_image_processor, homes), None)
+    return home if home is not None and getattr(load_image_processor(home), "do_normalize", False) else None
+
+
+def cropped(picture: Picture, size: int) -> Picture:
+    """Resize along the shorter side, bicubic, and cut size x size from the middle; (channels, size, size)."""
+    from PIL import Image
+
+    image = Image.fromarray(picture[0] if len(picture) == 1 else np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    shorter = min(image.size)
+    width, height = (int(size * side / shorter) for side in image.size)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _stacked(pictures: Sequence[NDArray[Any]], places: Sequence[str]) -> Tensor:
+    for picture, where in zip(pictures, places, strict=True):
+        if picture.shape != pictures[0].shape:
+            raise ValueError(f"{where} is of another size than others; give a size for all.")
+    return torch.from_numpy(np.ascontiguousarray(np.stack(pictures))).float()
+
+
+def _entry(sizes: Any, name: str) -> int | None:
+    """One of the sizes of an image processor, which are a dict or, in newer versions, an object."""
+    value = sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
+    return value if isinstance(value, int) else None
+
+
+def _sides(processor: Any) -> Iterator[int]:
+    """All the lengths that an image processor is set to."""
+    for setting in ("size", "crop_size", "pad_size"):
+        value = getattr(processor, setting, None)
+        values = value.values() if hasattr(value, "values") else [value]
+        yield from (math.ceil(each) for each in values if isinstance(each, (int, float)) and math.isfinite(each))
