@@ -323,7 +323,7 @@ BAD_OPTIONS = {
     "negative radius": (("--radius", -1), "radius"),
     "radius not finite": (("--radius", "nan"), "radius"),
     "no steps": (("--radius", 1, "--steps", 0), "--steps"),
-    "texts longer than the model": (("--radius", 1, "--max-length", 65), "1 ... 64"),
+    "texts longer than the model": (("--radius", 1, "--max-length", 65), "3 ... 64"),
     "no such device": (("--radius", 1, "--device", "abacus"), "abacus"),
     "a device that is not here": (("--radius", 1, "--device", "cuda:99"), "cuda:99"),
     "half precision": (("--radius", 1, "--dtype", "float16"), "'float16' is not one of"),

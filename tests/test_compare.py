@@ -607,13 +607,9 @@ def test_a_head_with_too_few_classes(zoo: Path) -> None:
     spec = write_spec(zoo, WORST, SLOPE)
     done = compare(spec, report=True)
     assert done.exit_code == 1
-    assert found(spec).known == (12, 15)
-    troubles = failures(spec)
-    assert {name for name, _, _ in troubles} == {"m_9"}
-    whats = [what for _, what, _ in troubles]
-    assert "loss and error on data, batches 0 to 1" in whats
-    assert "inv (second order) worst-case sharpness, steps 2, radius 0.05, batches 0 to 1" in whats
-    assert all("Labels must lie in 0 ... 1, for the model has 2 classes. Found 2" in why for _, _, why in troubles)
+    ((name, _, why),) = failures(spec)
+    assert name == "m_9"
+    assert "the label must be in 0 ... 1, the classes of the model, found 2" in why
     said_and_shown(done, spec)
 
 

@@ -79,9 +79,9 @@ def measure(
     chosen = [_geometry(name, geodesic) for name in dict.fromkeys(geometries)]
     network = load_model(model)
     examples = read_text_labels(data, num_labels=_number_of_classes(model, network))
-    batches = tokenised_batches(model, examples, batch_size=batch_size, max_length=max_length)
+    tokenised = tokenised_batches(model, examples, batch_size=batch_size, max_length=max_length)
     network.to(device=device, dtype=dtype)
-    batches = [{name: value.to(device) for name, value in batch.items()} for batch in batches]
+    batches = [{name: value.to(device) for name, value in batch.items()} for batch in tokenised]
     ascent = {"radius": radius, "steps": steps, "restarts": restarts, "seed": seed}
     with progress_bars(quiet=quiet) as report:
         results = [_measured(network, batches, geometry, ascent, report) for geometry in chosen]

@@ -148,8 +148,8 @@ class Run:
                 return leaf
             return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
 
-        data, test = ([tree_map(placed, batch) for batch in batches] for batches in (data, test))
-        return Loaded(model.to(device, dtype), data, test)
+        there = [[tree_map(placed, batch) for batch in batches] for batches in (data, test)]
+        return Loaded(model.to(device, dtype), *there)
 
     def _score(self, loaded: Loaded, units: Sequence[ScoreUnit]) -> None:
         for each in units:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load.headers import Shapes, TooLarge, at_most, check_config, shapes_in
-from quotient_manifolds.load.names import first_line, shown
+from quotient_manifolds.load.names import brief, first_line, shown
 from quotient_manifolds.load.offline import asked_network, no_network
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
@@ -35,8 +35,8 @@ def load_pretrained(
     """Return the model in a directory, every parameter read from safetensors, in eval mode.
 
     architecture: its class in transformers; by default the one that `architectures` in config.json names. settings:
-    entries of the configuration in place of the file's. instead: values of parameters that the files may lack, or have in
-    another shape.
+    entries of the configuration in place of the file's. instead: values of parameters that the files may lack, or have
+    in another shape.
 
     Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, a model far
     larger than the files, and anything that would have to be fetched from a network.
@@ -85,8 +85,8 @@ def refusal(error: Exception, what: str) -> ValueError:
         return error
     if asked_network(error):
         return ValueError(
-            f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration names), "
-            f"and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
+            f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration "
+            f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
         )
     return ValueError(f"{what} does not load: {first_line(error)}")
 
@@ -95,7 +95,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
     names = config.get("architectures") or ["AutoModel"]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ValueError(
-            f"architectures in {shown(path / 'config.json')} must be a list of names, found {names!r:.60}."
+            f"architectures in {shown(path / 'config.json')} must be a list of names, found {brief(names)}."
         )
     return names[0]
 
@@ -164,7 +164,7 @@ def _weight_files(path: Path) -> list[Path]:
         for shard in shards:
             if not shard.endswith(".safetensors") or Path(shard).name != shard:
                 raise ValueError(
-                    f"{shown(index)} names {shard!r:.80} as a shard: expected files that end in .safetensors, beside it."
+                    f"{shown(index)} names {brief(shard)} as a shard: expected files of safetensors beside it."
                 )
             if not (path / shard).is_file():
                 raise ValueError(f"{shown(path)} is incomplete: {index.name} names {shard}, which is not there.")
@@ -177,8 +177,9 @@ def without_weights(path: Path) -> str:
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern))
     if pickles:
         return (
-            f"{shown(path)} has pickled weights only ({shown(pickles[0])}), and unpickling can run any code: convert them "
-            "where you trust them, with model.save_pretrained(directory, safe_serialization=True), and give that directory."
+            f"{shown(path)} has pickled weights only ({shown(pickles[0])}), and unpickling can run any code: convert "
+            "them where you trust them, with model.save_pretrained(directory, safe_serialization=True), and give that "
+            "directory."
         )
     return f"{shown(path)} has no weights: expected model.safetensors, or adapter_model.safetensors of an adapter."
 

@@ -31,7 +31,7 @@ class Head:
         return any(not re.fullmatch(r"LABEL_\d+", name) for name in self.names)
 
     def find(self, word: str) -> int | None:
-        """Return the class of that name, in the same letters or, where only one is like it, in small or capital ones."""
+        """Return the class of that name; capitals count only where two names differ in them alone."""
         if word in self.names:
             return self.names[word]
         alike = {number for name, number in self.names.items() if name.casefold() == word.strip().casefold()}
@@ -46,7 +46,7 @@ class Head:
 def head_of(model: nn.Module) -> Head:
     """Return the classes that a Hugging Face classifier's configuration tells of, nothing for any other model."""
     unwrapped = getattr(model, "get_base_model", lambda: model)()  # of peft
-    config = getattr(unwrapped, "config", None)
+    config: Any = getattr(unwrapped, "config", None)
     if not type(unwrapped).__name__.endswith("Classification") or not isinstance(
         getattr(config, "num_labels", None), int
     ):

@@ -20,8 +20,8 @@ def load_model(source: str | Path) -> nn.Module:
 
     `source` is a Hugging Face directory (config.json and safetensors weights, in one file or in shards; the class is
     the one that `architectures` names), a directory of a peft adapter whose base model is a directory on this machine
-    (the base is loaded with the adapter on it, not merged), or `package.module:function`, where the function takes no argument and returns
-    an nn.Module. Nothing is unpickled, downloaded, or run from the directory.
+    (the base is loaded with the adapter on it, not merged), or `package.module:function`, where the function takes no
+    argument and returns an nn.Module. Nothing is unpickled, downloaded, or run from the directory.
 
     Raises ValueError, in one sentence, when there is no such model, when the weights are not safetensors, or when they
     do not cover every parameter (the rest would be random numbers).

@@ -48,8 +48,8 @@ class Preparation:
         processor = None if home is None or (size and normalisation) else load_image_processor(home)
         if home is None and normalisation is None:
             raise ValueError(
-                f"Nothing says how pixels are normalised for {type(model).__name__}: it has no {PROCESSORS[0]}; give mean "
-                "and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
+                f"Nothing says how pixels are normalised for {type(model).__name__}: it has no {PROCESSORS[0]}; give "
+                "mean and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
             )
         if (side := max(_sides(processor), default=1)) ** 2 > PREPARED:
             raise ValueError(f"The image processor in {shown(home or '')} makes pictures with sides of {side} pixels.")
@@ -139,6 +139,6 @@ def _entry(sizes: Any, name: str) -> int | None:
 def _sides(processor: Any) -> Iterator[int]:
     """All the lengths that an image processor is set to."""
     for setting in ("size", "crop_size", "pad_size"):
-        value = getattr(processor, setting, None)
+        value: Any = getattr(processor, setting, None)
         values = value.values() if hasattr(value, "values") else [value]
         yield from (math.ceil(each) for each in values if isinstance(each, (int, float)) and math.isfinite(each))

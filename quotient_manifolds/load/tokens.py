@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load.huggingface import has_tokenizer, load_tokenizer, read_config
-from quotient_manifolds.load.names import shown
+from quotient_manifolds.load.names import brief, first_line, shown
 from quotient_manifolds.load.points import Batches, Points, Reader
 from quotient_manifolds.load.text import Example, LabelledText
 
@@ -102,7 +102,7 @@ class TextEncoder:
             )
         except (OverflowError, TypeError, RuntimeError) as error:  # of a tokenizer that is not what it says it is
             raise ValueError(
-                f"The tokenizer in {shown(self.source)} fails on the text of {places[0]}: {error}"
+                f"The tokenizer in {shown(self.source)} fails on the text of {places[0]}: {first_line(error)}"
             ) from error
         largest = int(encoded["input_ids"].max())
         if self.table.vocabulary is not None and largest >= self.table.vocabulary:
@@ -122,9 +122,7 @@ class TextEncoder:
         unknown = self.tokenizer.unk_token_id
         for row, (ids, special) in enumerate(zip(found["input_ids"], found["special_tokens_mask"], strict=True)):
             if not ids:
-                raise ValueError(
-                    f"{places[row]}: the text {texts[row]!r:.40} has no tokens, so there is nothing to read."
-                )
+                raise ValueError(f"{places[row]}: the text {brief(texts[row])} has no tokens: nothing is left to read.")
             words = [token for token, added in zip(ids, special, strict=True) if not added]
             # A tokenizer without a sign for what it does not know leaves it out.
             lost = bool(texts[row].strip()) and not words
@@ -154,8 +152,8 @@ def tokenised_batches(
 
     Texts are cut at `max_length` tokens (128, or the positions the model has, if fewer) and padded to the longest of
     their batch; the last batch may be smaller. The answer is a list that says how many texts were cut (`truncated`,
-    `notes`). Raises ValueError if the directory has no tokenizer, one whose tokens or positions the model beside it does
-    not have, or one that knows less than half of the words.
+    `notes`). Raises ValueError if the directory has no tokenizer, one whose tokens or positions the model beside it
+    does not have, or one that knows less than half of the words.
     """
     path = Path(directory)
     config = read_config(path)
