@@ -345,8 +345,27 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("a colon in text", with_line(5, "  path: a: b"), 5, "not valid YAML (mapping values are not allowed here)"),
     ("two documents", with_line(10, "---"), 10, "not valid YAML (but found another document)"),
     ("a tag", with_line(19, "dtype: !!python/name:os.system"), 19, "tag .*python/name:os.system has no use here"),
-    ("an alias of itself", with_line(18, "given: &a [*a]"), 18, "refers to itself"),
-    ("an unknown alias", with_line(19, "dtype: *a"), 19, "undefined alias 'a'"),
+    ("an alias of itself", with_line(18, "given: &a [*a]"), 18, r"\*a is an alias"),
+    ("an unknown alias", with_line(19, "dtype: *a"), 19, r"\*a is an alias; write out what it stands for"),
+    ("an alias", with_line(19, "dtype: &a float32", "given: *a", empty=[18]), 20, r"\*a is an alias"),
+    (
+        "a billion laughs",
+        "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(40)),
+        1,
+        r"\*a0 is an alias",
+    ),
+    ("a merged mapping", with_line(10, "<<: {a: 1}"), 10, "unknown key '<<'"),
+    ("depth", with_line(18, f"given: {'[' * 5000}"), 18, "nested deeper than 32 levels"),
+    ("depth of mappings", with_line(18, f"given: {'{a: ' * 5000}"), 18, "nested deeper than 32 levels"),
+    ("depth in closed lists", with_line(18, f"given: {'[' * 5000}{']' * 5000}"), 18, "nested deeper than 32 levels"),
+    ("5000 digits", with_line(6, f"  batch_size: {'9' * 5000}"), 6, "a number of 5000 digits"),
+    ("400 digits", with_line(6, f"  batch_size: {'9' * 400}"), 6, "a number of 400 digits"),
+    ("a radius of 400 digits", with_line(14, f"    radius: {'9' * 400}.5"), 12, "radius must be a positive finite"),
+    ("a huge number of batches", with_line(7, "  max_batches: 1e30"), 7, "data.max_batches: input should be a valid"),
+    ("a huge seed", with_line(7, f"  seed: {10**30}"), 7, "data.seed: input should be less than"),
+    ("a huge seed of a measure", with_line(14, "    radius: 1", f"    seed: {10**30}"), 15, "seed: input should be less"),
+    ("a negative seed", with_line(7, "  seed: -1"), 7, "data.seed: input should be greater than"),
+    ("too many steps", with_line(14, "    radius: 1", f"    steps: {10**30}"), 15, "steps: input should be less than"),
     ("a character", with_line(19, "dtype: \x01"), 0, "not valid YAML: unacceptable character #x0001"),
     ("nothing", "", 0, "must be YAML with the keys checkpoints, data,"),
     ("a comment", "# nothing\n", 0, "must be YAML with the keys checkpoints, data,"),
@@ -472,13 +491,13 @@ def test_keys_are_text_as_it_is_written(tmp_path: Path) -> None:
     assert read_yaml(path).content == {"yes": 1, "no": 0, "08": 2, "1.50": 3, "true": 4, "~": 5}
 
 
-def test_lines_of_keys_items_aliases_and_merged_mappings(tmp_path: Path) -> None:
+def test_lines_of_keys_and_items(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("a: &x\n  b: 1\n  c:\n    - 2\n    - {d: 3,\n       e: 4}\nf:\n  <<: *x\n  g: 5\nh: *x\n")
+    path.write_text("a:\n  b: 1\n  c:\n    - 2\n    - {d: 3,\n       e: 4}\nf: &unused\n  g: 5\n")
     document = read_yaml(path)
-    assert document.content["f"] == {"b": 1, "c": [2, {"d": 3, "e": 4}], "g": 5}
-    lines = [document.line(place) for place in [("a", "c", 1, "e"), ("a", "c", 0), ("f", "g"), ("f", "b"), ("z",)]]
-    assert lines == [6, 4, 9, 7, 1]
+    assert document.content["f"] == {"g": 5}
+    lines = [document.line(place) for place in [("a", "c", 1, "e"), ("a", "c", 0), ("f", "g"), ("f", "h"), ("z",)]]
+    assert lines == [6, 4, 8, 7, 1]
 
 
 def test_every_measure_of_the_program_has_a_name_here() -> None:

@@ -13,8 +13,9 @@ import yaml
 Place = tuple[str | int, ...]  # keys and indices from the top of the document
 
 TAG = "tag:yaml.org,2002:"
+LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
+DEEPEST = 32  # collections inside each other; a spec has four
 SYNTAX = (  # of the core schema of YAML 1.2: kind, what it looks like, and its first letters
-    ("merge", r"<<", "<"),
     ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
@@ -29,6 +30,31 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Without aliases, a few of which can stand for billions of nodes, and not so deep that recursion ends."""
+        event = self.peek_event()
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(
+                None, None, f"*{event.anchor} is an alias; write out what it stands for", event.start_mark
+            )
+        if self.depth > DEEPEST:
+            raise yaml.composer.ComposerError(None, None, f"nested deeper than {DEEPEST} levels", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def whole_number(self, node: Any) -> int:
+        """010 is ten; a number that no setting can take is refused before Python spends time on its digits."""
+        text = str(self.construct_scalar(node))
+        if len(text) > 100:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number of {len(text)} digits, which no setting can take", node.start_mark
+            )
+        return int(text)
+
     def plain_tag(self, node: Any) -> str:
         """What a node is where nobody says so with a tag."""
         return str(self.resolve(type(node), getattr(node, "value", None), (True, False)))
@@ -36,7 +62,7 @@ class _Loader(yaml.SafeLoader):
 
 for _kind, _pattern, _first in SYNTAX:
     _Loader.add_implicit_resolver(TAG + _kind, re.compile(f"^(?:{_pattern})$"), list(_first))
-_Loader.add_constructor(f"{TAG}int", lambda loader, node: int(loader.construct_scalar(node)))  # 010 is ten
+_Loader.add_constructor(f"{TAG}int", _Loader.whole_number)
 
 
 @final
@@ -59,12 +85,14 @@ class Document:
 def read_yaml(path: Path) -> Document:
     """Raises ValueError, one sentence with the line, for a file that is no YAML or gives a key twice."""
     try:
+        if path.is_file() and path.stat().st_size > LARGEST:
+            raise ValueError(f"{path} is no spec: it has more than {LARGEST} bytes.")
         loader = _Loader(path.read_text(encoding="utf-8"))
         try:
             node = loader.get_single_node()
             walk = _Walk(path, loader)
             if node is not None:
-                walk.note(node, (), ())
+                walk.note(node, ())
             return Document(path, None if node is None else loader.construct_document(node), walk.lines)
         finally:
             loader.dispose()
@@ -87,30 +115,27 @@ class _Walk:
     loader: _Loader
     lines: dict[Place, int] = field(default_factory=dict)
 
-    def note(self, node: Any, place: Place, above: tuple[Any, ...]) -> None:
-        if node in above:
-            raise self._wrong(node, "what is here refers to itself")
+    def note(self, node: Any, place: Place) -> None:
         if node.tag not in (f"{TAG}str", self.loader.plain_tag(node)):
             raise self._wrong(node, f"the tag {node.tag.replace(TAG, '!!')} has no use here; leave it out")
         if node.id == "mapping":
-            self._note_keys(node, place, (*above, node))
+            self._note_keys(node, place)
         elif node.id == "sequence":
             for index, value in enumerate(node.value):
                 here = (*place, index)
                 self.lines[here] = value.start_mark.line + 1
-                self.note(value, here, (*above, node))
+                self.note(value, here)
 
-    def _note_keys(self, node: Any, place: Place, above: tuple[Any, ...]) -> None:
+    def _note_keys(self, node: Any, place: Place) -> None:
         for key, value in node.value:
             if key.id != "scalar":
                 raise self._wrong(key, "a key must be text")
-            if key.tag != f"{TAG}merge":
-                key.tag = f"{TAG}str"  # as it is written: no key here is a number
+            key.tag = f"{TAG}str"  # as it is written: no key here is a number
             here = (*place, key.value)
             if here in self.lines:
                 raise self._wrong(key, f"{key.value} is given again (first in line {self.lines[here]})")
             self.lines[here] = key.start_mark.line + 1
-            self.note(value, here, above)
+            self.note(value, here)
 
     def _wrong(self, node: Any, why: str) -> ValueError:
         return ValueError(f"{self.path}, line {node.start_mark.line + 1}: {why}.")

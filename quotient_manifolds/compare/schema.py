@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, ValidationError
 from pydantic_core import ErrorDetails
 
 from quotient_manifolds.compare.document import Document, Place
@@ -25,6 +25,8 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(gt=0, lt=2**31)]  # more would never be done
 AsList = BeforeValidator(_as_list)  # one or several
 Names = Annotated[list[str], AsList]
 
@@ -49,14 +51,14 @@ class DataSection(_Section):
 
     path: str
     format: str = "auto"
-    batch_size: PositiveInt = 32
-    max_batches: PositiveInt | None = None
-    seed: int | None = None
+    batch_size: Count = 32
+    max_batches: Count | None = None
+    seed: Seed | None = None
     labels: dict[str, int] | list[int] | None = None
-    max_length: PositiveInt | None = None
+    max_length: Count | None = None
     tokenizer: str | None = None
     columns: dict[str, str] | None = None
-    size: PositiveInt | None = None
+    size: Count | None = None
     channels: int | None = None
     mean: list[float] | str | None = None
     std: list[PositiveFloat] | None = None
@@ -76,14 +78,14 @@ class MeasureSection(_Section):
     geodesic: str | None = None
     eps: float | None = None
     biases: str | None = None
-    steps: PositiveInt | None = None
-    restarts: int | None = None
+    steps: Count | None = None
+    restarts: Annotated[int, Field(lt=2**31)] | None = None
     tolerance: float | None = None
-    samples: PositiveInt | None = None
+    samples: Count | None = None
     products: str | None = None
     layer: str | None = None
     method: str | None = None
-    seed: int | None = None
+    seed: Seed | None = None
 
     @property
     def options(self) -> dict[str, Any]:
