@@ -161,8 +161,8 @@ def test_one_value_is_a_list_of_one(read: Read) -> None:
 
 
 def test_a_function_may_be_a_zoo_of_one_model(read: Read) -> None:
-    spec = read(with_line(3, "  loader: package.module:function", empty=[2, 10, 18]))
-    assert [(each.name, each.path) for each in spec.checkpoints] == [("package.module:function", None)]
+    spec = read(with_line(3, "  loader: tests.zoos:plain", empty=[2, 10, 18]))
+    assert [(each.name, each.path) for each in spec.checkpoints] == [("tests.zoos:plain", None)]
 
 
 def test_paths_may_begin_with_the_home_directory(read: Read, zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +363,12 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("a radius of 400 digits", with_line(14, f"    radius: {'9' * 400}.5"), 12, "radius must be a positive finite"),
     ("a huge number of batches", with_line(7, "  max_batches: 1e30"), 7, "data.max_batches: input should be a valid"),
     ("a huge seed", with_line(7, f"  seed: {10**30}"), 7, "data.seed: input should be less than"),
-    ("a huge seed of a measure", with_line(14, "    radius: 1", f"    seed: {10**30}"), 15, "seed: input should be less"),
+    (
+        "a huge seed of a measure",
+        with_line(14, "    radius: 1", f"    seed: {10**30}"),
+        15,
+        "seed: input should be less",
+    ),
     ("a negative seed", with_line(7, "  seed: -1"), 7, "data.seed: input should be greater than"),
     ("too many steps", with_line(14, "    radius: 1", f"    steps: {10**30}"), 15, "steps: input should be less than"),
     ("a character", with_line(19, "dtype: \x01"), 0, "not valid YAML: unacceptable character #x0001"),

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from quotient_manifolds.statistics import KINDS, Agreement, Correlation, Kind, agreement, correlation
+from quotient_manifolds.statistics import (
+    KINDS,
+    Agreement,
+    Correlation,
+    Kind,
+    agreement,
+    correlation,
+    holm,
+    tau_deviation,
+)
 from quotient_manifolds.statistics import partial_correlation as partial
 
 CHEAP: dict[str, Any] = {"resamples": 9, "permutations": 9}
@@ -397,3 +406,33 @@ def test_agreement_of_what_failed_everywhere_is_not_defined() -> None:
     assert agreement({}) == Agreement("kendall-b", (), (), (), 0)
     with pytest.raises(ValueError, match=r"one length.*'b': 1"):
         agreement({"a": [1.0, 2.0], "b": [1.0]})
+
+
+# Many correlations, few models.
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=8))
+def test_holm_rejects_step_by_step(p_values: list[float | None]) -> None:
+    """Corrected values below a level are those that Holm's procedure rejects: p_(k) < alpha / (m - k) so far."""
+    corrected = holm(p_values)
+    known = sorted(p for p in p_values if p is not None)
+    assert [p is None for p in corrected] == [p is None for p in p_values]
+    for alpha in (0.01, 0.05, 0.5):
+        rejected = 0
+        while rejected < len(known) and known[rejected] * (len(known) - rejected) < alpha:
+            rejected += 1
+        assert sum(p is not None and p < alpha for p in corrected) == rejected
+
+
+def test_holm_of_a_known_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.7, 0.7]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("models", [2, 4, 6])
+def test_tau_of_unrelated_models_strays_as_said(models: int) -> None:
+    taus = [tau_a(range(models), order) for order in itertools.permutations(range(models))]
+    assert math.sqrt(np.mean(np.square(taus))) == pytest.approx(tau_deviation(models))
+    with pytest.raises(ValueError, match="at least 2 models"):
+        tau_deviation(1)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory of the results.  [default: results/NAME, for NAME.yaml]",
+    help="Directory of the results.  [default: results/NAME beside NAME.yaml]",
 )
 @device_option
 @quiet_option
@@ -71,7 +71,7 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
     """
     from quotient_manifolds.compare import Run, Store, analyse, joined, read_spec, write_comparison
 
-    folder = Path("results") / spec.stem if out is None else out
+    folder = spec.resolve().parent / "results" / spec.stem if out is None else out
     with _said_once():
         wanted = read_spec(spec)
         store = Store(folder / "store.sqlite")
@@ -90,9 +90,8 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
         waiting = run.waiting()
     if not quiet:
         _print(comparison, measured, waiting, folder)
-    for trouble in comparison.troubles:
-        where = trouble.checkpoint if trouble.what is None else f"{trouble.checkpoint}, {trouble.what}"
-        click.echo(f"Failed: {where}: {trouble.message}", err=True)
+    for failed in comparison.failures:
+        click.echo(f"Failed: {failed}", err=True)
     if comparison.troubles:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
@@ -130,6 +129,8 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
     known, values = comparison.known
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
     terminal.print(f"{now} Known: {known} of {values} values.")
+    if comparison.few_models:
+        terminal.print(comparison.few_models)
     for sentence in comparison.beyond_reach:
         terminal.print(f"Beyond the reach of its geodesics: {sentence}")
     if waiting:

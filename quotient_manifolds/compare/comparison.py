@@ -12,7 +12,7 @@ import pandas as pd
 
 from quotient_manifolds.compare.scores import GAPS, Scores
 from quotient_manifolds.files import write_text
-from quotient_manifolds.statistics import Agreement, Correlation
+from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, holm, tau_deviation
 
 FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
 
@@ -82,6 +82,19 @@ class Trouble:
 
 @final
 @dataclass(frozen=True)
+class Failed:
+    """What failed on one checkpoint for one reason."""
+
+    checkpoint: str
+    what: tuple[str, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.checkpoint}, {'; '.join(self.what)}: {self.message}"
+
+
+@final
+@dataclass(frozen=True)
 class Comparison:
     """`save` and `load` are inverse to each other; `frame` is the table of checkpoints."""
 
@@ -114,6 +127,32 @@ class Comparison:
             if beyond:
                 said.append(f"{label}: {len(beyond)} of {len(known)} values, relative speed up to {max(beyond):.3g}.")
         return tuple(said)
+
+    @property
+    def failures(self) -> tuple[Failed, ...]:
+        """The troubles, those of one checkpoint with the same reason together."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for each in self.troubles:
+            found.setdefault((each.checkpoint, each.message), []).append(each.what or "the whole checkpoint")
+        return tuple(Failed(checkpoint, tuple(what), message) for (checkpoint, message), what in found.items())
+
+    @property
+    def few_models(self) -> str | None:
+        """A sentence where the correlations are of so few models that chance alone makes large ones; else None."""
+        models = [each.correlation.models for each in self.rankings if each.correlation.value is not None]
+        if not models or (fewest := min(models)) >= FEW_MODELS:
+            return None
+        counted = f"{fewest} models" if fewest == max(models) else f"{fewest} to {max(models)} models"
+        return (
+            f"Correlations over {counted}: among {fewest} models that have nothing to do with a score, tau strays from "
+            f"0 by {tau_deviation(fewest):.2f} (one standard deviation) by chance alone."
+        )
+
+    def corrected(self, kind: Kind) -> dict[tuple[str, str], float | None]:
+        """Holm's corrected p-values of the correlations of one kind, of every measure with every score, by both."""
+        found = [each for each in self.rankings if not each.given and each.correlation.kind == kind]
+        p_values = holm([each.correlation.p_value for each in found])
+        return {(each.measure, each.against): p for each, p in zip(found, p_values, strict=True)}
 
     @property
     def against(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,19 +14,50 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
+from quotient_manifolds.compare.failing import is_users
+
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
 
 
 def model_hash(model: nn.Module) -> str:
-    """SHA-256 of the model's class and configuration, and of name, shape, dtype and bytes of its whole state."""
+    """SHA-256 of all that decides what a model computes, as far as it can be read.
+
+    The classes of its modules, their plain attributes (numbers, text), the source of those that are not installed
+    packages'; its configuration; name, shape, dtype and bytes of its whole state. Not: hooks, and what a module calls.
+    """
     config: Any = getattr(model, "config", None)
     settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
     for passing in ("transformers_version", "_name_or_path"):  # who wrote it, and where it lies
         settings.pop(passing, None)
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    modules = [f"{name}: {_kind(module)} {_settings(module)}" for name, module in model.named_modules()]
+    sources = sorted({_source(kind) for kind in {type(module) for module in model.modules()}})
     frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _hash([kind, json.dumps(settings, sort_keys=True), repr(frozen)], state)
+    return _hash([*modules, *sources, json.dumps(settings, sort_keys=True), repr(frozen)], state)
+
+
+def _kind(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _settings(module: nn.Module) -> str:
+    """Its own plain attributes; of a private one it is not known what it says."""
+    own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "name_or_path"}
+    return repr(sorted((key, repr(value)) for key, value in own.items() if _plain(value)))
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _source(kind: type) -> str:
+    """The text of a class of the user's, who may change it; of others the version decides."""
+    try:
+        return inspect.getsource(kind) if is_users(inspect.getfile(kind)) else ""
+    except (OSError, TypeError):  # made in a console
+        return ""
 
 
 def batch_hash(batch: Any) -> str:
@@ -37,7 +69,9 @@ def batch_hash(batch: Any) -> str:
 
 
 def files_fingerprint(path: Path | None) -> str:
-    """SHA-256 of name, size and time of change of a checkpoint's files: what tells, unread, that none has changed.
+    """SHA-256 of name, size, times of change and inode of a checkpoint's files: what tells, unread, that none changed.
+
+    The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot.
 
     Those of a file are also all beside it that share its stem; of a directory, the files in it (not below, where
     conversions lie). And what a checkpoint may take from the directory it is in, or the one above.
@@ -47,13 +81,14 @@ def files_fingerprint(path: Path | None) -> str:
     found = set(path.glob("*") if path.is_dir() else path.parent.glob(f"{glob.escape(path.stem)}*"))
     found |= {folder / name for folder in path.parents[:2] for name in SHARED}
     stats = [(str(each), each.stat()) for each in sorted(found) if each.is_file()]
-    return _hash([f"{path} {name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats], {})
+    seen = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for _, stat in stats]
+    return _hash([f"{path} {name} {one}" for (name, _), one in zip(stats, seen, strict=True)], {})
 
 
 def _hash(texts: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for text in texts:
-        digest.update(f"{len(text)}:{text}".encode())
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # names of files need not be text
     for name, tensor in tensors.items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -7,20 +7,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
+
+from quotient_manifolds.compare.cells import quoted
 from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
 from quotient_manifolds.compare.run import Run
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
-from quotient_manifolds.statistics import KINDS, NAMES, Correlation, Kind
+from quotient_manifolds.statistics import FEW_MODELS, KINDS, NAMES, Correlation, Kind, holm
 
 
 def write_comparison(comparison: Comparison, run: Run, folder: Path) -> None:
     """report.html, comparison.json, models.csv (a row a checkpoint) and units.csv (a row a unit)."""
     comparison.save(folder / "comparison.json")
-    write_text(folder / "models.csv", comparison.frame().to_csv())
+    write_text(folder / "models.csv", _guarded(comparison.frame()).to_csv())
     write_text(folder / "report.html", render(comparison_page(comparison)))
     run.store.export(folder / "units.csv", run.all_units())
+
+
+def _guarded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame as a spreadsheet may read it: see `cells.quoted`."""
+    text = frame.map(lambda value: quoted(value) if isinstance(value, str) else value)
+    return text.rename(columns=quoted, index=quoted)
 
 
 def comparison_page(comparison: Comparison) -> Page:
@@ -34,7 +43,7 @@ def comparison_page(comparison: Comparison) -> Page:
         ),
         facts=[
             Fact(f"{known} of {cells}", "values (a measure of a checkpoint) are known."),
-            *([Fact(str(len(comparison.troubles)), "failures, listed below.")] if comparison.troubles else []),
+            *([Fact(str(len(comparison.failures)), "failures, listed below.")] if comparison.troubles else []),
             *_best(comparison),
         ],
         sections=[section for section in _sections(comparison) if section.blocks],
@@ -62,7 +71,7 @@ def _spread(values: list[float | None]) -> list[str]:
 
 def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.troubles:
-        rows = [[each.checkpoint, each.what or "the whole checkpoint", each.message] for each in comparison.troubles]
+        rows = [[each.checkpoint, "; ".join(each.what), each.message] for each in comparison.failures]
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
         yield Section("failures", "Failures", [table])
@@ -97,9 +106,11 @@ def _ranking(comparison: Comparison) -> Iterator[Block]:
     first = comparison.rankings[0].correlation
     yield Text(
         f"Intervals are percentile bootstraps over models ({first.resamples} resamples, "
-        f"{100 * first.confidence:g} %); p-values are of a two-sided permutation test. They stand side by side without "
-        "a correction for their number."
+        f"{100 * first.confidence:g} %); p-values are of a two-sided permutation test, one by one and, in the column "
+        "after, corrected by Holm for the number of correlations in the table: the largest of many is large by chance."
     )
+    if comparison.few_models:
+        yield Note("Few models", [comparison.few_models])
     yield _tau_table(comparison)
     for kind in KINDS:
         if kind != "kendall-b":
@@ -117,13 +128,14 @@ def _tau_table(comparison: Comparison) -> Table:
 
 
 def _kind_table(comparison: Comparison, kind: Kind) -> Table:
+    corrected = comparison.corrected(kind)
     rows = [
-        [each.measure, each.against, *_cells(each.correlation)]
+        [each.measure, each.against, *_cells(each.correlation, corrected[each.measure, each.against])]
         for each in comparison.rankings
         if not each.given and each.correlation.kind == kind
     ]
-    columns = ["Measure", "Against", "Value", "Interval", "p", "Models"]
-    return Table(f"table-{kind}", NAMES[kind], columns, rows, [False, False, True, True, True, True])
+    columns = ["Measure", "Against", "Value", "Interval", "p", "p, Holm", "Models"]
+    return Table(f"table-{kind}", NAMES[kind], columns, rows, [False] * 2 + [True] * 5)
 
 
 def _partial_table(partial: list[Ranking]) -> Table:
@@ -133,17 +145,22 @@ def _partial_table(partial: list[Ranking]) -> Table:
     return Table("partial", caption, columns, rows, [False] * 3 + [True] * 4)
 
 
-def _cells(found: Correlation) -> list[str]:
+def _cells(found: Correlation, *corrected: float | None) -> list[str]:
+    """Value, interval, p-value, corrected ones where there are any, and the number of models."""
     value = "undefined" if found.value is None else _signed(found.value)
     interval = "none" if found.low is None or found.high is None else f"{_signed(found.low)} to {_signed(found.high)}"
-    p = "none" if found.p_value is None else f"{found.p_value:.2g}"
-    return [value, interval, p, str(found.models)]
+    return [value, interval, *map(_p, (found.p_value, *corrected)), str(found.models)]
+
+
+def _p(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2g}"
 
 
 def _scatter(comparison: Comparison) -> Iterator[Block]:
     colour = None
     if given := sorted({name for each in comparison.rankings for name in each.given}):
         colour = Colour(given[0], comparison.column(given[0]))
+    names = [row.checkpoint for row in comparison.rows]
     for place, target in enumerate(comparison.against):
         figures: list[Figure] = []
         for label in comparison.labels:
@@ -151,9 +168,11 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
                 continue
             tau = _tau(comparison, label, target)
             panel = Panel(label, comparison.column(label), comparison.column(target), tau, comparison.errors(label))
-            plot = scatter_figure([panel], y_label=target, colour=colour)
+            plot = scatter_figure([panel], y_label=target, colour=colour, names=names)
             figures.append(Figure(plot.svg(f"scatter-{place}-{len(figures)}"), label))
-        yield Text(f"{target} against each measure; a point is a checkpoint, with the standard error of its measure.")
+        yield Text(
+            f"{target} against each measure; a point is a checkpoint, named under the pointer, with its standard error."
+        )
         yield Gallery(figures)
 
 
@@ -172,8 +191,10 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
         if len(labels) > 1:
             radii = sorted(labels)
             values = list(zip(*(comparison.column(labels[radius]) for radius in radii), strict=True))
-            plot = radius_figure(radii, {family: values})
-            figures.append(Figure(plot.svg(f"radius-{place}"), f"{family}: a line is a checkpoint."))
+            plot = radius_figure(radii, {family: values}, names=[row.checkpoint for row in comparison.rows])
+            figures.append(
+                Figure(plot.svg(f"radius-{place}"), f"{family}: a line is a checkpoint, named under the pointer.")
+            )
     if figures:
         yield Gallery(figures)
 
@@ -211,7 +232,7 @@ def _value_table(comparison: Comparison) -> Table:
 
 
 def _best(comparison: Comparison) -> Iterator[Fact]:
-    """The measure whose tau-b with the first target is largest in size."""
+    """The measure whose tau-b with the first target is largest in size, and that it is the largest of how many."""
     found = [
         each
         for each in comparison.rankings
@@ -220,8 +241,15 @@ def _best(comparison: Comparison) -> Iterator[Fact]:
     defined = [each for each in found if each.correlation.value is not None]
     if defined:
         best = max(defined, key=lambda each: abs(each.correlation.value or 0.0))
-        meaning = f"is the largest tau-b in size, of {best.measure} with {best.against}, among {len(found)} measures."
-        yield Fact(str(best.correlation), meaning)
+        one = best.correlation
+        p = holm([each.correlation.p_value for each in defined])[defined.index(best)]
+        chosen = "is tau-b" if len(defined) == 1 else f"is the largest in size of {len(defined)} values of tau-b:"
+        many = "" if len(defined) == 1 else f", {_p(p)} corrected (Holm) for being the largest of {len(defined)}"
+        few = f" {one.models} models are few." if one.models < FEW_MODELS else ""
+        yield Fact(
+            str(one),
+            f"{chosen} {best.measure} with {best.against}, {one.models} models; p = {_p(one.p_value)}{many}.{few}",
+        )
 
 
 def _value(value: Value | None) -> str:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from quotient_manifolds.compare.database import StoreError
+from quotient_manifolds.compare.failing import sentence
 from quotient_manifolds.compare.identity import batch_hash, files_fingerprint, model_hash
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.spec import Spec
@@ -90,7 +91,10 @@ class Run:
         try:
             loaded = self._load(checkpoint)
             identity = loaded.identity
-        except Exception as error:  # whatever a library or a function of the user's raises: the rest goes on
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever the user's code raises: the rest goes on
             self._failed.add(checkpoint.name)
             self.store.fail(checkpoint.name, sentence(error))
             return
@@ -183,7 +187,7 @@ class Run:
             self.done += 1
         except StoreError:
             raise
-        except Exception as error:  # as above
+        except (Exception, SystemExit) as error:  # as above
             self._failed.add(unit.key)
             self.store.fail(unit, sentence(error))
 
@@ -204,7 +208,7 @@ def _subject(loaded: Loaded, measured: Measured) -> Subject | str:
     for probe in range(len(loaded.data)):
         try:
             return Subject.of(loaded.model, measured.loss, loaded.data, measured.measure.geometry, probe=probe)
-        except Exception as error:  # the model is the user's
+        except (Exception, SystemExit) as error:  # the model is the user's
             complaints.append(sentence(error))
     return complaints[0]
 
@@ -217,9 +221,3 @@ def _score(model: nn.Module, batch: Any, where: str) -> dict[str, Any]:
     if not math.isfinite(loss):
         raise ValueError(f"The loss must be finite. Found {loss} on {where}, over {len(labels)} labels")
     return {"error": float((logits.argmax(-1) != labels).double().mean()), "loss": loss, "examples": len(labels)}
-
-
-def sentence(error: BaseException) -> str:
-    """What an error says, on one line; its kind too where the message alone says little."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from quotient_manifolds.compare.cells import unquoted
+
 Scores = dict[str, float | str | None]
 
 NAME = "checkpoint"
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")  # no score
 GAPS = ("error_gap", "loss_gap")
 
 
@@ -48,22 +53,25 @@ def check_named(name: str, known: Sequence[str], listed: Mapping[str, Scores], *
         raise ValueError(f"the score {name!r} must be a number to be compared with. Found {text!r}")
 
 
-def read_scores(path: Path, checkpoints: Sequence[str], measured: Sequence[str]) -> dict[str, Scores]:
-    """The rows of a CSV file by its column `checkpoint`; empty cells are None.
+def read_scores(
+    path: Path, checkpoints: Sequence[str], measured: Sequence[str], measures: Sequence[str] = ()
+) -> dict[str, Scores]:
+    """The rows of a CSV file by its column `checkpoint`; empty cells are None, as are NA, null and the like in others.
 
-    Raises ValueError for a file that cannot be read as such, lacks a name or has it twice, names none of the
-    checkpoints, has an infinite number, or a column that is called like one of `measured`.
+    Text that `cells.quoted` has guarded loses its apostrophe. Raises ValueError for a file that cannot be read as such,
+    lacks a name or has it twice, names none of the checkpoints, has a number that is infinite or too large, or a column
+    that is called like one of `measured`, or like one of `measures`, which would take its place.
     """
     frame = _table(path)
     for line, name in enumerate(frame[NAME], start=2):
-        if not isinstance(name, str):
+        if not name:
             raise ValueError(f"{path}, line {line}: the name of the checkpoint is missing")
     twice = frame[NAME][frame[NAME].duplicated()]
     if len(twice):
         raise ValueError(f"{path}, line {int(twice.index[0]) + 2}: {twice.iloc[0]} is named a second time")
     if not set(checkpoints) & set(frame[NAME]):
         raise ValueError(f"{path} names none of the checkpoints, which are called {checkpoints[0]}, and so on")
-    if doubled := [name for name in frame.columns if name in measured]:
+    if doubled := [name for name in frame.columns if name in (*measured, *measures)]:
         raise ValueError(f"{path}: {doubled[0]} is measured here; give the column another name")
     records = frame.drop(columns=NAME).to_dict(orient="records")
     return {
@@ -74,17 +82,47 @@ def read_scores(path: Path, checkpoints: Sequence[str], measured: Sequence[str])
 
 def _table(path: Path) -> pd.DataFrame:
     try:
-        frame = pd.read_csv(path, dtype={NAME: str})
-    except (OSError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
+            header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0].tolist()
+            names = [unquoted(name) for name in header]
+            if len(set(names)) < len(names):
+                raise ValueError(f"the column {next(name for name in names if names.count(name) > 1)!r} is there twice")
+            # A checkpoint may be called NA, null or 007.
+            missing = {place: list(MISSING) for place, name in enumerate(names) if name != NAME}
+            kinds = {place: str for place, name in enumerate(names) if name == NAME}
+            frame = pd.read_csv(
+                path,
+                header=None,
+                skiprows=1,
+                names=range(len(names)),
+                dtype=kinds,
+                index_col=False,
+                keep_default_na=False,
+                na_values=missing,
+            )
+    except pd.errors.ParserWarning as error:
+        raise ValueError(f"the scores {path} have a row with more cells than there are columns") from error
+    except (OSError, ValueError, OverflowError) as error:
         raise ValueError(f"the scores {path} cannot be read as CSV: {' '.join(str(error).split())}") from error
-    if NAME not in frame.columns:
-        raise ValueError(f"{path} needs a column {NAME}. Found {', '.join(map(str, frame.columns))}")
+    if NAME not in names:
+        raise ValueError(f"{path} needs a column {NAME}. Found {', '.join(names)}")
+    frame.columns = pd.Index(names)
+    frame[NAME] = frame[NAME].map(unquoted)
     return frame
 
 
 def _plain(value: object, where: str) -> float | str | None:
     if isinstance(value, (bool, int, float)):
-        if math.isinf(value):
-            raise ValueError(f"{where} must be finite. Found {value}")
-        return None if math.isnan(value) else float(value)
-    return None if value is None else str(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isinf(number):
+            raise ValueError(f"{where} must be finite. Found {str(value)[:40]}")
+        return None if math.isnan(number) else number
+    if value is None:
+        return None
+    if re.fullmatch(r"[-+]?[0-9]{19,}", str(value)):
+        raise ValueError(f"{where} must be a number with fewer digits. Found {str(value)[:40]}")
+    return unquoted(str(value))

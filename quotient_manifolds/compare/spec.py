@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
 from quotient_manifolds.compare.document import Document, Place, read_yaml
+from quotient_manifolds.compare.failing import printable, sentence
 from quotient_manifolds.compare.measures import Measured, measures_of
 from quotient_manifolds.compare.schema import DataSection, Schema, validated
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
+from quotient_manifolds.load.models import load_object
 
 
 @final
@@ -49,9 +52,12 @@ def read_spec(path: str | Path) -> Spec:
     top = validated(document)
     base = path.resolve().parent
     with _at(document, "checkpoints"):
-        checkpoints = find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base)
+        if ":" in top.checkpoints.loader:  # found now, not once for every checkpoint
+            _importable(base)
+            load_object(top.checkpoints.loader, "a function that returns an nn.Module")
+        checkpoints = _named(find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base))
     measures = _measures(document, top)
-    scores = _scores(document, top, base, checkpoints)
+    scores = _scores(document, top, base, checkpoints, [each.label for each in measures])
     return Spec(
         path=path,
         checkpoints=checkpoints,
@@ -65,11 +71,19 @@ def read_spec(path: str | Path) -> Spec:
     )
 
 
+def _importable(base: Path) -> None:
+    """Modules beside a spec are found wherever the command is given."""
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+
+
 @contextmanager
 def _at(document: Document, *place: str | int) -> Iterator[None]:
     """What is wrong inside is said with the line of `place`."""
     try:
         yield
+    except SystemExit as error:  # of a module of the user's, while it is imported
+        raise ValueError(f"{document.path}, line {document.line(place)}: {sentence(error)}") from error
     except (ValueError, TypeError) as error:
         raise ValueError(f"{document.path}, line {document.line(place)}: {error}") from error
 
@@ -93,14 +107,27 @@ def _measures(document: Document, top: Schema) -> tuple[Measured, ...]:
     return tuple(found.values())
 
 
-def _scores(document: Document, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...]) -> Mapping[str, Scores]:
+def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """Checkpoints with names that can be printed: bytes that are no text and control characters as escapes."""
+    names: dict[str, Checkpoint] = {}
+    for each in checkpoints:
+        name = printable(each.name)
+        while name in names:
+            name += "*"
+        names[name] = replace(each, name=name)
+    return tuple(names.values())
+
+
+def _scores(
+    document: Document, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...], measures: Sequence[str]
+) -> Mapping[str, Scores]:
     """The file's rows, once all that the spec says of scores has been checked."""
     listed: Mapping[str, Scores] = {}
     measured = measured_scores(test=top.test is not None)
     if top.scores is not None:
         with _at(document, "scores"):
             names = [each.name for each in checkpoints]
-            listed = read_scores(base / Path(top.scores).expanduser(), names, measured)
+            listed = read_scores(base / Path(top.scores).expanduser(), names, measured, measures)
     known = (*measured, *dict.fromkeys(name for row in listed.values() for name in row))
     for key, names in (("against", top.against), ("given", top.given)):
         for index, name in enumerate(names):

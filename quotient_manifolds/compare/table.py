@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from quotient_manifolds.compare.cells import guarded
 from quotient_manifolds.compare.unit import Unit
 from quotient_manifolds.files import whole
 from quotient_manifolds.frames import data_frame
@@ -51,7 +52,8 @@ def frame(results: Sequence[Result]) -> pd.DataFrame:
 def export(results: Sequence[Result], path: Path) -> None:
     """Write .csv (of `rows`), .parquet (of `frame`) or .json (a list of objects, nested as they were kept).
 
-    Floats survive every one of them bit for bit; in .csv None and empty text are both empty. The file is written beside
+    Floats survive every one of them bit for bit; in .csv None and empty text are both empty, and text that a
+    spreadsheet would run as a formula (= + - @ at its front) stands behind an apostrophe. The file is written beside
     and moved, so nobody meets half of it. Raises ValueError for another suffix, ImportError where pandas or pyarrow is
     missing.
     """
@@ -86,10 +88,10 @@ def _write_csv(results: Sequence[Result], path: Path) -> None:
     table = rows(results)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(
-            file, fieldnames=list(table[0]) if table else [*IDENTITY, "seconds"], lineterminator="\n"
+            file, fieldnames=list(guarded(table[0])) if table else [*IDENTITY, "seconds"], lineterminator="\n"
         )
         writer.writeheader()
-        writer.writerows(table)
+        writer.writerows(map(guarded, table))
 
 
 def _write_json(results: Sequence[Result], path: Path) -> None:

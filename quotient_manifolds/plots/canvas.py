@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.plots.svg import embedded
+from quotient_manifolds.plots.svg import drawable, embedded
 
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
 
@@ -50,17 +50,21 @@ def style_of(place: int) -> Style:
 
 @dataclass(frozen=True)
 class Plot:
-    """A matplotlib figure, and `alt`: what it shows, in words, for those who do not see it."""
+    """A matplotlib figure, and `alt`: what it shows, in words, for those who do not see it.
+
+    names: what its points are called, by the id of the drawn series; an SVG shows them under the pointer.
+    """
 
     figure: Any
     alt: str
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def svg(self, name: str) -> str:
         """The figure as an <svg> element for a page, described by `alt`; `name` makes its ids unique in the page."""
         buffer = io.StringIO()
         with _settings():  # ticks are made only now
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return embedded(buffer.getvalue(), name, self.alt, THEME)
+        return embedded(buffer.getvalue(), name, self.alt, THEME, self.names)
 
     def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
         """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png."""
@@ -82,7 +86,7 @@ def canvas(
         figure = figure_class(figsize=(columns * size[0], rows * size[1]), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for place, one in enumerate(axes):
-            one.set(xlabel=x_label, ylabel=y_label if place % columns == 0 else "")
+            one.set(xlabel=plain(x_label), ylabel=plain(y_label) if place % columns == 0 else "")
         yield figure, axes
 
 
@@ -118,6 +122,11 @@ def _matplotlib() -> tuple[Any, Any]:
             'The figures are drawn by matplotlib, which is not installed: pip install "quotient-manifolds[plots]".'
         ) from error
     return mpl, Figure
+
+
+def plain(text: str) -> str:
+    """The text as it is: $ begins no formula, and what no file can hold is marked."""
+    return drawable(text).replace("$", r"\$")
 
 
 def numbers(values: Sequence[float | None] | NDArray[Any]) -> NDArray[np.float64]:

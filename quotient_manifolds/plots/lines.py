@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, numbers, plain_ticks, style_of
+from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, numbers, plain, plain_ticks, style_of
 
 Values = Sequence[float | None] | NDArray[Any]
 
@@ -69,15 +69,17 @@ def radius_figure(
     *,
     show: Literal["models", "band"] = "models",
     styles: Mapping[str, Style] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Plot:
     """Sharpness against radius, both logarithmic. `measures`: by label, a row a model, a value a radius.
 
     "models" draws a line for every model; "band" the median over models and, shaded, the quartiles. Values that are
-    missing, or not positive, are not drawn.
+    missing, or not positive, are not drawn. names: of the models, shown under the pointer in the SVG of a page.
     """
     if show not in ("models", "band"):
         raise ValueError(f"show must be 'models' or 'band', found {show!r}.")
     tables = {label: np.stack([numbers(row) for row in rows]) for label, rows in measures.items() if len(rows)}
+    named: dict[str, list[str]] = {}
     with canvas("radius", "sharpness") as (figure, (axes,)):
         for place, (label, table) in enumerate(tables.items()):
             style = (styles or {}).get(label, style_of(place))
@@ -88,21 +90,29 @@ def radius_figure(
                 _line(axes, Series(label, radii, middle, style))
                 continue
             for index, row in enumerate(table):
-                axes.plot(
-                    radii, row, color=style.colour, linestyle=style.line, alpha=0.6, label=None if index else label
+                (line,) = axes.plot(
+                    radii,
+                    row,
+                    color=style.colour,
+                    linestyle=style.line,
+                    alpha=0.6,
+                    label=None if index else plain(label),
                 )
+                if names is not None:
+                    line.set_gid(f"models-{len(named)}")
+                    named[line.get_gid()] = [names[index]]
         axes.set(xscale="log", yscale="log")
         plain_ticks(axes)
         _legend(figure)
     what = "a line for every model" if show == "models" else "median over models, quartiles shaded"
     ends = "; ".join(f"{label} ({len(table)} models) {_growth(radii, table)}" for label, table in tables.items())
-    return Plot(figure, f"Sharpness against radius, {what}. {ends}.")
+    return Plot(figure, f"Sharpness against radius, {what}. {ends}.", named)
 
 
 def _line(axes: Any, one: Series) -> None:
     style: dict[str, Any] = {"color": one.style.colour, "linestyle": one.style.line, "marker": one.style.marker}
     size = 3.5 if len(one.x) > 12 else 6
-    axes.plot(numbers(one.x), numbers(one.y), **style, label=one.label, markersize=size, fillstyle="none")
+    axes.plot(numbers(one.x), numbers(one.y), **style, label=plain(one.label), markersize=size, fillstyle="none")
 
 
 def _legend(figure: Any) -> None:

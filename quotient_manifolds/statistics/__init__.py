@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from quotient_manifolds.statistics.agreement import Agreement, agreement
 from quotient_manifolds.statistics.coefficients import KINDS, NAMES, Kind
-from quotient_manifolds.statistics.correlation import FEWEST_MODELS, Correlation, correlation, partial_correlation
+from quotient_manifolds.statistics.correlation import (
+    FEW_MODELS,
+    FEWEST_MODELS,
+    Correlation,
+    correlation,
+    holm,
+    partial_correlation,
+    tau_deviation,
+)
 
 __all__ = [
     "FEWEST_MODELS",
+    "FEW_MODELS",
     "KINDS",
     "NAMES",
     "Agreement",
@@ -15,5 +24,7 @@ __all__ = [
     "Kind",
     "agreement",
     "correlation",
+    "holm",
     "partial_correlation",
+    "tau_deviation",
 ]

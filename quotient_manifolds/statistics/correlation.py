@@ -16,6 +16,8 @@ from quotient_manifolds.statistics.columns import Floats, Numbers, complete, enc
 
 # Fewer models than this have so few distinct resamples that an interval would be an ornament.
 FEWEST_MODELS = 5
+# Of fewer models than this tau strays from 0 by 0.16 and more by chance alone: a reader is told.
+FEW_MODELS = 20
 # Partial tau is tau-b's, which is tau-a without ties: with ties tau-a comes from no fit.
 PARTIAL = ("kendall-b", "spearman", "pearson")
 BATCH = 500  # resamples computed at once
@@ -119,6 +121,28 @@ def partial_correlation(
         return np.stack([fixed[0], again, *fixed[2:]], axis=-2)
 
     return _estimate(empty, columns, residuals, permuted, resamples, permutations, seed)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return Holm's corrected p-values: max over j <= i of min(1, (m - j) p_(j)), j = 0, 1, ..., in ascending order.
+
+    m is the number of values that are not None. Below a level alpha they keep the chance of any false finding among
+    the m below alpha, whatever the dependence between them (Holm, 1979).
+    """
+    known = sorted((value, place) for place, value in enumerate(p_values) if value is not None)
+    corrected: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (value, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * value))
+        corrected[place] = largest
+    return corrected
+
+
+def tau_deviation(models: int) -> float:
+    """Return sqrt(2 (2 n + 5) / (9 n (n - 1))): how far tau of n unrelated models strays from 0 (Kendall, 1938)."""
+    if models < 2:
+        raise ValueError(f"tau is of at least 2 models, found {models}.")
+    return math.sqrt(2 * (2 * models + 5) / (9 * models * (models - 1)))
 
 
 def _check(confidence: float, resamples: int, permutations: int) -> None:

@@ -1,0 +1,247 @@
+"""What a zoo can hold that its owner did not mean: names, cells, exits and files that must not spoil the rest."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from quotient_manifolds.cli.app import cli
+from quotient_manifolds.compare import Comparison, Store, read_spec
+from quotient_manifolds.compare.cells import quoted, unquoted
+from quotient_manifolds.compare.identity import files_fingerprint, model_hash
+from quotient_manifolds.compare.scores import read_scores
+from tests.zoos import Small, write_images, write_spec
+
+HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz}\ntest: {path: test.npz}"
+SLOPE = "measure: gradient-norm, geometry: euclidean"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Four files that name the seeds of linear classifiers."""
+    (tmp_path / "models").mkdir()
+    for seed in range(4):
+        (tmp_path / "models" / f"m_{seed}").write_text(str(seed))
+    write_images(tmp_path / "train.npz", 8, seed=0)
+    write_images(tmp_path / "test.npz", 8, seed=1)
+    return tmp_path
+
+
+def compare(spec: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
+
+
+def found(spec: Path) -> Comparison:
+    return Comparison.load(spec.parent / "results" / spec.stem)
+
+
+@given(st.text(alphabet="'=+-@\t\ra1"))
+def test_a_guarded_text_comes_back(text: str) -> None:
+    assert unquoted(quoted(text)) == text
+    assert not quoted(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+def test_formulas_are_no_formulas_in_the_csv_files(zoo: Path) -> None:
+    (zoo / "models" / "m_0").rename(zoo / "models" / "=cmd|' !A0")
+    (zoo / "scores.csv").write_text("checkpoint,-kind,rate\n=cmd|' !A0,+1+1,-1.5\nm_1,@a,-2\nm_2,b,-3\n")
+    spec = write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv")
+    assert compare(spec).exit_code == 0
+    out = zoo / "results" / "zoo"
+    for name in ("models.csv", "units.csv"):
+        with (out / name).open(newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert not [cell for cell in cells if cell[:1] in "=+@" and cell]
+        assert all(float(cell) < 0 for cell in cells if cell.startswith("-"))  # numbers are never touched
+        assert any(cell.startswith("'=cmd") for cell in cells)
+    frame = pd.read_csv(out / "models.csv")
+    assert list(frame["rate"].dropna()) == [-1.5, -2, -3]
+    frame[["checkpoint", "'-kind", "rate"]].to_csv(zoo / "again.csv", index=False)
+    again = read_scores(zoo / "again.csv", ["m_1"], [])
+    assert again["=cmd|' !A0"] == {"-kind": "+1+1", "rate": -1.5}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")
+def test_a_name_that_is_no_text_is_shown_as_one(zoo: Path) -> None:
+    for name in (b"m_\xff", b"m_\x01\x1b[31m", b"m_\\xff"):
+        Path(os.fsdecode(os.fsencode(zoo / "models") + b"/" + name)).write_text("7")
+    spec = write_spec(zoo, SLOPE, head=HEAD)
+    done = compare(spec)
+    assert done.exit_code == 0, done.output
+    names = {row.checkpoint for row in found(spec).rows}
+    assert len(names) == 7
+    assert {"m_\\xff", "m_\\x01\\x1b[31m", "m_3"} < names
+    assert all(value is not None for row in found(spec).rows for value in row.values.values())
+
+
+@pytest.mark.parametrize(
+    "column", ["US$ and $\\frac", "a$", "\\$x$", "a\x01b\x1b", "<b>&amp;", "$$", "a\ufffeb", "line\nbreak"]
+)
+def test_any_name_of_a_score_can_be_drawn(zoo: Path, column: str) -> None:
+    cells = [["checkpoint", column, "kind"], *([f"m_{n}", str(n * n), f"$k{n % 2}^$\x02"] for n in range(4))]
+    with (zoo / "scores.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(cells)
+    spec = write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv\ngiven: kind")
+    text = spec.read_text() + f"against: [{column!r}]\n" if column.isprintable() and "\\" not in column else ""
+    spec.write_text(text or spec.read_text())
+    done = compare(spec)
+    assert done.exit_code == 0, done.output
+    assert "<svg" in (zoo / "results" / "zoo" / "report.html").read_text()
+
+
+def test_checkpoints_may_be_called_na_and_null(zoo: Path) -> None:
+    for seed, name in enumerate(("NA", "null", "nan", "None")):
+        (zoo / "models" / f"m_{seed}").rename(zoo / "models" / name)
+    (zoo / "scores.csv").write_text("checkpoint,rate\nNA,1\nnull,2\nnan,NA\nNone,4\n")
+    spec = write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv")
+    assert compare(spec).exit_code == 0
+    rates = {row.checkpoint: row.scores["rate"] for row in found(spec).rows}
+    assert rates == {"NA": 1, "null": 2, "nan": None, "None": 4}
+
+
+@pytest.mark.parametrize("name", ["euclidean gradient norm", "loss", "error_gap"])
+def test_a_score_does_not_pass_for_a_measure(zoo: Path, name: str) -> None:
+    (zoo / "scores.csv").write_text(f"checkpoint,{name}\nm_1,1\n")
+    done = compare(write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv"))
+    assert done.exit_code == 2
+    assert f"{name} is measured here; give the column another name" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (f"checkpoint,rate\nm_1,{'9' * 400}\n", "rate must be finite"),
+        (f"checkpoint,rate\nm_1,{'9' * 5000}\n", "fewer digits"),
+        ("checkpoint,rate\nm_1,1e400\n", "rate must be finite"),
+        ("checkpoint,rate,rate\nm_1,1,2\n", "the column 'rate' is there twice"),
+        ("checkpoint,rate\nm_1,1,2\n", "a row with more cells than there are columns"),
+        ("checkpoint,rate\nm_1,1,\n", "a row with more cells than there are columns"),
+    ],
+)
+def test_scores_that_are_none(zoo: Path, cells: str, words: str) -> None:
+    (zoo / "scores.csv").write_text(cells)
+    done = compare(write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv"))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("when", ["load", "forward"])
+def test_an_exit_in_a_function_of_the_users_is_a_failure(zoo: Path, when: str) -> None:
+    (zoo / "models" / "m_1").write_text(f"exit {when}")
+    spec = write_spec(zoo, SLOPE, head=HEAD)
+    done = compare(spec)
+    assert done.exit_code == 1
+    assert "Failed: m_1" in done.stderr
+    assert "SystemExit: 0 (at zoos.py, line " in done.stderr
+    assert found(spec).known == (3, 4)
+
+
+def test_an_exit_while_a_module_is_imported_is_bad_input(zoo: Path) -> None:
+    (zoo / "leaves_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    done = compare(write_spec(zoo, SLOPE, head=HEAD.replace("tests.zoos:small", "leaves_at_import:model")))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "SystemExit" in done.stderr or "exit" in done.stderr
+
+
+def test_a_loader_that_is_not_there_is_said_once_before_anything_is_begun(zoo: Path) -> None:
+    done = compare(write_spec(zoo, SLOPE, head=HEAD.replace("zoos:small", "zoos:nothing")))
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "line 1: Module 'tests.zoos' has no function 'nothing'" in done.stderr
+    assert not (zoo / "results").exists()
+
+
+def test_an_interruption_still_interrupts(zoo: Path) -> None:
+    (zoo / "models" / "m_1").write_text("interrupt")
+    done = compare(write_spec(zoo, SLOPE, head=HEAD))
+    assert done.exit_code == 130
+    assert "what was measured is kept" in done.stderr
+
+
+def test_a_file_replaced_with_the_same_size_and_time_is_another(zoo: Path) -> None:
+    file = zoo / "models" / "m_1"
+    before, times = files_fingerprint(file), file.stat()
+    assert files_fingerprint(file) == before
+    file.write_text("2")  # in place: the same inode, another time of change
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = files_fingerprint(file)
+    (zoo / "beside").write_text("3")
+    os.utime(zoo / "beside", ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.replace(zoo / "beside", file)
+    assert len({before, second, files_fingerprint(file)}) == 3
+
+
+def test_modules_without_weights_decide_too() -> None:
+    linear = nn.Linear(3, 3)
+    models = [nn.Sequential(linear, act) for act in (nn.Tanh(), nn.ReLU(), nn.ELU(0.5), nn.ELU(0.6))]
+    models += [Small(), Small("other")]
+    assert len({model_hash(model) for model in models[:4]}) == 4
+    models[5].load_state_dict(models[4].state_dict())
+    assert model_hash(models[4]) != model_hash(models[5])
+
+
+def test_points_and_lines_in_the_report_carry_the_names_of_their_models(zoo: Path) -> None:
+    (zoo / "scores.csv").write_text("checkpoint,rate\nm_0,1\nm_1,2\nm_2,3\n")  # m_3 is in no correlation with it
+    (zoo / "models" / "m_0").rename(zoo / "models" / "<script>&")
+    (zoo / "scores.csv").write_text("checkpoint,rate\n<script>&,1\nm_1,2\nm_2,3\n")
+    ball = "measure: worst-case, geometry: euclidean, radius: [0.01, 0.1], steps: 1"
+    for held, shown in (("", 3), ("\ngiven: rate", 3)):
+        spec = write_spec(zoo, ball, head=HEAD, tail=f"scores: scores.csv\nagainst: rate{held}")
+        assert compare(spec).exit_code == 0
+        page = (zoo / "results" / "zoo" / "report.html").read_text()
+        scatter = page[page.index('id="figures"') : page.index('id="radius"')]
+        assert scatter.count("<title>m_1</title>") == 2  # a panel each radius
+        assert scatter.count("<title>") == 2 * shown
+        assert "<title>&lt;script&gt;&amp;</title>" in scatter
+        assert page[page.index('id="radius"') :].count("<title>m_3</title>") == 1
+
+
+def test_the_headline_says_of_how_many_it_is_the_largest_and_that_models_are_few(zoo: Path) -> None:
+    spec = write_spec(zoo, SLOPE, "measure: worst-case, geometry: adaptive, radius: [0.1, 0.2], steps: 1", head=HEAD)
+    done = compare(spec)
+    said = found(spec).few_models
+    assert said is not None
+    assert "4 models" in said
+    assert said.split(":")[0] in " ".join(done.stdout.split())
+    page = (zoo / "results" / "zoo" / "report.html").read_text()
+    facts = page[page.index("<ul class") : page.index("</nav>")]
+    assert "is the largest in size of 3 values of tau-b" in facts
+    assert "corrected (Holm) for being the largest of 3" in facts
+    assert "4 models are few" in facts
+    assert "p, Holm" in page
+
+
+def test_an_exception_is_said_once_a_checkpoint_with_its_place(zoo: Path) -> None:
+    (zoo / "models" / "m_1").write_text("raise")
+    spec = write_spec(zoo, SLOPE, "measure: worst-case, geometry: adaptive, radius: 0.1, steps: 1", head=HEAD)
+    done = compare(spec)
+    assert done.exit_code == 1
+    (line,) = [each for each in done.stderr.splitlines() if "Failed" in each]
+    assert line.count("IndexError: no such row (at zoos.py, line ") == 1
+    assert "in forward)" in line
+    assert all(what in line for what in ("m_1", "loss and error on data", "gradient norm", "worst-case sharpness"))
+    page = (zoo / "results" / "zoo" / "report.html").read_text()
+    assert page.count("IndexError") == 1
+
+
+def test_results_lie_beside_the_spec_wherever_the_command_is_given(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(zoo, SLOPE, head=HEAD)
+    (zoo / "elsewhere").mkdir()
+    monkeypatch.chdir(zoo / "elsewhere")
+    assert compare(Path("..") / spec.name).exit_code == 0
+    monkeypatch.chdir(zoo)
+    done = compare(Path(spec.name))
+    assert "Nothing was left to measure" in done.stdout
+    assert (zoo / "results" / "zoo" / "report.html").is_file()
+    assert compare(Path(spec.name), "--out", "elsewhere/mine").exit_code == 0  # as ever, from where one stands
+    assert (zoo / "elsewhere" / "mine" / "report.html").is_file()
+    with Store(zoo / "results" / "zoo" / "store.sqlite", make=False) as store:
+        assert len(store.results()) == 4 * 3
+    assert len(read_spec(spec).checkpoints) == 4
