@@ -83,14 +83,14 @@ class Trouble:
 @final
 @dataclass(frozen=True)
 class Failed:
-    """What failed on one checkpoint for one reason."""
+    """What failed on one checkpoint for one reason; nothing named: the checkpoint as a whole."""
 
     checkpoint: str
     what: tuple[str, ...]
     message: str
 
     def __str__(self) -> str:
-        return f"{self.checkpoint}, {'; '.join(self.what)}: {self.message}"
+        return f"{', '.join([self.checkpoint, *(['; '.join(self.what)] if self.what else [])])}: {self.message}"
 
 
 @final
@@ -133,7 +133,7 @@ class Comparison:
         """The troubles, those of one checkpoint with the same reason together."""
         found: dict[tuple[str, str], list[str]] = {}
         for each in self.troubles:
-            found.setdefault((each.checkpoint, each.message), []).append(each.what or "the whole checkpoint")
+            found.setdefault((each.checkpoint, each.message), []).extend([] if each.what is None else [each.what])
         return tuple(Failed(checkpoint, tuple(what), message) for (checkpoint, message), what in found.items())
 
     @property

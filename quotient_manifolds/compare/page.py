@@ -71,7 +71,10 @@ def _spread(values: list[float | None]) -> list[str]:
 
 def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.troubles:
-        rows = [[each.checkpoint, "; ".join(each.what), each.message] for each in comparison.failures]
+        rows = [
+            [each.checkpoint, "; ".join(each.what) or "the whole checkpoint", each.message]
+            for each in comparison.failures
+        ]
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
         yield Section("failures", "Failures", [table])
