@@ -8,7 +8,15 @@ import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, PullBack, Rows, linearised, require_vector
+from quotient_manifolds.manifolds.horizontal import (
+    HorizontalSpace,
+    Metric,
+    PullBack,
+    Rows,
+    linearised,
+    require_followed,
+    require_vector,
+)
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -198,9 +206,12 @@ class _DiagonalSpace(HorizontalSpace):
         if order == "second":
             return self.point * (1 + b + (1 - 2 * self._t) * b**2 / 2), reached
         if self._t == 0:
-            return self.point * b.exp(), reached
-        # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Every coordinate is a geodesic of its own, and ends at 0.
-        floor = torch.finfo(b.dtype).eps ** 0.5
-        change = 2 * self._t * b
-        ends = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
-        return self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp(), ends
+            y = self.point * b.exp()
+        else:
+            # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
+            floor = torch.finfo(b.dtype).eps ** 0.5
+            change = 2 * self._t * b
+            reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
+            y = self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp()
+        require_followed(y, reached)
+        return y, reached

@@ -7,16 +7,16 @@ relative: a = xi_G to_left, b = xi_H to_right. All formulas are the paper's afte
 from __future__ import annotations
 
 import abc
-import math
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
-from torchdiffeq import odeint
 
-MAX_STEPS = 10_000
-TOLERANCE = 1e-10
-"""Relative and absolute tolerance of the ODE solver, on a state whose entries start at 0 and 1."""
+from quotient_manifolds.manifolds.horizontal import GeodesicError
+from quotient_manifolds.manifolds.rank_one import FLOOR
+from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
+
+ENERGY_TOLERANCE = 1e-6
 
 
 class Slope(NamedTuple):
@@ -87,61 +87,98 @@ class Flow(NamedTuple):
     left: Tensor
     right: Tensor
     reached: Tensor
-    drift: Tensor  # of the energy, relative
 
 
 def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool) -> Flow:
-    """The exact geodesic at time 1 by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
+    """Follow the exact geodesic to time 1 by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
 
     Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
     value nears 0: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is the gradient of the energy
     at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H), for `inv` P_G' = -G P_G^T P_G.
 
     Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns and c (2h, h), and
-    n and m do not matter.
+    n and m do not matter. Momenta are kept as velocities in units of the first, which the weights s^2t of the start
+    turn into momenta, so that all of a state is about 1.
     An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or whose largest
     grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when. With `relaxed`
     the Gram matrices are those of left and right plus the constants that make them the identity at time 0.
-    Shapes: s (..., h), left and a (..., n, h), right and b (..., m, h).
+    Raises GeodesicError. Shapes: s (..., h), left and a (..., n, h), right and b (..., m, h), which broadcast.
     """
-    s, left, right, a, b = (x.double() for x in (s, left, right, a, b))
+    batch, h = torch.broadcast_shapes(s.shape[:-1], a.shape[:-2], b.shape[:-2]), a.shape[-1]
+    left, right, a, b = (x.double().expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (left, right, a, b))
+    s = s.double().expand(*batch, h).reshape(-1, h)
     s = s / s[..., :1]  # a change of the unit of energy
-    h = a.shape[-1]
-    bases, starts = zip(*(_basis(x.expand_as(v), v) for x, v in ((left, a), (right, b))), strict=True)
-    grams = [B.mT @ B for B in bases]  # (..., 2h, 2h)
-    eye = torch.eye(h, dtype=a.dtype, device=a.device)
-    ridge = [eye - g[..., :h, :h] if relaxed else torch.zeros_like(eye) for g in grams]
-    kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)(t, s)
+    speed = torch.cat([a, b], dim=-2).detach().abs().amax((-2, -1), keepdim=True)
+    speed = torch.where(speed > 0, speed, 1.0)
+    bases, starts = zip(*(_basis(x, v / speed) for x, v in ((left, a), (right, b))), strict=True)
+    grams = torch.stack([B.mT @ B for B in bases], dim=1)  # (batch, 2, 2h, 2h)
+    system = _System(t, s, grams, speed, relaxed)
+    upper = torch.eye(2 * h, h, dtype=a.dtype, device=a.device).expand(len(a), -1, -1)
+    start = _pack((upper, upper), starts)
+    try:
+        end, reached = solve(lambda rows: system.of(rows).motion, start)
+    except StepsError as error:
+        raise GeodesicError(
+            f"a geodesic should end within {MAX_STEPS} steps, and one came no further than t = {error.reached:.3g}: "
+            "take a shorter vector, metric='inv', whose geodesics are closed forms, or a smaller h"
+        ) from error
+    system.require_energy(start, end)
+    left, right = (B @ c for B, c in zip(bases, _unpack(end, h)[0], strict=True))
+    return Flow(*(x.reshape(batch + x.shape[1:]) for x in (left, right, reached)))
 
-    def gram(c: Both) -> Both:
-        return c[0].mT @ grams[0] @ c[0] + ridge[0], c[1].mT @ grams[1] @ c[1] + ridge[1]
 
-    def motion(_: Tensor, state: Tensor) -> Tensor:
-        c, p = _unpack(state, h)
-        at = gram(c)
-        d = kinetic.velocity(at, p)
-        force = kinetic.force(at, (d[0].mT @ grams[0] @ d[0], d[1].mT @ grams[1] @ d[1]))
-        alive = _inside(at).to(state.dtype)
-        return alive * _pack(d, (c[0] @ force[0], c[1] @ force[1]), torch.ones_like(alive))
+class _System:
+    """Hamilton's equations of a batch, from what is constant along each geodesic."""
 
-    def energy(c: Both, p: Both) -> Tensor:
-        d = kinetic.velocity(gram(c), p)
-        return sum((p[i] * (grams[i] @ d[i])).sum((-2, -1)) for i in (0, 1))
+    def __init__(self, t: float, s: Tensor, grams: Tensor, speed: Tensor, relaxed: bool) -> None:
+        self.t, self.s, self.grams, self.speed, self.relaxed = t, s, grams, speed, relaxed
+        self.h = s.shape[-1]
+        self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)(t, s)
+        self.weight = s[:, None, :] ** (2 * t) * speed
+        eye = torch.eye(self.h, dtype=s.dtype, device=s.device)
+        self.ridge = (
+            eye - grams[..., : self.h, : self.h] if relaxed else torch.zeros_like(grams[..., : self.h, : self.h])
+        )
 
-    upper = torch.cat([eye, torch.zeros_like(eye)]).expand_as(grams[0][..., :h])
-    weight = s[..., None, :] ** (2 * t)
-    momenta = starts[0] * weight, starts[1] * weight
-    start = _pack((upper, upper), momenta, torch.zeros_like(upper[..., 0, :1]))
-    times = torch.tensor([0.0, 1.0], dtype=a.dtype, device=a.device)
-    options = {"norm": lambda x: x.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
-    end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
-    c, p = _unpack(end, h)
-    with torch.no_grad():
-        first = energy((upper, upper), momenta)
-        drift = (energy(c, p) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
-    clock = end[..., -1]
-    reached = torch.where(clock > 1 - TOLERANCE, 1.0, clock)  # one that ran on sums to 1 but for rounding
-    return Flow(bases[0] @ c[0], bases[1] @ c[1], reached, drift)
+    def of(self, rows: Tensor) -> _System:
+        """The same for some entries of the batch."""
+        return _System(self.t, self.s[rows], self.grams[rows], self.speed[rows], self.relaxed)
+
+    def motion(self, state: Tensor) -> Tensor:
+        """The velocity of a state, NaN where it is outside the domain."""
+        c, v = _unpack(state, self.h)
+        at = self._gram(c)
+        inside = _inside(at)
+        eye = torch.eye(self.h, dtype=state.dtype, device=state.device)
+        at = torch.where(inside, at[0], eye), torch.where(inside, at[1], eye)
+        d = self.kinetic.velocity(at, self._momenta(v))
+        force = self.kinetic.force(at, tuple(d[i].mT @ self.grams[:, i] @ d[i] for i in (0, 1)))
+        change = c[0] @ force[0] / self.weight, c[1] @ force[1] / self.weight
+        return torch.where(inside[..., 0], _pack(d, change), torch.nan)
+
+    def energy(self, state: Tensor) -> Tensor:
+        """tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
+        c, v = _unpack(state, self.h)
+        p = self._momenta(v)
+        d = self.kinetic.velocity(self._gram(c), p)
+        return sum((p[i] * (self.grams[:, i] @ d[i])).sum((-2, -1)) for i in (0, 1))
+
+    @torch.no_grad()
+    def require_energy(self, start: Tensor, end: Tensor) -> None:
+        """Raise GeodesicError unless the energy is the same at both states."""
+        first = self.energy(start)
+        drift = (self.energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+        if not bool((drift <= ENERGY_TOLERANCE).all()):
+            raise GeodesicError(
+                f"the energy of a geodesic should be constant and drifts by {float(drift.max()):.3g} of itself, for "
+                "the singular values of G H^T spread too far: take a smaller h, eps > 0 or metric='inv'"
+            )
+
+    def _momenta(self, v: Both) -> Both:
+        return v[0] * self.weight, v[1] * self.weight
+
+    def _gram(self, c: Both) -> Both:
+        return tuple(c[i].mT @ self.grams[:, i] @ c[i] + self.ridge[:, i] for i in (0, 1))  # type: ignore[return-value]
 
 
 class _Kinetic(abc.ABC):
@@ -211,10 +248,11 @@ class _Mean(_Kinetic):
 
 
 def _inside(gram: Both) -> Tensor:
-    """Whether all Gram eigenvalues are between the square root of machine precision and its inverse. Shape (..., 1)."""
-    eigenvalues = torch.cat([torch.linalg.eigvalsh(g.detach()) for g in gram], dim=-1)
-    floor = math.sqrt(torch.finfo(eigenvalues.dtype).eps)
-    return ((eigenvalues > floor) & (eigenvalues < 1 / floor)).all(dim=-1, keepdim=True)
+    """Whether all Gram eigenvalues are between FLOOR and its inverse. Shape (..., 1, 1)."""
+    both = torch.stack([g.detach() for g in gram])
+    finite = both.isfinite().all(-1).all(-1)[..., None, None]
+    eigenvalues = torch.linalg.eigvalsh(torch.where(finite, both, 0.0))
+    return ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1).all(0)[..., None, None]
 
 
 def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,10 +269,10 @@ def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([left, Y @ (E / root[..., None, :])], dim=-1), torch.cat([M, root[..., :, None] * E.mT], dim=-2)
 
 
-def _pack(c: Both, p: Both, clock: Tensor) -> Tensor:
-    return torch.cat([x.flatten(-2) for x in (*c, *p)] + [clock], dim=-1)
+def _pack(c: Both, v: Both) -> Tensor:
+    return torch.cat([x.flatten(-2) for x in (*c, *v)], dim=-1)
 
 
 def _unpack(state: Tensor, h: int) -> tuple[Both, Both]:
-    blocks = state[..., :-1].unflatten(-1, (4, 2 * h, h)).unbind(-3)
+    blocks = state.unflatten(-1, (4, 2 * h, h)).unbind(-3)
     return (blocks[0], blocks[1]), (blocks[2], blocks[3])

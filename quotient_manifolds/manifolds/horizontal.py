@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 class GeodesicError(ValueError):
-    """A geodesic leaves the manifold before the time asked for."""
+    """A geodesic leaves the manifold before the time asked for, or cannot be followed in floating point."""
 
 
 class HorizontalSpace(abc.ABC):
@@ -324,6 +324,16 @@ def linearised(space: HorizontalSpace, z: Tensor, order: str, out: Rows) -> Pull
         into.copy_(space.horizontal(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
 
     return pull_back
+
+
+def require_followed(y: Tensor, reached: Tensor) -> None:
+    """Raise GeodesicError unless the ends y of exact geodesics are finite and got beyond t = 0."""
+    lost = int((~(reached > 0)).sum())
+    if lost or not bool(torch.isfinite(y).all()):
+        raise GeodesicError(
+            f"a geodesic should end at finite entries of {y.dtype} beyond t = 0; found "
+            f"{f'{lost} that could not start' if lost else 'NaN or infinity'}: take a shorter vector of finite entries"
+        )
 
 
 def write_rows(x: Tensor, out: Rows) -> None:

@@ -290,7 +290,7 @@ class _ScaleSpace(HorizontalSpace):
             return self.point + self.vector(z), reached
         if order == "second":
             return (1 - squared / 2) * self.point + self.vector(z), reached
-        cosine, sinc = _circle(squared)
+        cosine, sinc = circle(squared)
         return cosine * self.point + sinc * self.vector(z), reached
 
 
@@ -326,7 +326,7 @@ class _TranslationSpace(HorizontalSpace):
         return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)
 
 
-def _circle(squared: Tensor) -> tuple[Tensor, Tensor]:
+def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
     """cos(a) and sin(a) / a from a^2, smooth at a = 0."""
     small = squared < 1e-4
     angle = torch.where(small, 1.0, squared).sqrt()
