@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import quotient_manifolds.manifolds.recipe as recipe_module
 from quotient_manifolds.manifolds import (
+    GeodesicError,
     QuotientManifold,
     Recipe,
     TranslationQuotient,
+    runge_kutta,
 )
 from tests.cases import CASES, VECTORS, Case
 
@@ -232,12 +233,12 @@ def test_a_metric_that_breaks_off_is_noticed() -> None:
     """A metric without the smoothness a geodesic needs: its energy jumps, and that is said."""
     jump = Recipe(rescale, lambda x, e, f: (e * f).sum() * (1 + (x[0] > 1.05)), shape=(2,), identity=torch.ones(()))
     x = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(ArithmeticError, match="energy on a geodesic should be constant"):
+    with pytest.raises(GeodesicError, match="energy on a geodesic should be constant"):
         jump.expmap(x, 0.3 * x)
 
 
 def test_a_solver_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "MAX_STEPS", 1)
+    monkeypatch.setattr(runge_kutta, "MAX_STEPS", 1)
     x = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(ArithmeticError, match="should be reached within 1 steps and was not"):
+    with pytest.raises(GeodesicError, match=r"should end within .* steps, and one came no further than t = 0"):
         toy().expmap(x, -0.4 * x)

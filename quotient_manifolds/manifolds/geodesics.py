@@ -152,7 +152,7 @@ class _System:
         eye = torch.eye(self.h, dtype=state.dtype, device=state.device)
         at = torch.where(inside, at[0], eye), torch.where(inside, at[1], eye)
         d = self.kinetic.velocity(at, self._momenta(v))
-        force = self.kinetic.force(at, tuple(d[i].mT @ self.grams[:, i] @ d[i] for i in (0, 1)))
+        force = self.kinetic.force(at, (d[0].mT @ self.grams[:, 0] @ d[0], d[1].mT @ self.grams[:, 1] @ d[1]))
         change = c[0] @ force[0] / self.weight, c[1] @ force[1] / self.weight
         return torch.where(inside[..., 0], _pack(d, change), torch.nan)
 
@@ -161,7 +161,7 @@ class _System:
         c, v = _unpack(state, self.h)
         p = self._momenta(v)
         d = self.kinetic.velocity(self._gram(c), p)
-        return sum((p[i] * (self.grams[:, i] @ d[i])).sum((-2, -1)) for i in (0, 1))
+        return sum(((p[i] * (self.grams[:, i] @ d[i])).sum((-2, -1)) for i in (0, 1)), start=torch.zeros(()).to(state))
 
     @torch.no_grad()
     def require_energy(self, start: Tensor, end: Tensor) -> None:
@@ -178,7 +178,8 @@ class _System:
         return v[0] * self.weight, v[1] * self.weight
 
     def _gram(self, c: Both) -> Both:
-        return tuple(c[i].mT @ self.grams[:, i] @ c[i] + self.ridge[:, i] for i in (0, 1))  # type: ignore[return-value]
+        G, H = (c[i].mT @ self.grams[:, i] @ c[i] + self.ridge[:, i] for i in (0, 1))
+        return G, H
 
 
 class _Kinetic(abc.ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import final
@@ -10,10 +11,18 @@ import geoopt
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
-from torchdiffeq import odeint
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised, require_vector
+from quotient_manifolds.manifolds.horizontal import (
+    GeodesicError,
+    HorizontalSpace,
+    PullBack,
+    Rows,
+    linearised,
+    require_followed,
+    require_vector,
+)
 from quotient_manifolds.manifolds.quotient import QuotientManifold
+from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
 
 Action = Callable[[Tensor, Tensor], Tensor]
 """(A, x) -> A x: the group element A applied to one point x."""
@@ -21,9 +30,6 @@ Action = Callable[[Tensor, Tensor], Tensor]
 MetricFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x, eta, zeta) -> <eta, zeta>_x: symmetric, bilinear, positive definite; a scalar."""
 
-MAX_STEPS = 1_000
-TOLERANCE = 1e-10
-"""Relative and absolute tolerance of the ODE solver, on a curve in orthonormal coordinates at its start."""
 ENERGY_TOLERANCE = 1e-6
 
 
@@ -308,50 +314,52 @@ class RecipeSpace(HorizontalSpace):
             return self.point + xi, reached
         if order == "second":
             return self.point + xi - self._manifold.christoffel(self.point, xi) / 2, reached
-        y, reached = RecipeSpace(self._manifold, self.point.double())._integrate(z.double())
-        return y.to(z.dtype), reached.to(z.dtype)
+        flat = z.double().reshape(-1, *self._manifold.shape)
+        y, reached = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))._integrate(flat)
+        require_followed(y, reached)
+        return y.reshape(z.shape).to(z.dtype), reached.reshape(batch).to(z.dtype)
 
     def _integrate(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Hamilton's equations by an adaptive Runge-Kutta method of order 8 (torchdiffeq), in float64.
+        """Hamilton's equations by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
 
         The unknowns are the way y from the start and the momentum p, both in coordinates at the start, where the metric
         is the identity: tolerances then mean the same at every representative of an orbit. A curve is stopped at the
-        end of its domain, where the metric becomes singular. The last entry of the state is a clock.
+        end of its domain, where the metric becomes singular. The batch has one dimension.
         """
-        d = math.prod(self._manifold.shape)
-
-        def motion(_: Tensor, state: Tensor) -> Tensor:
-            y, p, clock = state.split([d, d, 1], dim=-1)
-            x = self._moved(y)
-            alive = self._inside(x)[..., None]
-            # A stopped curve is looked at where it began: infinities would disturb the others.
-            x = self._moved(torch.where(alive, y, 0.0))
-            w = torch.linalg.solve(self._relative(x), p)  # velocity from momentum
-            force = self.covector(self._manifold.force(x, self.vector(self._shaped(w)))).flatten(-len(self.dims))
-            return alive.to(state.dtype) * torch.cat([w, force, torch.ones_like(clock)], dim=-1)
-
-        flat = z.flatten(-len(self.dims))
-        start = torch.cat([torch.zeros_like(flat), flat, torch.zeros_like(flat[..., :1])], dim=-1)
-        times = torch.tensor([0.0, 1.0], dtype=z.dtype, device=z.device)
-        options = {"norm": lambda s: s.abs().max(), "step_t": times[1:], "max_num_steps": MAX_STEPS}
+        start = torch.cat([torch.zeros_like(z), z], dim=1).flatten(1)
         try:
-            end = odeint(motion, start, times, rtol=TOLERANCE, atol=TOLERANCE, method="dopri8", options=options)[-1]
-        except AssertionError as error:  # torchdiffeq's way to say that it gives up
-            raise ArithmeticError(
-                f"the geodesic should be reached within {MAX_STEPS} steps and was not ({error}): "
-                "take a shorter vector, or a metric that is smooth where the curve runs"
+            end, reached = solve(lambda rows: self._of(rows)._motion, start)
+        except StepsError as error:
+            raise GeodesicError(
+                f"a geodesic should end within {MAX_STEPS} steps, and one came no further than t = "
+                f"{error.reached:.3g}: take a shorter vector, or a metric that is smooth where the curve runs"
             ) from error
-        y, p, clock = end.split([d, d, 1], dim=-1)
-        self._require_constant_energy(y, p, flat)
-        return self._moved(y), torch.where(clock > 1 - TOLERANCE, 1.0, clock)[..., 0]
+        y, p = end.chunk(2, dim=-1)
+        self._require_constant_energy(y, p, start.chunk(2, dim=-1)[1])
+        return self._moved(y), reached
+
+    def _of(self, rows: Tensor) -> RecipeSpace:
+        """The space at some points of the batch."""
+        some = copy.copy(self)
+        some.point, some._root = self.point[rows], self._root[rows]
+        return some
+
+    def _motion(self, state: Tensor) -> Tensor:
+        """The change of way and momentum, NaN where the metric is singular."""
+        y, p = state.chunk(2, dim=-1)
+        inside = self._inside(self._moved(y))[..., None]
+        x = self._moved(torch.where(inside, y, 0.0))
+        w = torch.linalg.solve(self._relative(x), p)  # velocity from momentum
+        force = self.covector(self._manifold.force(x, self.vector(self._shaped(w)))).flatten(-len(self.dims))
+        return torch.where(inside, torch.cat([w, force], dim=-1), torch.nan)
 
     def _require_constant_energy(self, y: Tensor, p: Tensor, start: Tensor) -> None:
         with torch.no_grad():
             energy = (p * torch.linalg.solve(self._relative(self._moved(y)), p)).sum(dim=-1)
             first = (start * start).sum(dim=-1)
             drift = (energy - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
-            if bool((drift > ENERGY_TOLERANCE).any()):
-                raise ArithmeticError(
+            if not bool((drift <= ENERGY_TOLERANCE).all()):
+                raise GeodesicError(
                     f"energy on a geodesic should be constant; it drifts by {float(drift.max()):.3g}: "
                     "take a shorter vector, or a metric that is smooth where the curve runs"
                 )
