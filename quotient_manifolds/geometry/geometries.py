@@ -47,7 +47,10 @@ class Geometry(ABC):
 @final
 @dataclass(frozen=True)
 class Euclidean(Geometry):
-    """<xi, eta> = sum xi eta, so z = xi. norm: the ball is |xi|_2 or max |xi_i| <= radius."""
+    """The geometry of plain sharpness: all weights are measured alike, <xi, eta> = sum xi eta.
+
+    norm: the ball of moves xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
+    """
 
     norm: Norm = "l2"
 
@@ -69,10 +72,10 @@ class Euclidean(Geometry):
 @final
 @dataclass(frozen=True)
 class Adaptive(Geometry):
-    """<xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta.
+    """The geometry of adaptive sharpness: every weight w is measured against its own size.
 
-    eta: 0 leaves weights that are 0 where they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is
-    |xi / c|_2 or max |xi_i / c_i| <= radius.
+    <xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta. eta: 0 leaves weights that are 0 where
+    they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is |xi / c|_2 or max |xi_i / c_i| <= radius.
     """
 
     eta: float = 0.0
@@ -101,7 +104,10 @@ class Adaptive(Geometry):
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
-    """Symmetric pairs (G, H) modulo their group in a quotient metric, all other elements adaptive [paper, App. C.1].
+    """The geometry that does not see symmetries: pairs (G, H) modulo their group, the rest as in `Adaptive`.
+
+    A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head; moves of the
+    pair that leave the product alone do not count. [paper, App. C.1]
 
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
     the paper's relaxation of the metric (0 keeps invariance). symmetries: those to use; None finds them in the model.

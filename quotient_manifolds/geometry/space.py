@@ -21,7 +21,9 @@ Norm = Literal["l2", "linf"]
 
 @final
 class TangentSpace:
-    """T_w of all measured parameters w of a model, in orthonormal coordinates z (immutable, holds w as it is).
+    """All directions in which a model's parameters w can move, in coordinates z whose length is that of the geometry.
+
+    The tangent space T_w of all measured parameters, in orthonormal coordinates z (immutable, holds w as it is).
 
     z has one block per parameter (of its shape and dtype) for the elements in no pair, and one block (heads of
     all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a

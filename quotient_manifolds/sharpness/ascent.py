@@ -67,7 +67,11 @@ class Ascent:
 @final
 @dataclass(frozen=True)
 class AutoPGD:
-    """Settings of the ascent. One forward and one backward per step; the last point needs only a forward.
+    """The ascent by which sharpness is measured, Auto-PGD (Croce & Hein, arXiv 2003.01690), with its settings.
+
+    `maximise` climbs an objective in a ball. One forward and one backward per step; the last point needs only a
+    forward. steps: of one climb. alpha: the weight of the new step against the momentum. rho: the share of steps that
+    must rise for the step size to stay.
 
     restarts: further climbs, after the first, from random points of the sphere (l2) or the box (linf); the best is
     kept.

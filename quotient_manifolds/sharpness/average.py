@@ -64,7 +64,10 @@ def average_sharpness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """E[L(gamma_z(1)) - L(w)] over z = radius * N(0, I) in orthonormal coordinates of the (horizontal) tangent space.
+    """Estimate the mean rise of the loss at random points around the model's weights w.
+
+    That is E[L(gamma_z(1)) - L(w)] over z = radius * N(0, I) in orthonormal coordinates of the tangent space (in a
+    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z.
 
     In the adaptive geometry that is the N(0, rho^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011) with
     rho = radius: the radius is the standard deviation per dimension, so |z| is about radius * sqrt(dimension), unlike

@@ -66,12 +66,13 @@ def top_eigenvalue(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """max <v, Hess L v> over unit v in the (horizontal) tangent space: the largest eigenvalue, not the largest in size.
+    """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
 
-    Riemannian for a quotient geometry (without the bend of the geodesics if they are of first order), where it is
-    invariant along the orbit with eps = 0; in the others it is not. errors: the residuals |H v - lambda v|, |v| = 1;
-    an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of Lanczos;
-    ValueError if it has not converged by then.
+    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
+    in size, which may be negative. H is Riemannian for a quotient geometry (without the bend of the geodesics if they
+    are of first order), where it is invariant along the orbit with eps = 0; in the others it is not. errors: the
+    residuals |H v - lambda v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the
+    eigenvalue. restarts: of Lanczos; ValueError if it has not converged by then.
 
     products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
     `worst_case_sharpness`; progress counts batches.

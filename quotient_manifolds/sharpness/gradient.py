@@ -42,12 +42,13 @@ def gradient_norm(
     geometry: Geometry | str | float,
     progress: Progress | None = None,
 ) -> Measurement:
-    """|grad L(w)| in the metric: worst-case sharpness per radius, to first order.
+    """Measure the length of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
 
-    Euclidean |g|, adaptive |w g|, Riemannian for a quotient geometry; for an linf ball the dual norm, the sum of |g| or
-    |w g| over all weights. Per batch: the mean is over the norms of the
-    batches' gradients, not the norm of their mean gradient. Invariant along the orbit in a quotient geometry with
-    eps = 0 (the order of its geodesics is of no account), not in the others.
+    With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the
+    Riemannian gradient in a quotient geometry; for an linf ball the dual norm, the sum of |g| or |w g| over all
+    weights. Per batch: the mean is over the norms of the batches' gradients, not the norm of their mean gradient.
+    Invariant along the orbit in a quotient geometry with eps = 0 (the order of its geodesics is of no account), not in
+    the others.
 
     Arguments, checks and errors as for `worst_case_sharpness`.
     """

@@ -104,7 +104,10 @@ def legacy_sharpness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """The rise of the loss that the released ascent finds in {|x / c| <= radius}, c = |w| + eta or 1, per batch.
+    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
+
+    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 in the Euclidean
+    geometry.
 
     geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
     `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of

@@ -58,7 +58,9 @@ def relative_flatness(
     method: Literal["closed", "loop"] = "closed",
     progress: Progress | None = None,
 ) -> Measurement:
-    """kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of one nn.Linear, its bias left out.
+    """Compute the relative flatness of one linear layer (Petzka et al., 2021), which is larger the sharper the loss is.
+
+    kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of an nn.Linear, its bias left out.
 
     H_ss' is the block of the loss's Hessian with respect to rows s and s'. method "closed": for a layer whose output
     are the logits of a mean cross-entropy, E[|phi|^2 (sum_c p_c |w_c|^2 - |sum_c p_c w_c|^2)] with phi the layer's

@@ -61,11 +61,13 @@ def hessian_trace(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """tr Hess L on the (horizontal) tangent space: the mean of <v, H v> over v = N(0, I) in orthonormal coordinates.
+    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
 
-    The Riemannian Hessian for a quotient geometry; with first-order geodesics it lacks their bend. To second order in
-    the radius, average-case sharpness is radius^2 / 2 times this trace. Its distribution is invariant along the orbit
-    in a quotient geometry with eps = 0, in the others it is not. Batch i draws its directions from the seed + i.
+    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
+    quotient geometry of its horizontal part). H is the Riemannian Hessian for a quotient geometry; with first-order
+    geodesics it lacks their bend. To second order in the radius, average-case sharpness is radius^2 / 2 times this
+    trace. Its distribution is invariant along the orbit in a quotient geometry with eps = 0, in the others it is not.
+    Batch i draws its directions from the seed + i.
 
     products: how H v is found, see `Hessian`. Arguments, checks and errors as for `worst_case_sharpness`; progress
     counts directions.

@@ -76,7 +76,9 @@ def truncation_error(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """|L(p) - L(gamma(1))| / (L(p) - L(w)), p the end of the worst truncated geodesic, gamma the exact one beside it.
+    """Measure which part of worst-case sharpness is due to cutting geodesics off after the first or second order.
+
+    |L(p) - L(gamma(1))| / (L(p) - L(w)), p the end of the worst truncated geodesic, gamma the exact one beside it.
 
     The geometry is a `Quotient` with geodesic "first" or "second". The climb is that of `worst_case_sharpness` with the
     same arguments, and gamma has the initial velocity of its worst direction: one more forward pass a batch. 0.1 says

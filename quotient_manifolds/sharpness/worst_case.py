@@ -114,7 +114,10 @@ def worst_case_sharpness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Measurement:
-    """S(w) = mean over batches of max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }.
+    """Measure how much the loss can rise in a ball around the model's weights w, on each batch for itself.
+
+    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
+    an ascent finds of it: a lower bound. The mean over batches is `Measurement.mean`.
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
@@ -124,7 +127,8 @@ def worst_case_sharpness(
     where it changes along them. Parameters with requires_grad=False stay fixed; parameters the loss does not use have
     gradient 0 and do no harm.
 
-    geometry: `Euclidean`, `Adaptive` or `Quotient`, or a name: "inv" is Quotient("inv"), and so on.
+    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
+    so on. A radius means another thing in each.
 
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
 
@@ -153,9 +157,10 @@ def worst_case_profile(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Measurement, ...]:
-    """`worst_case_sharpness` at several radii, ascending: each climb starts where the one at the radius before ended.
+    """Measure `worst_case_sharpness` at several ascending radii; return one measurement for each.
 
-    So the sharpness found never falls with the radius, on any batch. One measurement a radius.
+    Each climb starts where the one at the radius before ended, so the sharpness found never falls with the radius, on
+    any batch. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
     """
     if not radii:
         raise ValueError("There must be at least one radius. Found none")

@@ -22,7 +22,10 @@ TranslationKind = Literal["key bias", "value/output bias"]
 
 @dataclass(frozen=True)
 class Translation:
-    """b_K -> b_K + c, or (b_V, b_O) -> (b_V + c, b_O - W_O c): the function does not change, for any c.
+    """A bias of attention that may be shifted by any c without changing the function.
+
+    A key bias, b_K -> b_K + c, for softmax over keys ignores it; or a value bias, (b_V, b_O) -> (b_V + c, b_O - W_O c),
+    for attention weights add up to 1 and the output bias makes up for it.
 
     `pair` is the name of the pair whose factor `factor` has the bias as a row. bias: (heads, 1, h). weight (heads, m,
     h) and output (1, d, 1) are W_O and b_O of a value/output bias; m = g d, and the g query heads that share a value

@@ -56,7 +56,10 @@ class Count:
 
 
 def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
-    """The dimension of the group against that of parameter space, and the singular values of every pair, in float64."""
+    """Count the directions in parameter space that change nothing, and say how well conditioned every pair is.
+
+    The dimension of the group against that of parameter space, and the singular values of G H^T, in float64.
+    """
     check_model(model)
     check_symmetries(symmetries)
     params = {name: value.detach() for name, value in model.named_parameters()}

@@ -21,7 +21,10 @@ def random_move(
     seed: int = 0,
     translations: bool = True,
 ) -> Params:
-    """A random element of every symmetry group, applied: all named parameters, as new tensors.
+    """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
+
+    All named parameters, as new tensors; `load_state_dict` of a copy of the model takes them (strict=False, for
+    buffers).
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
@@ -44,7 +47,9 @@ def random_move(
 
 
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None = None) -> Params:
-    """The canonical representative of the orbit: the same parameters from every point of it, up to rounding.
+    """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
+
+    (It is not unique where singular values coincide.)
 
     Biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
     embedding). All named parameters, as new tensors; computed in float64.

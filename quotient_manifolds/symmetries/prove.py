@@ -125,9 +125,11 @@ def prove_symmetries(
     together: bool = False,
     double: bool = True,
 ) -> Proof:
-    """Output(G A^-1, H A^T) = Output(G, H) for random A of the given condition numbers, pair by pair, in float64.
+    """Try every symmetry on the model: move along it and compare outputs, then move one side only and see them change.
 
-    Translations likewise: key biases replaced by noise, value biases shifted with the output bias making up for it.
+    Output(G A^-1, H A^T) = Output(G, H) for random A of the given condition numbers, pair by pair, in float64. "Proved"
+    is a pair that leaves the output alone to rounding, while its control does not. Translations likewise: key biases
+    replaced by noise, value biases shifted with the output bias making up for it.
 
     inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
     evaluate(model, inputs) takes, where given. Two short sequences suffice. together: move everything at once first,
