@@ -117,5 +117,5 @@ def test_half_a_layout_is_refused(options: dict[str, Any], error: type[Exception
 def test_misuse_is_one_sentence() -> None:
     with pytest.raises(TypeError, match="is a class of modules"):
         attention_layout("Mixed", heads="heads", qkv="into", output="out")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="write \\(mine, \\*LAYOUTS\\)"):
+    with pytest.raises(TypeError, match=r"such as \(mine, \*LAYOUTS\)"):
         find_symmetries(model(), layouts=layout())  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def translations_of(
             beside = f"{pair.H.parts[0].name.removesuffix('.weight')}.bias"
             output = own.get(output_bias) if output_bias else stored.get(beside)
             biases = [part for part in pair.G.parts if _is_bias(part, stored)]
-            if output is not None and output.ndim == 1 and pair.m % len(output) == 0:
+            if output is not None and output.ndim == 1 and len(output) and pair.m % len(output) == 0:
                 absorber = Part.of(names[id(output)], output, "rows -> 1 rows 1", {})
                 found += [value_output_bias(pair, part, absorber) for part in biases]
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,11 +27,30 @@ def check_parameters(params: Any) -> None:
 
 def generator_of(seed: Any) -> torch.Generator:
     """Return a generator with this seed; TypeError or ValueError for what is no integer of 64 bits."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"a seed is an integer. Found {seed!r}.")
-    if not -(2**63) <= int(seed) < 2**64:
-        raise ValueError(f"a seed has 64 bits. Found {seed!r}.")
-    return torch.Generator().manual_seed(int(seed))
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"a seed is an integer. Found {seed!r}.") from None
+    if isinstance(seed, bool) or not -(2**63) <= number < 2**64:
+        raise ValueError(f"a seed is an integer of 64 bits. Found {seed!r}.")
+    return torch.Generator().manual_seed(number)
+
+
+def check_all(kind: str, values: Any, belongs: Callable[[Any], bool], expected: str) -> None:
+    """TypeError unless `values`, called `kind`, is a tuple or list of what belongs."""
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(f"{kind} are a tuple of {expected}. Found {_type(values)}.")
+    strange = [value for value in values if not belongs(value)]
+    if strange:
+        raise TypeError(f"{kind} are a tuple of {expected}. Found {_type(strange[0])} among them.")
+
+
+def check_loaded(model: nn.Module) -> None:
+    """ValueError naming the first parameter or buffer that has no values."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    absent = next((name for name, value in tensors if value.is_meta), None)
+    if absent is not None:
+        raise ValueError(f"{absent!r} is on the meta device and has no values: load the weights first.")
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.attention import found_in
 from quotient_manifolds.symmetries.biases import Translation
-from quotient_manifolds.symmetries.checks import check_model
+from quotient_manifolds.symmetries.checks import check_all, check_model
 from quotient_manifolds.symmetries.detect import behaves_like_attention, looks_like_attention
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
@@ -125,10 +125,10 @@ def find_symmetries(
     sparse, complex, NaN or infinite.
     """
     check_model(model)
-    if isinstance(layouts, Layout):
-        raise TypeError("layouts are several: write (mine, *LAYOUTS), or (mine,) for yours alone.")
     layouts = LAYOUTS if layouts is None else layouts
     matchers = MATCHERS if matchers is None else matchers
+    check_all("layouts", layouts, lambda each: isinstance(each, Layout), "Layout, such as (mine, *LAYOUTS)")
+    check_all("matchers", matchers, callable, "functions, such as (*MATCHERS, mine)")
     modules = dict(model.named_modules())
     names, users = _parameters(modules)
     found: list[Found] = []

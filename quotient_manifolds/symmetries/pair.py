@@ -64,7 +64,7 @@ class Part:
         narrowed = {each.axis: each.stop - each.start for each in (span.chain() if span else ())}
         known = tuple({**sizes, **narrowed}.items())
         probe = Part(name, pattern, known, (0, 0, 0), span)
-        shape = probe.read({name: torch.empty(stored.shape, device="meta")}).shape
+        shape = probe._rearranged({name: torch.empty(stored.shape, device="meta")}).shape
         return Part(name, pattern, known, (shape[0], shape[1], shape[2]), span)
 
     @property
@@ -73,6 +73,12 @@ class Part:
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
         """The part as (heads, rows, h), in the parameter's dtype; a view where strides allow one."""
+        part = self._rearranged(params)
+        if tuple(part.shape) != self.shape:
+            raise ValueError(f"{self._misfit(params[self.name])[:-1]} into {self.shape}.")
+        return part
+
+    def _rearranged(self, params: Mapping[str, Tensor]) -> Tensor:
         view = self._opened(params)
         try:
             return rearrange(view, self.pattern, **_lengths(self.pattern, self.sizes))
@@ -86,7 +92,10 @@ class Part:
         target = self._opened(params)
         if isinstance(params[self.name], nn.Parameter):
             raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")
-        target.copy_(rearrange(value, backward, **_lengths(backward, self.sizes)))
+        stored = rearrange(value, backward, **_lengths(backward, self.sizes))
+        if stored.shape != target.shape:
+            raise ValueError(f"{self._misfit(params[self.name])[:-1]} into {self.shape}.")
+        target.copy_(stored)
 
     def _opened(self, params: Mapping[str, Tensor]) -> Tensor:
         """A view of the stored tensor's span: splitting an axis and narrowing it never copies."""

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.biases import Translation
-from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights, generator_of
+from quotient_manifolds.symmetries.checks import (
+    check_loaded,
+    check_model,
+    check_symmetries,
+    check_weights,
+    generator_of,
+)
 from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
@@ -147,6 +153,7 @@ def prove_symmetries(
     if not symmetries.pairs and not symmetries.translations:
         return Proof((), 0.0, seed)
     check_weights(dict(model.named_parameters()), symmetries.moved)
+    check_loaded(model)
     generator = generator_of(seed)
     with torch.no_grad():
         run = _Run(model, inputs, evaluate, double)

@@ -1,0 +1,202 @@
+"""Whatever is passed to the functions of symmetries, the answer is a result or one sentence of what was wrong."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import quotient_manifolds as qm
+from quotient_manifolds import symmetries as package
+from quotient_manifolds.symmetries import MATCHERS, bottleneck
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)).eval()
+
+
+X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "find": lambda network, found, seed: qm.find_symmetries(network),
+    "prove": lambda network, found, seed: qm.prove_symmetries(network, X, found, seed=seed),
+    "move": lambda network, found, seed: qm.random_move(network, found, seed=seed),
+    "balance": lambda network, found, seed: qm.balance(network, found),
+    "count": lambda network, found, seed: qm.count_symmetries(network, found),
+}
+
+
+def spoilt(spoil: Callable[[nn.Parameter], Any], name: str) -> nn.Module:
+    network = model()
+    owner, _, leaf = name.rpartition(".")
+    value = spoil(network.get_parameter(name))
+    setattr(network.get_submodule(owner), leaf, nn.Parameter(value, requires_grad=False))
+    return network
+
+
+def quantised(value: nn.Parameter) -> torch.Tensor:
+    return torch.quantize_per_tensor(value.detach(), 0.1, 0, torch.qint8)
+
+
+def inference(value: nn.Parameter) -> torch.Tensor:
+    with torch.inference_mode():
+        return value.detach().clone()
+
+
+SPOILT: dict[str, Callable[[nn.Parameter], Any]] = {
+    "meta": lambda value: value.detach().to("meta"),
+    "complex": lambda value: value.detach().to(torch.complex64),
+    "sparse": lambda value: value.detach().to_sparse(),
+    "float8": lambda value: value.detach().to(torch.float8_e4m3fn),
+    "int8": lambda value: value.detach().to(torch.int8),
+    "quantised": quantised,
+    "nan": lambda value: torch.full_like(value.detach(), torch.nan),
+    "empty": lambda value: torch.zeros(0),
+    "a row less": lambda value: value.detach()[1:],
+    "inference mode": inference,
+    "bfloat16": lambda value: value.detach().bfloat16(),
+    "zero": lambda value: torch.zeros_like(value.detach()),
+}
+PARAMETERS = [name for name, _ in model().named_parameters()]
+NOTHING = (None, "symmetries", 3, (), [], {}, {"a": 1}, object(), torch.zeros(2), nn.Linear, model().forward)
+
+
+def says(call: Callable[[], Any]) -> None:
+    said = "an answer, of whatever kind"
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        said = str(error)
+    assert "\n" not in said.strip(), said
+    assert len(said) > 20, said
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("function", FUNCTIONS)
+@settings(max_examples=25)
+@given(spoil=st.sampled_from(sorted(SPOILT)), name=st.sampled_from(PARAMETERS), given_symmetries=st.booleans())
+def test_strange_weights(function: str, spoil: str, name: str, given_symmetries: bool) -> None:
+    network = spoilt(SPOILT[spoil], name)
+    if function == "prove" and spoil != "meta":  # what the model raises by itself is for the model to say
+        try:
+            with torch.no_grad():
+                network(X)
+        except Exception:
+            return
+    found = qm.find_symmetries(model()) if function == "count" or given_symmetries else None
+    says(lambda: FUNCTIONS[function](network, found, 0))
+
+
+def test_a_model_that_is_not_wholly_loaded_is_no_random_one() -> None:
+    with pytest.raises(ValueError, match=r"'0\.linear1\.weight' is on the meta device"):
+        qm.prove_symmetries(spoilt(SPOILT["meta"], "0.linear1.weight"), X)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("nothing", NOTHING, ids=repr)
+def test_what_is_no_model(function: str, nothing: object) -> None:
+    if not (isinstance(nothing, dict) and not nothing):  # no parameters at all can be moved
+        with pytest.raises((ValueError, TypeError)) as caught:
+            FUNCTIONS[function](nothing, qm.find_symmetries(nn.Sequential()), 0)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "find"])
+@pytest.mark.parametrize("nothing", NOTHING[1:], ids=repr)
+def test_what_is_no_symmetries(function: str, nothing: object) -> None:
+    with pytest.raises(TypeError, match="expected Symmetries, as find_symmetries returns them"):
+        FUNCTIONS[function](model(), nothing, 0)
+
+
+@pytest.mark.parametrize("function", ["prove", "move"])
+@pytest.mark.parametrize("seed", [1.5, "1", None, True, 2**70, float("nan"), torch.zeros(2)], ids=repr)
+def test_what_is_no_seed(function: str, seed: object) -> None:
+    with pytest.raises((ValueError, TypeError), match="a seed "):
+        FUNCTIONS[function](model(), None, seed)
+
+
+def test_seeds_of_other_libraries_are_integers() -> None:
+    numpy = pytest.importorskip("numpy")
+    moved, same = (qm.random_move(model(), seed=seed) for seed in (numpy.int64(3), 3))
+    assert all(torch.equal(moved[name], same[name]) for name in moved)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1", None, torch.ones(2), 1j], ids=repr)
+def test_what_is_no_scale(scale: Any) -> None:
+    with pytest.raises(ValueError, match="positive number"):
+        qm.random_move(model(), scale=scale)
+
+
+def test_symmetries_of_another_model() -> None:
+    found = qm.find_symmetries(nn.ModuleDict({"other": model()}))
+    for name in ("prove", "move", "balance", "count"):
+        with pytest.raises(ValueError, match=r"'other\.0\.self_attn"):
+            FUNCTIONS[name](model(), found, 0)
+
+
+@pytest.mark.parametrize("wrong", [3, "bert", [3], ["a"], {"a": 1}], ids=repr)
+def test_what_are_no_layouts_or_matchers(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="layouts"):
+        qm.find_symmetries(model(), layouts=wrong)
+    with pytest.raises(TypeError, match="matchers"):
+        qm.find_symmetries(model(), matchers=wrong)
+    assert qm.find_symmetries(model(), matchers=[*MATCHERS, bottleneck]).pairs
+
+
+def test_layers_that_have_no_shape_yet() -> None:
+    says(lambda: qm.find_symmetries(nn.Sequential(nn.LazyLinear(3), *model())))
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+def calls(count: int) -> int:
+    """How many functions are called to find the symmetries of so many layers, attention known and not."""
+    own = type("Attention", (nn.Module,), {})
+    layers: list[nn.Module] = []
+    for index in range(count):
+        layers.append(nn.MultiheadAttention(2, 1))
+        stranger = own()
+        stranger.qkv = nn.Linear(2, 6)
+        layers[-1 if index % 2 else 0 :].append(stranger)
+        layers.append(stranger)
+    network, seen = nn.Sequential(*layers), [0]
+
+    def watch(frame: object, event: str, argument: object) -> None:
+        seen[0] += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        qm.find_symmetries(network)
+    finally:
+        sys.setprofile(before)
+    return seen[0]
+
+
+def test_the_work_grows_with_the_number_of_layers_and_not_its_square() -> None:
+    calls(2)  # what is kept for later calls
+    assert calls(80) < 6 * calls(20)
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [qm, package], ids=["top", "symmetries"])
+def test_signatures_can_be_read(module: Any) -> None:
+    for name in module.__all__:
+        member = getattr(module, name)
+        if callable(member):
+            try:
+                readable = 800 if inspect.isclass(member) else 500
+                assert len(str(inspect.signature(member))) < readable, name
+            except ValueError:  # a type alias
+                continue
