@@ -199,9 +199,9 @@ def test_nothing_is_written_when_something_is_wrong(
 ) -> None:
     import sys
 
-    import quotient_manifolds.cli.app  # noqa: F401
+    import quotient_manifolds.cli.relocating  # noqa: F401
 
-    module = sys.modules["quotient_manifolds.cli.move"]
+    module = sys.modules["quotient_manifolds.cli.relocating"]
     out = tmp_path / "out"
 
     def refused(message: str, *arguments: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
+from quotient_manifolds import Measurements
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments.orbit import distance, distance_batch, first_output
 from tests import hugging_face
@@ -26,13 +26,18 @@ def test_rows_for_every_precision_measure_and_scale(tmp_path: Path) -> None:
     result = call("orbit", model, "--steps", 2, "--scale", 0.1, "--scale", 10, "--out", out)
     assert result.exit_code == 0, result.output
     assert "a = 0.1" in result.output
-    rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 2 * 3 * 2
-    ratios = {(row["dtype"], row["measure"], row["scale"]): row["after"] / row["before"] for row in rows}
-    for (dtype, measure, _), value in ratios.items():
-        if measure != "adaptive":
+    found = Measurements.load(out)
+    assert len(found) == 2 * 3 * 3
+    frame = found.frame()
+    assert frame["scale"].isna().sum() == 2 * 3
+    before_move = {(row.dtype, row.geometry): row.mean for row in frame[frame["scale"].isna()].itertuples()}
+    for row in frame.itertuples():
+        assert row.ratio == row.mean / before_move[row.dtype, row.geometry]
+    ratios = {(row.dtype, row.geometry, row.scale): row.ratio for row in frame[frame["scale"].notna()].itertuples()}
+    for (dtype, geometry, _), value in ratios.items():
+        if geometry != "adaptive":
             assert value == pytest.approx(1, abs=1e-6 if dtype == "float64" else 2e-2)
-    assert all(abs(value - 1) > 1e-3 for (_, measure, _), value in ratios.items() if measure == "adaptive")
+    assert all(abs(value - 1) > 1e-3 for (_, geometry, _), value in ratios.items() if geometry == "adaptive")
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
+from typing import Any
 
+OUTPUT_CLOSED = 141  # as if ended by SIGPIPE, like other programs whose reader has left
+INTERRUPTED = 130
 INTERNAL_ERROR = 70  # EX_SOFTWARE: a script can tell a defect of this package from a finding
 
 # Read by the Hugging Face libraries when they are imported: no downloads, and no bars or warnings between our lines.
@@ -13,19 +17,51 @@ QUIET_AND_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 
 
 def main() -> None:
-    """The console script `quotient-manifolds`; leaves by SystemExit with one of the documented exit codes."""
+    """Run the console script `quotient-manifolds`; leave by SystemExit with one of the documented exit codes."""
     os.environ.update(QUIET_AND_OFFLINE)
-    try:
-        from quotient_manifolds.cli.app import cli
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict":  # an ASCII terminal gets ? for what it cannot show
+            with contextlib.suppress(AttributeError):
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(_exit_code())
 
-        cli(prog_name="quotient-manifolds")
+
+def discard_output() -> None:
+    """What is still in the buffer must not be written when Python ends: its reader has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _exit_code() -> int:
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        return OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return INTERNAL_ERROR
+    return code
+
+
+def _run() -> int:
+    try:
+        import click
+
+        from quotient_manifolds.cli.app import cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
         print('The command line needs click and rich: pip install "quotient-manifolds[cli]".', file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception:
-        traceback.print_exc()
-        sys.exit(INTERNAL_ERROR)
+        return 2
+    try:
+        # click's own standalone mode makes 1 of Ctrl-C and of a closed pipe.
+        answer: Any = cli(prog_name="quotient-manifolds", standalone_mode=False)
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return answer if isinstance(answer, int) else 0

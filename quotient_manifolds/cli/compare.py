@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import torch
 
 from quotient_manifolds.cli.options import (
     EXIT_CODES,
@@ -25,6 +24,8 @@ from quotient_manifolds.cli.options import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from quotient_manifolds.compare import Comparison, Worker
 
 

@@ -1,142 +1,144 @@
-"""quotient-manifolds measure: the worst-case sharpness of a text classifier on labelled text."""
+"""quotient-manifolds measure: the worst-case sharpness of any model on any labelled data."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
-from torch import Tensor, nn
 
 from quotient_manifolds.cli.options import (
     EXIT_CODES,
     BadInput,
-    Report,
+    check_different,
     check_writable,
     common_options,
-    console,
     one_sentence_errors,
-    progress_bars,
-    table,
-    write_json,
+    report_option,
+    symmetries_option,
 )
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
-from quotient_manifolds.manifolds import GEODESICS, METRICS
-from quotient_manifolds.sharpness import Measurement, MeasurementWarning, cross_entropy, worst_case_sharpness
-from quotient_manifolds.version import VERSION
+
+
+def _listed(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[float, ...]:
+    """Numbers that are given again and again, or with commas."""
+    return tuple(_number(part, f"--{parameter.name}") for word in words for part in word.split(","))
+
+
+def _number(word: str, where: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise click.BadParameter(f"{where} takes numbers, with commas between them. Found {word!r}") from None
+
+
+def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, str] | None:
+    """NAME=VALUE,NAME=VALUE as a dict."""
+    if word is None:
+        return None
+    parts = [part.partition("=") for part in word.split(",")]
+    if any(not name.strip() or not equals or not value.strip() for name, equals, value in parts):
+        raise click.BadParameter(f"Expected name=value with commas between them. Found {word!r}")
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def _classes(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, int] | None:
+    found = _named(context, parameter, word)
+    try:
+        return None if found is None else {name: int(value) for name, value in found.items()}
+    except ValueError:
+        raise click.BadParameter(f"Expected label=class, the class as a number from 0. Found {word!r}") from None
+
+
+def _pixels(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
+    """clip and imagenet by name, or a number for each channel."""
+    if word is None or word.isalpha():
+        return word
+    return [_number(part, f"--{parameter.name}") for part in word.split(",")]
 
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("model")
-@click.option("--data", required=True, type=click.Path(path_type=Path), help=".jsonl or .csv: text, label, text_pair.")
+@click.option(
+    "--data",
+    required=True,
+    help="A .jsonl, .csv or .tsv file, a .npz file, a folder with a folder of images for each class, or "
+    "package.module:function, a function that returns batches.",
+)
 @click.option(
     "--geometry",
     "--metric",
     "geometries",
-    type=click.Choice(["euclidean", "adaptive", *METRICS]),
+    metavar="NAME[:RADIUS,...]",
     multiple=True,
-    default=("adaptive", *METRICS),
+    default=("adaptive", "inv", "mix"),
     show_default=True,
-    help="Which ball; give it again for another.",
+    help="euclidean, adaptive, inv, mix or a number t, with its own radii after a colon; give it again for another.",
 )
-@click.option("--radius", required=True, type=float, help="Of the ball, in the metric's norm over all parameters.")
+@click.option(
+    "--radius",
+    "radii",
+    multiple=True,
+    metavar="RADIUS",
+    callback=_listed,
+    help="Of the balls of geometries without radii of their own, in the metric's norm over all parameters; give it "
+    "again for another.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of ascent, per batch.")
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Further ascents, per batch."
 )
-@click.option("--geodesic", type=click.Choice(GEODESICS), default="second", show_default=True, help="Of inv and mix.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Examples in a batch.")
-@click.option("--max-length", type=click.IntRange(min=1), default=64, show_default=True, help="Tokens kept of a text.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the results to this JSON file.")
+@click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
+@click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
+@click.option("--biases", help="quotient or paper: how quotient geometries treat biases.  [default: quotient]")
+@click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
+@click.option(
+    "--norm", help="l2 or linf of euclidean and adaptive, metric or adaptive of quotients.  [default: l2, metric]"
+)
+@symmetries_option
+@click.option(
+    "--loss",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="A function loss(model, batch) that returns a scalar.  [default: cross-entropy]",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
+@click.option("--examples", type=click.IntRange(min=1), help="Use so many examples at most.  [default: all]")
+@click.option(
+    "--draw", type=click.IntRange(min=0), metavar="SEED", help="Take examples at random instead of the first ones."
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
+)
+@click.option("--tokenizer", metavar="DIRECTORY", help="Of texts, where the model's directory has none.")
+@click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
+@click.option(
+    "--labels", callback=_classes, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
+)
+@click.option("--size", type=click.IntRange(min=1), help="Images of a folder are resized and cropped to it.")
+@click.option("--channels", type=int, help="Of the images of a folder: 1 or 3.")
+@click.option("--mean", callback=_pixels, help="Of pixels from 0 to 1: a number a channel, imagenet or clip.")
+@click.option("--std", callback=_pixels, help="Of pixels: a number a channel.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write each result to this JSON file when it is there.")
+@report_option
 @common_options
 @one_sentence_errors
-def measure(
-    model: str,
-    data: Path,
-    geometries: tuple[str, ...],
-    radius: float,
-    steps: int,
-    restarts: int,
-    geodesic: str,
-    batch_size: int,
-    max_length: int,
-    out: Path | None,
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    quiet: bool,
-) -> None:
-    """Measure the worst-case sharpness of the text classifier MODEL.
+def measure(out: Path | None, report: Path | None, quiet: bool, **settings: Any) -> None:
+    """Measure the worst-case sharpness of MODEL on DATA.
 
-    MODEL is a Hugging Face directory of a sequence classifier with its tokenizer. On every batch of DATA the loss is
-    driven up, by Auto-PGD along geodesics, as far as it rises within RADIUS; the result is the mean rise over batches
-    with its standard error. Every batch counts the same, so a last batch that is smaller weighs more per example.
+    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
+    module. On every batch of DATA the loss is driven up, by Auto-PGD along geodesics, as far as it rises within the
+    radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
+    batch that is smaller weighs more per example.
+
+    The file OUT is whole after each result; Measurements.load reads it, and its frame() makes a table.
     """
-    check_writable(out)
-    chosen = [_geometry(name, geodesic) for name in dict.fromkeys(geometries)]
-    network = load_model(model)
-    examples = read_text_labels(data, num_labels=_number_of_classes(model, network))
-    tokenised = tokenised_batches(model, examples, batch_size=batch_size, max_length=max_length)
-    network.to(device=device, dtype=dtype)
-    batches = [{name: value.to(device) for name, value in batch.items()} for batch in tokenised]
-    ascent = {"radius": radius, "steps": steps, "restarts": restarts, "seed": seed}
-    with progress_bars(quiet=quiet) as report:
-        results = [_measured(network, batches, geometry, ascent, report) for geometry in chosen]
-    if not quiet:
-        console(quiet=False).print(table_of_results(f"{model} on {len(examples)} examples of {data}", results))
-        for sentence in filter(None, (result.warning for result in results)):
-            click.echo(f"Warning: {sentence}", err=True)
-    if out is not None:
-        settings = {"batch_size": batch_size, "max_length": max_length, "dtype": str(dtype).removeprefix("torch.")}
-        source = {"version": VERSION, "model": model, "data": str(data), "examples": len(examples), **settings}
-        write_json(out, {**source, "results": [result.to_dict() for result in results]})
+    if quiet and out is None and report is None:
+        raise BadInput("With --quiet nothing is printed, so the results would be lost: give --out or --report.")
+    inputs = [settings["model"], settings["data"], settings["tokenizer"]]
+    check_writable(out, *inputs)
+    check_writable(report, *inputs)
+    check_different(out=out, report=report)
+    from quotient_manifolds.cli.measuring import Asked, measure_all
 
-
-def _geometry(name: str, geodesic: str) -> Geometry:
-    if name in METRICS:
-        return Quotient(metric=name, geodesic=geodesic)
-    return Euclidean() if name == "euclidean" else Adaptive()
-
-
-def _number_of_classes(model: str, network: nn.Module) -> int:
-    kind = type(network).__name__
-    classes: int = getattr(getattr(network, "config", None), "num_labels", 0)
-    if not Path(model).is_dir() or not kind.endswith("ForSequenceClassification"):
-        raise BadInput(f"Expected the directory of a Hugging Face sequence classifier, found {model} ({kind}).")
-    if classes < 2:
-        raise BadInput(f"Expected a classifier with at least 2 classes, found {classes} in {model} (a regression).")
-    return classes
-
-
-def _measured(
-    network: nn.Module, batches: list[dict[str, Tensor]], geometry: Geometry, ascent: dict[str, Any], report: Report
-) -> Measurement:
-    def progress(done: int, total: int) -> None:
-        report(geometry.name, done, total)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MeasurementWarning)  # it stands below the table
-        return worst_case_sharpness(network, cross_entropy, batches, geometry=geometry, progress=progress, **ascent)
-
-
-def table_of_results(title: str, results: list[Measurement]) -> Any:
-    """A row for every geometry: the mean rise of the loss over batches, and how it came about."""
-    header = ["geometry", "radius", "sharpness", "standard error", "batches", "loss", "norm reached", "reach", "passes"]
-    rows = [
-        [
-            result.geometry,
-            f"{result.settings['radius']:g}",
-            f"{result.mean:.6g}",
-            "-" if result.standard_error is None else f"{result.standard_error:.2g}",
-            str(len(result.values)),
-            f"{sum(result.base_losses) / len(result.base_losses):.6g}",
-            f"{max(norm or 0.0 for norm in result.norms):.4g}",
-            "-" if result.reach is None else f"{result.reach:.3g}",
-            f"{result.forward_passes} + {result.backward_passes}",
-        ]
-        for result in results
-    ]
-    return table(title, header, rows, [name != "geometry" for name in header])
+    measure_all(Asked(**settings), out=out, report=report, quiet=quiet)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.sharpness import Measurement
@@ -62,18 +63,25 @@ def along_orbit(
     return tuple(rows)
 
 
-def distance(model: nn.Module, batch: tuple[Mapping[str, Tensor], Tensor]) -> Tensor:
+def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
     """Mean squared distance of the model's first output from fixed targets: a loss for a model without a head."""
     inputs, targets = batch
-    return F.mse_loss(first_output(model(**inputs)), targets)
+    return F.mse_loss(first_output(_called(model, inputs)), targets)
 
 
-def distance_batch(model: nn.Module, inputs: Mapping[str, Tensor], seed: int) -> tuple[Mapping[str, Tensor], Tensor]:
+def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
     """A batch for `distance`: the inputs, and targets that are standard Gaussian, of the shape of the output."""
     with torch.no_grad():
-        output = first_output(model(**inputs))
+        output = first_output(_called(model, inputs))
     targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return inputs, targets.to(output)
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
+    """The model's answer to keywords, to several arguments, or to one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
 def first_output(output: Any) -> Tensor:
@@ -88,11 +96,11 @@ def first_output(output: Any) -> Tensor:
 
 def like(batch: Any, parameter: Tensor) -> Any:
     """The batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
-    if isinstance(batch, Tensor):
-        return batch.to(parameter) if batch.is_floating_point() else batch.to(parameter.device)
-    if isinstance(batch, Mapping):
-        return {name: like(value, parameter) for name, value in batch.items()}
-    return tuple(like(value, parameter) for value in batch)
+
+    def moved(value: Tensor) -> Tensor:
+        return value.to(parameter) if value.is_floating_point() else value.to(parameter.device)
+
+    return tree_map_only(Tensor, moved, dict(batch) if isinstance(batch, Mapping) else batch)
 
 
 def _check_rise(before: dict[str, Measurement], dtype: str) -> None:

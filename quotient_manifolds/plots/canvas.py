@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quotient_manifolds.files import whole
 from quotient_manifolds.plots.svg import drawable, embedded
 
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
@@ -67,9 +68,9 @@ class Plot:
         return embedded(buffer.getvalue(), name, self.alt, THEME, self.names)
 
     def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
-        """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png."""
-        with _settings():
-            self.figure.savefig(path, dpi=dots_per_inch)
+        """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png; whole or not at all."""
+        with _settings(), whole(Path(path)) as unfinished:
+            self.figure.savefig(unfinished, dpi=dots_per_inch, format=Path(path).suffix.removeprefix(".") or None)
 
     def _repr_html_(self) -> str:
         name = f"plot-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"

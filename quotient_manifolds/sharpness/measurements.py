@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final, overload
 
@@ -66,6 +66,11 @@ class Measurements(Sequence[Measurement]):
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the values must know, a sentence each."""
         return tuple(each.warning for each in self.measurements if each.warning is not None)
+
+    def with_one(self, found: Measurement, **at: Setting | None) -> Measurements:
+        """Return these and one more; `at` says what tells it from the others."""
+        places = (*(self.at or ({},) * len(self)), at)
+        return replace(self, measurements=(*self.measurements, found), at=places if any(places) else ())
 
     def frame(self, *, batches: bool = False) -> DataFrame:
         """Return a row for every measurement, or with `batches` for every measurement on every batch.
