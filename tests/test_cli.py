@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -259,7 +260,7 @@ def test_measure_agrees_with_the_library(bert: Path, data: Path, tmp_path: Path)
 
 
 def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["quotient_manifolds.cli.demo"]
+    module = importlib.import_module("quotient_manifolds.cli.demo")
     small = functools.partial(run_demo, training_steps=20, batch_size=32, train_points=100, scales=(0.1, 10.0))
     monkeypatch.setattr(module, "run_demo", small)
     out = tmp_path / "demo"

@@ -218,7 +218,7 @@ def test_nothing_is_written_when_something_is_wrong(
         patch.setattr(module, "random_move", lambda model, *_, **__: {n: 2 * w for n, w in model.named_parameters()})
         refused("should have the same output, but it changes by", bert, out)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_copy_beside", lambda *_: 1 / 0)
+        patch.setattr(module, "_copy_beside", eval("lambda *_: 1 / 0"))  # from no file: no code of a user
         assert call(bert, out).exit_code == 1  # a defect
         assert not [path for path in tmp_path.iterdir() if path != bert]
     with monkeypatch.context() as patch:

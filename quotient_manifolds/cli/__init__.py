@@ -8,9 +8,7 @@ import sys
 import traceback
 from typing import Any
 
-OUTPUT_CLOSED = 141  # as if ended by SIGPIPE, like other programs whose reader has left
-INTERRUPTED = 130
-INTERNAL_ERROR = 70  # EX_SOFTWARE: a script can tell a defect of this package from a finding
+from quotient_manifolds.cli.exits import INTERNAL_ERROR, INTERRUPTED, OUTPUT_CLOSED, discard_output
 
 # Read by the Hugging Face libraries when they are imported: no downloads, and no bars or warnings between our lines.
 QUIET_AND_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -24,11 +22,6 @@ def main() -> None:
             with contextlib.suppress(AttributeError):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(_exit_code())
-
-
-def discard_output() -> None:
-    """What is still in the buffer must not be written when Python ends: its reader has left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code() -> int:

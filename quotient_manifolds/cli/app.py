@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from quotient_manifolds.cli import OUTPUT_CLOSED, discard_output
+from quotient_manifolds.cli.exits import OUTPUT_CLOSED, discard_output
 from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.version import VERSION
 

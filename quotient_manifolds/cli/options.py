@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from quotient_manifolds.cli import INTERRUPTED as INTERRUPTED
 from quotient_manifolds.cli.blame import place_in_users_code
+from quotient_manifolds.cli.exits import INTERRUPTED as INTERRUPTED
 from quotient_manifolds.files import is_special, write_text
 
 if TYPE_CHECKING:
