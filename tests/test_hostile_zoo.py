@@ -231,6 +231,14 @@ def test_an_exception_is_said_once_a_checkpoint_with_its_place(zoo: Path) -> Non
     assert page.count("IndexError") == 1
 
 
+def test_what_fails_alike_on_all_is_said_once(zoo: Path) -> None:
+    spec = write_spec(zoo, SLOPE, "measure: gradient-norm, geometry: inv", head=HEAD)
+    done = compare(spec)
+    assert done.exit_code == 1
+    (line,) = [each for each in done.stderr.splitlines() if "Failed" in each]
+    assert line.startswith("Failed: m_0, m_1, m_2, m_3, inv")
+
+
 def test_results_lie_beside_the_spec_wherever_the_command_is_given(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_spec(zoo, SLOPE, head=HEAD)
     (zoo / "elsewhere").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from quotient_manifolds.cli.options import (
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.compare import Comparison, Worker
+    from quotient_manifolds.compare import Comparison, Plan, Spec, Worker
 
 
 @click.command(epilog=EXIT_CODES)
@@ -36,10 +37,13 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the results.  [default: results/NAME beside NAME.yaml]",
 )
+@click.option(
+    "--check", is_flag=True, help="Measure nothing: say what there is to measure, and about how long it takes."
+)
 @device_option
 @quiet_option
 @one_sentence_errors
-def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> None:
+def compare(spec: Path, out: Path | None, check: bool, device: torch.device, quiet: bool) -> None:
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
     \b
@@ -53,6 +57,7 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
         - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
         - {measure: gradient-norm, geometry: euclidean, normalise_logits: true}
+      symmetries: package.module:function  # of each model; found if not given
       against: [error_gap]      # what to rank by
       given: [learning_rate]    # hyperparameters held fixed in partial correlations
       dtype: float32
@@ -75,6 +80,9 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
     folder = spec.resolve().parent / "results" / spec.stem if out is None else out
     with _said_once():
         wanted = read_spec(spec)
+        if check:
+            _check(wanted, folder, device, quiet)
+            return
         store = Store(folder / "store.sqlite")
     with store, joined(device) as worker:
         silent = quiet or not worker.leads
@@ -95,6 +103,71 @@ def compare(spec: Path, out: Path | None, device: torch.device, quiet: bool) -> 
         click.echo(f"Failed: {failed}", err=True)
     if comparison.troubles:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _check(wanted: Spec, folder: Path, device: torch.device, quiet: bool) -> None:
+    """Prints the plan, in the first process alone; without a store all is taken to be left."""
+    from quotient_manifolds.compare import Run, Store, Worker, leads, plan
+
+    if not leads():
+        return
+    with tempfile.TemporaryDirectory() as nowhere:
+        place = folder / "store.sqlite"
+        there = place.is_file()
+        with Store(place, make=False) if there else Store(Path(nowhere) / "store.sqlite") as store:
+            found = plan(Run(wanted, store, Worker(0, 1, device), lambda *what: None))
+    if not quiet:
+        _print_plan(found, wanted, folder)
+    for failed in found.troubles:
+        click.echo(f"Failed: {failed}", err=True)
+    if found.troubles:
+        raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
+    terminal = console(quiet=False)
+    rows = [
+        [each.label, str(each.units), str(each.left), *map(_or_nothing, (each.passes,)), duration(each.total)]
+        for each in found.rows
+    ]
+    columns = ["Measure", "Units", "Left", "Passes each", "Time left"]
+    terminal.print(table("What there is to measure", columns, rows, [False] + [True] * 4))
+    names = [each.name for each in wanted.checkpoints]
+    shown = ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
+    terminal.print(f"{len(names)} checkpoints: {shown}. A unit is a checkpoint and a batch.")
+    if wanted.scores:
+        lacking = [name for name in names if name not in wanted.scores]
+        others = [name for name in wanted.scores if name not in names]
+        terminal.print(f"Scores: of {len(names) - len(lacking)} of {len(names)} checkpoints.")
+        for what, some in (("Without a row", lacking), ("Rows of no checkpoint", others)):
+            if some:
+                terminal.print(f"{what}: {', '.join(some[:5])}{f' and {len(some) - 5} more' if len(some) > 5 else ''}.")
+    for note in found.notes:
+        terminal.print(f"Note: {note}")
+    if found.pass_seconds is not None:
+        less = ", without what could not be timed," if any(each.seconds is None for each in found.rows) else ""
+        low, high = (duration(seconds) for seconds in found.pass_seconds)
+        terminal.print(
+            f"About {duration(found.seconds)}{less} for one process: passes as counted, at {low} to {high} each, and "
+            f"{duration(found.loading)} to load each of {found.to_load} checkpoints. Timed on {found.timed}, batch 0: "
+            "one forward and backward pass in each geometry, one forward pass for loss and error. Not counted: proofs "
+            "of symmetries (about ten passes a checkpoint and geometry), correlations, and that others may be larger."
+        )
+    terminal.print(f"Nothing was measured. Results will be in {folder}")
+
+
+def _or_nothing(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """The time in the unit that suits it."""
+    if seconds is None:
+        return "unknown"
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.3g} s"
 
 
 @contextmanager
@@ -130,8 +203,12 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
     known, values = comparison.known
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
     terminal.print(f"{now} Known: {known} of {values} values.")
+    for note in comparison.notes:
+        terminal.print(f"Note: {note}")
     if comparison.few_models:
         terminal.print(comparison.few_models)
+    for sentence in comparison.unconverged:
+        terminal.print(f"Not converged: {sentence}")
     for sentence in comparison.beyond_reach:
         terminal.print(f"Beyond the reach of its geodesics: {sentence}")
     if waiting:

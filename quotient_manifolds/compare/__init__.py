@@ -7,6 +7,7 @@ try:
     from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value
     from quotient_manifolds.compare.database import StoreError
     from quotient_manifolds.compare.page import summary_tables, write_comparison
+    from quotient_manifolds.compare.plan import Plan, Planned, plan
     from quotient_manifolds.compare.run import Run
     from quotient_manifolds.compare.spec import Spec, read_spec
     from quotient_manifolds.compare.store import Failure, Store
@@ -23,6 +24,8 @@ __all__ = [
     "Comparison",
     "Failure",
     "Named",
+    "Plan",
+    "Planned",
     "Ranking",
     "Row",
     "Run",
@@ -36,6 +39,7 @@ __all__ = [
     "analyse",
     "joined",
     "leads",
+    "plan",
     "read_spec",
     "summary_tables",
     "unit_key",

@@ -31,11 +31,13 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
         spec=spec.path.name,
         version=VERSION,
         command=command,
-        measures=tuple(_named(each) for each in spec.measures),
+        measures=tuple(_named(each, spec.symmetries) for each in spec.measures),
         rows=rows,
         rankings=(),
         agreement=None,
         troubles=_troubles(run),
+        symmetries=spec.symmetries,
+        notes=_notes(run),
     )
     rankings = _rankings(run, comparison, targets, report)
     labels = comparison.labels
@@ -43,10 +45,12 @@ def analyse(run: Run, *, command: str, report: Report) -> Comparison:
     return Comparison(**{**vars(comparison), "rankings": rankings, "agreement": agreed})
 
 
-def _named(each: Measured) -> Named:
-    measure = each.measure
-    settings = {**measure.settings, "normalise_logits": each.normalise_logits}
-    return Named(each.label, each.family, each.radius, measure.name, measure.geometry.to_dict(), settings)
+def _named(each: Measured, symmetries: str | None) -> Named:
+    measure, geometry = each.measure, each.measure.geometry.to_dict()
+    settings = {**measure.settings, "normalise_logits": each.normalise_logits, "warm_start": each.warm_start}
+    if symmetries is not None and "symmetries" in geometry:
+        geometry, settings = {**geometry, "symmetries": "given"}, {**settings, "symmetries": symmetries}
+    return Named(each.label, each.family, each.radius, measure.name, geometry, settings)
 
 
 def _row(run: Run, checkpoint: Checkpoint, listed: Scores) -> Row:
@@ -75,7 +79,7 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
     batches = tuple(OnBatch.from_dict(payload) for payload in found if payload is not None)
     measurement = measured.measure.measurement(batches)
     beyond = bool(measurement.beyond_reach)
-    return Value(measurement.mean, measurement.standard_error, measurement.reach, beyond)
+    return Value(measurement.mean, measurement.standard_error, measurement.reach, beyond, measurement.late_rise)
 
 
 def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Report) -> tuple[Ranking, ...]:
@@ -131,6 +135,21 @@ def _troubles(run: Run) -> tuple[Trouble, ...]:
             for (what, message), batches in alike.items()
         ]
     return tuple(found)
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    """What must be said beside the numbers of some checkpoints, the same of several once."""
+    found: dict[str, list[str]] = {}
+    for checkpoint in run.spec.checkpoints:
+        identity = run.identity(checkpoint)
+        for part, sentences in ({} if identity is None else identity.notes).items():
+            for sentence in sentences:
+                found.setdefault(f"{part}: {sentence}", []).append(checkpoint.name)
+    return tuple(f"{_who(names)}, {sentence}" for sentence, names in found.items())
+
+
+def _who(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} more checkpoints"
 
 
 def _what(each: ScoreUnit | MeasureUnit) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import pandas as pd
 
 from quotient_manifolds.compare.scores import GAPS, Scores
 from quotient_manifolds.files import write_text
+from quotient_manifolds.frames import data_frame
+from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.sharpness.measurement import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, holm, tau_deviation
 
 FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
@@ -33,6 +36,13 @@ class Named:
     geometry: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] | None = None
 
+    @property
+    def geometry_name(self) -> str | None:
+        """How tables call the geometry, without its own settings."""
+        if self.geometry is None:
+            return None
+        return geometry_from_dict({key: each for key, each in self.geometry.items() if key != "symmetries"}).name
+
 
 @final
 @dataclass(frozen=True)
@@ -40,13 +50,15 @@ class Value:
     """Mean over batches and its standard error, None for one batch of what is not random.
 
     reach: the largest relative speed of truncated geodesics, None where there are none. beyond_reach: on some batch
-    that is where they may be far from the exact ones.
+    that is where they may be far from the exact ones. late_rise: the share of the rise that the climbs made in the last
+    quarter of their steps, None where nothing climbs.
     """
 
     mean: float
     standard_error: float | None
     reach: float | None = None
     beyond_reach: bool = False
+    late_rise: float | None = None
 
 
 @final
@@ -83,20 +95,26 @@ class Trouble:
 @final
 @dataclass(frozen=True)
 class Failed:
-    """What failed on one checkpoint for one reason; nothing named: the checkpoint as a whole."""
+    """What failed, on which checkpoints alike, for one reason; nothing named: the checkpoints as a whole."""
 
-    checkpoint: str
+    checkpoints: tuple[str, ...]
     what: tuple[str, ...]
     message: str
 
     def __str__(self) -> str:
-        return f"{', '.join([self.checkpoint, *(['; '.join(self.what)] if self.what else [])])}: {self.message}"
+        more = len(self.checkpoints) - 4
+        names = [*self.checkpoints[:3], f"and {more + 1} more"] if more > 0 else self.checkpoints
+        return f"{', '.join([*names, *(['; '.join(self.what)] if self.what else [])])}: {self.message}"
 
 
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """`save` and `load` are inverse to each other; `frame` is the table of checkpoints."""
+    """What a comparison has found; `save` and `load` are inverse to each other, `frame` makes tables.
+
+    symmetries: the function that declares those of each model, None where they are found. notes: sentences that must
+    stand beside the numbers, such as how many texts were cut.
+    """
 
     spec: str
     version: str
@@ -106,6 +124,8 @@ class Comparison:
     rankings: tuple[Ranking, ...]
     agreement: Agreement | None
     troubles: tuple[Trouble, ...]
+    symmetries: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -129,12 +149,29 @@ class Comparison:
         return tuple(said)
 
     @property
+    def unconverged(self) -> tuple[str, ...]:
+        """A sentence for every measure some of whose climbs still rose at their end."""
+        said: list[str] = []
+        for label in self.labels:
+            known = [value for row in self.rows if (value := row.values[label]) is not None]
+            late = [value.late_rise for value in known if value.late_rise is not None and value.late_rise > CONVERGED]
+            if late:
+                said.append(
+                    f"{label}: {len(late)} of {len(known)} values, up to {max(late):.0%} of the rise came in the last "
+                    f"quarter of the steps."
+                )
+        return tuple(said)
+
+    @property
     def failures(self) -> tuple[Failed, ...]:
-        """The troubles, those of one checkpoint with the same reason together."""
+        """The troubles, all that failed for one reason on a checkpoint, or alike on several, together."""
         found: dict[tuple[str, str], list[str]] = {}
         for each in self.troubles:
             found.setdefault((each.checkpoint, each.message), []).extend([] if each.what is None else [each.what])
-        return tuple(Failed(checkpoint, tuple(what), message) for (checkpoint, message), what in found.items())
+        alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
+        for (checkpoint, message), what in found.items():
+            alike.setdefault((tuple(what), message), []).append(checkpoint)
+        return tuple(Failed(tuple(checkpoints), what, message) for (what, message), checkpoints in alike.items())
 
     @property
     def few_models(self) -> str | None:
@@ -165,8 +202,18 @@ class Comparison:
             return [None if value is None else value.mean for value in values]
         return [row.scores.get(name) for row in self.rows]
 
-    def frame(self) -> pd.DataFrame:
-        """One row a checkpoint: its scores, then mean and standard error of each measure."""
+    def frame(self, rows: Literal["checkpoints", "values"] = "checkpoints") -> pd.DataFrame:
+        """Return a row for every checkpoint: its scores, then mean and standard error of each measure.
+
+        rows="values": a row for every measure of every checkpoint instead, known or not, with the columns checkpoint,
+        measure, label, radius, geometry (its name), its settings as geometry.NAME (kind, metric, geodesic, eps, eta,
+        norm, biases, ...), settings.NAME, and mean, standard_error, reach, beyond_reach and late_rise. In comparisons
+        that earlier versions wrote, which did not keep them, settings are missing.
+        """
+        if rows not in ("checkpoints", "values"):
+            raise ValueError(f"rows must be 'checkpoints' or 'values'. Found {rows!r}")
+        if rows == "values":
+            return data_frame([_flat(row, each) for row in self.rows for each in self.measures], ["checkpoint"])
         scores = dict.fromkeys(name for row in self.rows for name in row.scores)
         columns = {name: self.column(name) for name in scores}
         for label in self.labels:
@@ -200,6 +247,8 @@ class Comparison:
             rankings=tuple(_ranking(each) for each in record["rankings"]),
             agreement=None if agreement is None else _agreement(agreement),
             troubles=tuple(Trouble(**each) for each in record["troubles"]),
+            symmetries=record.get("symmetries"),
+            notes=tuple(record.get("notes", ())),
         )
 
     @classmethod
@@ -211,6 +260,22 @@ class Comparison:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} holds no comparison ({type(error).__name__}: {error})") from error
+
+
+def _flat(row: Row, named: Named) -> dict[str, Any]:
+    value = row.values[named.label]
+    numbers = dict.fromkeys(each.name for each in fields(Value)) if value is None else asdict(value)
+    settings = {key: each for key, each in (named.settings or {}).items() if key != "radius"}
+    return {
+        "checkpoint": row.checkpoint,
+        "measure": named.measure,
+        "label": named.label,
+        "radius": named.radius,
+        "geometry": named.geometry_name,
+        **{f"geometry.{key}": each for key, each in (named.geometry or {}).items()},
+        **{f"settings.{key}": each for key, each in settings.items()},
+        **numbers,
+    }
 
 
 def default_targets(rows: Sequence[Row], given: Sequence[str]) -> tuple[str, ...]:

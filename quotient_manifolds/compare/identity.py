@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from quotient_manifolds.compare.failing import is_users
+from quotient_manifolds.load.models import load_object
+from quotient_manifolds.symmetries import Symmetries
 
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
 
@@ -58,6 +60,19 @@ def _source(kind: type) -> str:
         return inspect.getsource(kind) if is_users(inspect.getfile(kind)) else ""
     except (OSError, TypeError):  # made in a console
         return ""
+
+
+def symmetries_hash(declared: Symmetries) -> str:
+    """SHA-256 of the pairs and the translations that are declared: what decides a number."""
+    return _hash([repr(declared.pairs), repr(declared.translations)], {})
+
+
+def source_hash(reference: str | None) -> str:
+    """SHA-256 of the file of package.module:function, "" for None."""
+    if reference is None:
+        return ""
+    file = inspect.getsourcefile(inspect.unwrap(load_object(reference, "a function")))
+    return _hash([reference], {}) if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def batch_hash(batch: Any) -> str:

@@ -72,19 +72,50 @@ def _spread(values: list[float | None]) -> list[str]:
 def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.troubles:
         rows = [
-            [each.checkpoint, "; ".join(each.what) or "the whole checkpoint", each.message]
+            [", ".join(each.checkpoints), "; ".join(each.what) or "the whole checkpoint", each.message]
             for each in comparison.failures
         ]
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
         yield Section("failures", "Failures", [table])
+    if comparison.notes:
+        yield Section("notes", "About the data", [Note("These numbers are of changed data", comparison.notes)])
     yield Section("reach", "Geodesics beyond their reach", list(_reach(comparison)))
+    if comparison.unconverged:
+        note = Note("The maxima are larger than these values", comparison.unconverged)
+        why = Text(
+            "An ascent that still rises by more than 5 % at its end has not converged. Take more steps (which measures "
+            "anew), or smaller radii; models rank as they do only as far as all climbs are equally far from their end."
+        )
+        yield Section("convergence", "Climbs that have not converged", [note, why])
     yield Section("ranking", "How measures rank the models", list(_ranking(comparison)))
     yield Section("figures", "Models one by one", list(_scatter(comparison)))
     yield Section("radius", "Sharpness against radius", list(_radius(comparison)))
     yield Section("agreement", "Agreement between measures", list(_agreement(comparison)))
     yield Section("values", "All values", [_value_table(comparison)])
+    yield Section("measures", "The measures in full", list(_settings(comparison)))
     yield Section("redo", "How to redo this", [Code(comparison.command), Text(_VERSION.format(comparison.version))])
+
+
+def _settings(comparison: Comparison) -> Iterator[Block]:
+    if comparison.symmetries is not None:
+        yield Text(
+            f"Symmetries were declared by {comparison.symmetries} for each model, not found; before each is measured, "
+            "its loss is asked whether they are any."
+        )
+    rows = [
+        [
+            each.label,
+            ", ".join(f"{key} {value}" for key, value in (each.geometry or {}).items()),
+            ", ".join(f"{key} {value}" for key, value in (each.settings or {}).items()),
+        ]
+        for each in comparison.measures
+        if each.geometry is not None
+    ]
+    if rows:
+        yield Table(
+            "settings", "Every setting of every measure", ["Measure", "Geometry", "Settings"], rows, [False] * 3
+        )
 
 
 _VERSION = "Written by quotient-manifolds {}. The numbers of every batch are in units.csv and store.sqlite beside it."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import groupby
 from typing import Any, final
@@ -17,17 +17,27 @@ from torch.utils._pytree import tree_map
 
 from quotient_manifolds.compare.database import StoreError
 from quotient_manifolds.compare.failing import sentence
-from quotient_manifolds.compare.identity import batch_hash, files_fingerprint, model_hash
+from quotient_manifolds.compare.identity import (
+    batch_hash,
+    files_fingerprint,
+    model_hash,
+    source_hash,
+    symmetries_hash,
+)
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import Unit
 from quotient_manifolds.compare.units import Identity, MeasureUnit, ScoreUnit, measure_units, score_units
 from quotient_manifolds.compare.workers import Worker
-from quotient_manifolds.load import Checkpoint, load_checkpoint
+from quotient_manifolds.geometry import Geometry, Quotient
+from quotient_manifolds.load import Checkpoint, load_checkpoint, load_symmetries
+from quotient_manifolds.load.points import Batches
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Subject
 from quotient_manifolds.sharpness.losses import logits_and_labels
 from quotient_manifolds.sharpness.objective import autograd_available
+from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.version import VERSION
 
 Report = Callable[[str, int, int], None]  # (what is being done, finished, in all)
@@ -43,11 +53,22 @@ class Loaded:
     model: nn.Module
     data: list[Any]
     test: list[Any]
+    symmetries: Symmetries | None = None  # None: those that are found
+    declared_by: str | None = None
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def identity(self) -> Identity:
         data, test = (tuple(map(batch_hash, batches)) for batches in (self.data, self.test))
-        return Identity(model_hash(self.model), data, test)
+        declared = None if self.symmetries is None else f"{self.declared_by} {symmetries_hash(self.symmetries)[:16]}"
+        return Identity(model_hash(self.model), data, test, declared, self.notes)
+
+    def geometry(self, measured: Measured) -> Geometry:
+        """The measure's geometry, with the symmetries that were declared for the model."""
+        geometry = measured.measure.geometry
+        if self.symmetries is None or not isinstance(geometry, Quotient):
+            return geometry
+        return replace(geometry, symmetries=self.symmetries)
 
 
 @final
@@ -61,8 +82,14 @@ class Run:
         self.report = report
         self.done = 0  # units finished by this process
         self._data = [None if part is None else part.fingerprint() for part in (spec.data, spec.test)]
+        self._functions = [] if spec.symmetries is None else [spec.symmetries, source_hash(spec.symmetries)]
         self._loaded: dict[str, Identity] = {}  # by name of checkpoint
         self._failed: set[str] = set()  # keys of units, and names of checkpoints, that this process will not try again
+
+    @property
+    def always_loads(self) -> bool:
+        """Whether a function of the user's decides what a checkpoint is: nobody knows what it reads."""
+        return self.spec.symmetries is not None or any(":" in each.loader for each in self.spec.checkpoints)
 
     def measure_all(self) -> None:
         """Every checkpoint, this process's share first, until nothing is left but what others are measuring.
@@ -83,13 +110,14 @@ class Run:
             return
         # Before loading: what is written meanwhile makes another fingerprint, and is loaded by the next run.
         fingerprint = self._fingerprint(checkpoint)
-        function = ":" in checkpoint.loader and checkpoint.name not in self._loaded  # who knows what it reads
-        known = None if function else self.identity(checkpoint)
+        # Of a function nobody knows what it reads.
+        function = ":" in checkpoint.loader or self.spec.symmetries is not None
+        known = None if function and checkpoint.name not in self._loaded else self.identity(checkpoint)
         if known is not None and not self._open(checkpoint, known):
             self._mend(checkpoint)
             return
         try:
-            loaded = self._load(checkpoint)
+            loaded = self.load(checkpoint)
             identity = loaded.identity
         except (
             Exception,
@@ -128,7 +156,8 @@ class Run:
         return [*score_units(checkpoint.name, identity), *measures]
 
     def _fingerprint(self, checkpoint: Checkpoint) -> str:
-        return repr((VERSION, self.spec.dtype, checkpoint.loader, files_fingerprint(checkpoint.path), *self._data))
+        files = files_fingerprint(checkpoint.path)
+        return repr((VERSION, self.spec.dtype, checkpoint.loader, files, *self._data, *self._functions))
 
     def _mend(self, checkpoint: Checkpoint) -> None:
         if any(each.unit is None and each.checkpoint == checkpoint.name for each in self.store.failures()):
@@ -141,10 +170,11 @@ class Run:
         taken |= set(self.store.claimed([each.unit for each in units]))
         return [each for each in units if each.unit.key not in taken]
 
-    def _load(self, checkpoint: Checkpoint) -> Loaded:
+    def load(self, checkpoint: Checkpoint) -> Loaded:
+        """The model in the spec's precision on this worker's device, its batches, and its symmetries if declared."""
         model = load_checkpoint(checkpoint)
-        data = self.spec.data.batches(model, checkpoint)
-        test = [] if self.spec.test is None else self.spec.test.batches(model, checkpoint)
+        data: list[Any] = self.spec.data.batches(model, checkpoint)
+        test: list[Any] = [] if self.spec.test is None else self.spec.test.batches(model, checkpoint)
         dtype, device = DTYPES[self.spec.dtype], self.worker.device
 
         def placed(leaf: Any) -> Any:
@@ -152,20 +182,22 @@ class Run:
                 return leaf
             return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
 
-        there = [[tree_map(placed, batch) for batch in batches] for batches in (data, test)]
-        return Loaded(model.to(device, dtype), *there)
+        declared = None if self.spec.symmetries is None else load_symmetries(self.spec.symmetries, model)
+        notes = {part: made.notes for part, made in (("data", data), ("test", test)) if isinstance(made, Batches)}
+        data, test = ([tree_map(placed, batch) for batch in batches] for batches in (data, test))
+        return Loaded(model.to(device, dtype), data, test, declared, self.spec.symmetries, notes)
 
     def _score(self, loaded: Loaded, units: Sequence[ScoreUnit]) -> None:
         for each in units:
             batch = (loaded.data if each.part == "data" else loaded.test)[each.unit.batch]
-            self._attempt(each.unit, partial(_score, loaded.model, batch, f"batch {each.unit.batch} of {each.part}"))
+            self._attempt(each.unit, partial(score, loaded.model, batch, f"batch {each.unit.batch} of {each.part}"))
 
     def _measure_alike(self, loaded: Loaded, units: Sequence[MeasureUnit]) -> None:
         """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
 
         @cache
         def subject() -> Subject | str:
-            return _subject(loaded, units[0].measured)
+            return subject_of(loaded, units[0].measured)
 
         def on(each: MeasureUnit) -> dict[str, Any]:
             made = subject()
@@ -202,21 +234,21 @@ class Run:
         return tick
 
 
-def _subject(loaded: Loaded, measured: Measured) -> Subject | str:
+def subject_of(loaded: Loaded, measured: Measured) -> Subject | str:
     """Checked on the first batch on which the checks pass; the first complaint if there is none."""
     complaints: list[str] = []
     for probe in range(len(loaded.data)):
         try:
-            return Subject.of(loaded.model, measured.loss, loaded.data, measured.measure.geometry, probe=probe)
+            return Subject.of(loaded.model, measured.loss, loaded.data, loaded.geometry(measured), probe=probe)
         except (Exception, SystemExit) as error:  # the model is the user's
             complaints.append(sentence(error))
     return complaints[0]
 
 
-def _score(model: nn.Module, batch: Any, where: str) -> dict[str, Any]:
-    """Mean cross-entropy and error over the labels that count, and how many these are."""
+def score(model: nn.Module, batch: Any, where: str) -> dict[str, Any]:
+    """Mean cross-entropy and error over the labels that count, and how many these are, of a copy of the model."""
     with torch.no_grad():
-        logits, labels = logits_and_labels(model, batch)
+        logits, labels = logits_and_labels(replica(model, {}), private_batch(batch))
         loss = float(F.cross_entropy(logits, labels))
     if not math.isfinite(loss):
         raise ValueError(f"The loss must be finite. Found {loss} on {where}, over {len(labels)} labels")

@@ -103,6 +103,7 @@ class Schema(_Section):
     test: DataSection | None = None
     scores: str | None = None
     measures: list[MeasureSection] = Field(min_length=1)
+    symmetries: str | None = None
     against: Names = Field(default_factory=list)
     given: Names = Field(default_factory=list)
     dtype: Literal["float32", "float64"] = "float32"

@@ -14,6 +14,7 @@ from quotient_manifolds.compare.failing import printable, sentence
 from quotient_manifolds.compare.measures import Measured, measures_of
 from quotient_manifolds.compare.schema import DataSection, Schema, validated
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
+from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
 from quotient_manifolds.load.models import load_object
 
@@ -26,6 +27,7 @@ class Spec:
     checkpoints: those that the patterns match. data: what the measures see. test: what the gaps are taken to. scores:
     by checkpoint, the rows of the CSV file. against: scores the measures are correlated with; if none is named, the
     gaps, or without test data every number that varies. given: hyperparameters held fixed in partial correlations.
+    symmetries: package.module:function, which declares those of each model; None: they are found.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class Spec:
     against: tuple[str, ...]
     given: tuple[str, ...]
     dtype: str
+    symmetries: str | None = None
 
 
 def read_spec(path: str | Path) -> Spec:
@@ -57,6 +60,12 @@ def read_spec(path: str | Path) -> Spec:
             load_object(top.checkpoints.loader, "a function that returns an nn.Module")
         checkpoints = _named(find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base))
     measures = _measures(document, top)
+    if top.symmetries is not None:
+        with _at(document, "symmetries"):
+            _importable(base)
+            load_object(top.symmetries, "a function of the model that returns its Symmetries")
+            if not any(isinstance(each.measure.geometry, Quotient) for each in measures):
+                raise ValueError("symmetries mean nothing here: no measure has a quotient geometry")
     scores = _scores(document, top, base, checkpoints, [each.label for each in measures])
     return Spec(
         path=path,
@@ -68,6 +77,7 @@ def read_spec(path: str | Path) -> Spec:
         against=tuple(top.against),
         given=tuple(top.given),
         dtype=top.dtype,
+        symmetries=top.symmetries,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, final
 
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.unit import Unit, unit_key
+from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.sharpness import TruncationError
 from quotient_manifolds.version import VERSION
 
@@ -18,18 +19,25 @@ PARTS = ("data", "test")
 @final
 @dataclass(frozen=True)
 class Identity:
-    """A checkpoint as the numbers see it: hashes of its model and of every batch it is given."""
+    """A checkpoint as the numbers see it: hashes of its model and of every batch it is given.
+
+    symmetries: who declares them, and a hash of what was declared; None where they are found in the model. notes: what
+    must be said beside its numbers, by part of the data.
+    """
 
     model: str
     data: tuple[str, ...]
     test: tuple[str, ...]
+    symmetries: str | None = None
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Identity:
-        return cls(record["model"], tuple(record["data"]), tuple(record["test"]))
+        hashes = record["model"], tuple(record["data"]), tuple(record["test"])
+        return cls(*hashes, record.get("symmetries"), record.get("notes", {}))
 
 
 @final
@@ -73,7 +81,7 @@ def measure_units(checkpoint: str, identity: Identity, measures: Sequence[Measur
     for each in measures:
         climb = climbs.setdefault(_climb(each).family, len(climbs))
         for index, batch in enumerate(identity.data):
-            made = MeasureUnit(_unit(checkpoint, identity.model, batch, index, each), each)
+            made = MeasureUnit(_unit(checkpoint, identity, batch, index, each), each)
             place = settings.setdefault(made.setting, len(settings))
             found.append(((place, climb, index, each.radius or 0.0), made))
     return [made for _, made in sorted(found, key=lambda item: item[0])]
@@ -85,15 +93,19 @@ def _climb(measured: Measured) -> Measured:
     return measured
 
 
-def _unit(checkpoint: str, model: str, batch: str, index: int, measured: Measured) -> Unit:
+def _unit(checkpoint: str, identity: Identity, batch: str, index: int, measured: Measured) -> Unit:
     measure = measured.measure
     # The index of the batch seeds what is random, so it decides the number too.
     decides = {
         "what": repr((measure, measured.normalise_logits)),
-        "model": model,
+        "model": identity.model,
         "batch": batch,
         "index": index,
         "version": VERSION,
     }
+    settings = measured.settings
+    if identity.symmetries is not None and isinstance(measure.geometry, Quotient):
+        decides["symmetries"] = identity.symmetries
+        settings = {**settings, "symmetries": identity.symmetries}
     names = (checkpoint, measure.name, measure.geometry.name)
-    return Unit(unit_key(decides), *names, measured.radius, index, measured.settings)
+    return Unit(unit_key(decides), *names, measured.radius, index, settings)
