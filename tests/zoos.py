@@ -157,3 +157,58 @@ def small(file: Path) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(int(text) if text.isdigit() else 0)
         return Small(text)
+
+
+class OwnAttention(nn.Module):
+    """Attention that no table of layouts knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        out: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Own(nn.Module):
+    """A classifier of 8 x 8 images, whose rows attend to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = OwnAttention(), nn.Linear(8, CLASSES)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.attention(pixels.squeeze(1)).mean(1))
+        return out
+
+
+def own(file: Path) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(int(file.read_text()))
+        return Own()
+
+
+def declared(model: nn.Module) -> Any:
+    """The symmetries of the attention above."""
+    from quotient_manifolds.symmetries import LAYOUTS, attention_layout, find_symmetries
+
+    mine = attention_layout(OwnAttention, heads="heads", query="q", key="k", value="v", output="o")
+    return find_symmetries(model, layouts=(mine, *LAYOUTS))
+
+
+def twice(file: Path) -> nn.Module:
+    """A classifier that uses one layer twice, and doubles its head's biases whenever it runs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(file.read_text()))
+        layer, head = nn.Linear(64, 64), nn.Linear(64, CLASSES)
+    head.register_forward_hook(_double)
+    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, head)
+
+
+def _double(module: nn.Linear, inputs: Any, output: Any) -> None:
+    with torch.no_grad():
+        module.bias.mul_(2)
