@@ -59,6 +59,14 @@ class Embedded(nn.Module):
         return self.head(self.table(x.abs().long().clamp(max=6)).mean(dim=1))
 
 
+class Clamped(Embedded):
+    """An embedding whose rows the forward pass writes where autograd does not count it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table.weight.data.clamp_(-0.4, 0.4)
+        return super().forward(x)
+
+
 class InPlace(nn.Module):
     """Writes to its input, to a buffer, to an attribute and, through .data, to its own weight."""
 
@@ -150,6 +158,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": tied,
     "max_norm": lambda: Embedded(frozen=False),
     "frozen max_norm": lambda: Embedded(frozen=True),
+    "clamped": lambda: Clamped(frozen=False),
     "in place": InPlace,
     "renormalised": renormalised,
     "weight norm": weight_norm,
@@ -317,6 +326,18 @@ def test_a_proof_in_single_precision_leaves_the_model_in_it() -> None:
     with untouched(model, data):
         qm.prove_symmetries(model, data[0], two_pairs(model))
     assert {w.dtype for w in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "adaptive"])
+def test_embeddings_with_sparse_gradients_are_measured_as_others(geometry: str) -> None:
+    def rise(sparse: bool) -> tuple[float, ...]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(7, 4, sparse=sparse), nn.Flatten(), nn.Linear(8, 3)).double().eval()
+        tokens = [(torch.tensor([[1, 5], [1, 2]]), torch.tensor([0, 2]))]
+        climbed = qm.worst_case_sharpness(model, qm.cross_entropy, tokens, geometry=geometry, radius=0.3, steps=6)
+        return climbed.loss_steps[0]
+
+    assert rise(True) == pytest.approx(rise(False), rel=1e-12)
 
 
 # Interrupts.

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quotient_manifolds.geometry.sparse import address
 from quotient_manifolds.manifolds import HorizontalSpace, Metric, QuotientManifold
 from quotient_manifolds.manifolds.horizontal import PullBack, write_rows
 from quotient_manifolds.manifolds.relative import RelativeSpace
@@ -157,9 +156,12 @@ def _read(pairs: Sequence[SymmetricPair], params: Params) -> Tensor:
 
 
 def _or_zero(grad: Tensor | None, like: Tensor) -> Tensor:
-    if grad is None:
-        return like.new_zeros(()).expand_as(like)
-    return grad.to_dense() if grad.is_sparse else grad
+    return like.new_zeros(()).expand_as(like) if grad is None else grad
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; the same for its views."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _in_precision(space: HorizontalSpace, dtype: torch.dtype) -> HorizontalSpace:

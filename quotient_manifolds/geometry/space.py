@@ -11,8 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.pairs import REACH, Gradients, StackedPairs
-from quotient_manifolds.geometry.sparse import RowWriter, address, scaled_rows
+from quotient_manifolds.geometry.pairs import REACH, Gradients, StackedPairs, address
 from quotient_manifolds.symmetries import Params
 
 Norm = Literal["l2", "linf"]
@@ -41,7 +40,6 @@ class TangentSpace:
         self.scale = dict(scale)
         self.pairs = pairs
         self.norm = norm
-        self._rows = RowWriter()
 
     def zero(self) -> Params:
         """z = 0: the model as it is."""
@@ -122,8 +120,7 @@ class TangentSpace:
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
         """move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is given.
 
-        The network is no part of any graph kept here, and z must not change before the pull-back has been used. A
-        gradient may be sparse in its first dimension, and then is so in the result.
+        The network is no part of any graph kept here, and z must not change before the pull-back has been used.
         """
         out = self._add(z, out)
         with self._undisturbed():
@@ -137,14 +134,12 @@ class TangentSpace:
         return out, pull_back
 
     def _add(self, z: Params, out: Params | None) -> Params:
-        """w + scale z of the elements in no pair; a block of z may be sparse in its first dimension."""
+        """w + scale z of the elements in no pair."""
         out = {name: torch.empty_like(w) for name, w in self.point.items()} if out is None else out
         with torch.no_grad():
             for name, scale in self.scale.items():
                 w, part = self.point[name], z[name]
-                if part.is_sparse:
-                    self._rows.write(w, scale, part, out[name])
-                elif scale is None:
+                if scale is None:
                     torch.add(w, part, out=out[name])
                 else:
                     torch.addcmul(w, scale, part, out=out[name])
@@ -154,12 +149,9 @@ class TangentSpace:
         """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
         pulled: Params = {}
         tensors = (*self.point.values(), *grads.values())
-        uses = Counter(address(tensor) for tensor in tensors if tensor is not None and not tensor.is_sparse)
+        uses = Counter(address(tensor) for tensor in tensors if tensor is not None)
         for name, scale in self.scale.items():
             grad = grads.get(name)
-            if grad is not None and grad.is_sparse:
-                pulled[name] = scaled_rows(grad, scale)
-                continue
             if grad is None:
                 pulled[name] = torch.zeros_like(self.point[name], memory_format=torch.contiguous_format)
                 continue
@@ -170,9 +162,9 @@ class TangentSpace:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Autocast off, which is for the network, and no detours through function modes, which may be on for it."""
+        """Autocast off, which is for the network: it would run the geometry's algebra in half precision."""
         device = next(iter(self.point.values())).device.type
-        with torch.autocast(device, enabled=False), torch._C.DisableTorchFunction():
+        with torch.autocast(device, enabled=False):
             yield
 
     def _blocks(self) -> Iterable[tuple[str, Tensor]]:

@@ -22,7 +22,6 @@ import torch
 
 from quotient_manifolds.sharpness.balls import BALLS, Ball, Slope
 from quotient_manifolds.sharpness.blocks import Blocks
-from quotient_manifolds.sharpness.rows import Rows, SparseEmbeddings
 from quotient_manifolds.sharpness.schedules import SCHEDULES
 
 
@@ -38,10 +37,7 @@ class Objective(Protocol):
     def value(self, z: Blocks) -> float: ...
 
     def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
-        """The gradient's tensors are new at every call: the ascent keeps them.
-
-        A block of it may be sparse, in its first dimension: then later points may be, in the same block.
-        """
+        """The gradient's tensors are new at every call: the ascent keeps them."""
         ...
 
 
@@ -177,7 +173,6 @@ class _Climb:
     def run(self, start: Blocks) -> _Climbed:
         """Climbs from `start`, whose tensors become the climb's own."""
         critical = self._begin(start)
-        del start  # large blocks are packed from here on
         base = self.best_loss if self.base is None else self.base
         self._last_check = (0, self.best_loss, True)  # steps done, best loss, step halved (not before: none was)
         for step in range(self.settings.steps):
@@ -187,22 +182,18 @@ class _Climb:
                 self._check(step + 1)
                 if self.best_loss - before < self.settings.tolerance * (self.best_loss - base):
                     break
-        return _Climbed(
-            self.rows.whole(self.best.z), self.best_loss, base, tuple(self.losses), critical, self.backwards
-        )
+        return _Climbed(self.best.z, self.best_loss, base, tuple(self.losses), critical, self.backwards)
 
     def _begin(self, start: Blocks) -> bool:
         """The first point; whether its gradient is 0."""
         gradient = self._differentiate(start)
         self.best_loss = self.losses[0]
         length = self.ball.length(start)
-        critical = self._slope(start, length, gradient).square == 0
+        self.now = self._slope(start, length, gradient)
+        critical = self.now.square == 0
         if critical:
-            gradient = self.objective.sample(self.generator)
-        self.rows = Rows(start, gradient)
-        z = self.rows.pack(start)
-        self.z_old, self.buffers = z, [z]
-        self.now = self.best = self._slope(z, length, self.rows.pack_gradient(gradient, []))
+            self.now = self._slope(start, length, self.objective.sample(self.generator))
+        self.z_old, self.buffers, self.best = start, [start], self.now
         return critical
 
     def _step(self, first: bool, last: bool) -> None:
@@ -211,17 +202,14 @@ class _Climb:
         self.z_old = self.now.z
         self.now = Slope(out, length, {}, 0.0, 0.0)  # the old gradient is free, unless it is the best point's
         if last:
-            self.losses.append(self.objective.value(self.rows.sparse(out)))
+            self.losses.append(self.objective.value(out))
         else:
-            gradient = self._differentiate(self.rows.sparse(out))
-            packed = self.rows.pack_gradient(gradient, [*self.buffers, self.best.gradient])
-            self.now = self._slope(out, length, packed)
+            self.now = self._slope(out, length, self._differentiate(out))
         if self.losses[-1] > self.best_loss:
             self.best, self.best_loss = self.now, self.losses[-1]
 
     def _differentiate(self, z: Blocks) -> Blocks:
-        with SparseEmbeddings():
-            loss, gradient = self.objective.value_and_gradient(z)
+        loss, gradient = self.objective.value_and_gradient(z)
         self.losses.append(loss)
         self.backwards += 1
         return gradient

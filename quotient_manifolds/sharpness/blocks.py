@@ -85,15 +85,11 @@ def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radiu
 def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
     """Equal pieces of all given dicts, flat: views of the tensors that are contiguous (so must be what is written)."""
     for key, leader in blocks[0].items():
-        flat = [_dense(other[key]).reshape(-1) for other in blocks]
+        flat = [other[key].reshape(-1) for other in blocks]
         if leader.is_cpu and leader.numel() > _CHUNK:
             yield from zip(*(tensor.split(_CHUNK) for tensor in flat), strict=True)
         else:
             yield tuple(flat)
-
-
-def _dense(block: Tensor) -> Tensor:
-    return block.to_dense() if block.is_sparse else block
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

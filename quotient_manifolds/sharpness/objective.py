@@ -56,11 +56,12 @@ class LossOf:
         leaves = _leaves(params)
         with torch.enable_grad():
             value = self.at(leaves, batch)
-            wanted = tuple(leaves.values())
-            grads = (
-                torch.autograd.grad(value, wanted, allow_unused=True) if value.requires_grad else (None,) * len(leaves)
-            )
-        return value.detach(), dict(zip(leaves, grads, strict=True))
+            if not value.requires_grad:
+                return value, dict.fromkeys(leaves)
+            grads = torch.autograd.grad(value, tuple(leaves.values()), allow_unused=True)
+        # An embedding with sparse=True gives a sparse one.
+        dense = (grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads)
+        return value.detach(), dict(zip(leaves, dense, strict=True))
 
 
 def evaluate(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
