@@ -153,7 +153,8 @@ class Quotient(Geometry):
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
         symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
-        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, model)]
+        names = {name for name, _ in model.named_parameters()}
+        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, names, type(model).__name__)]
         if not pairs:
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
@@ -195,10 +196,12 @@ class Quotient(Geometry):
 
 
 def _why(symmetries: Symmetries) -> str:
-    """What was found instead of pairs, if anything."""
+    """What was found instead of measured pairs, if anything."""
+    if symmetries.pairs:
+        return f" (its {len(symmetries.pairs)} pairs are frozen: their parameters have requires_grad=False)"
     if symmetries.unrecognised:
         return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
-    return f" ({symmetries.refused[0]})" if symmetries.refused and not symmetries.pairs else ""
+    return f" ({symmetries.refused[0]})" if symmetries.refused else ""
 
 
 def _check_norm(norm: str) -> None:

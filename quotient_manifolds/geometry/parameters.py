@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,11 @@ def _plain(w: Tensor) -> Tensor:
     return w.detach().clone() if w.is_inference() else w.detach()
 
 
-def is_measured(pair: SymmetricPair, point: Params, model: nn.Module) -> bool:
-    unknown = [name for name in pair.names if name not in dict(model.named_parameters())]
+def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
+    """Whether the pair's parameters are all measured; ValueError if some are, or the model called so lacks one."""
+    unknown = [name for name in pair.names if name not in names]
     if unknown:
-        raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {type(model).__name__} does not have")
+        raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {model} does not have")
     frozen = [name for name in pair.names if name not in point]
     if frozen and len(frozen) < len(set(pair.names)):
         raise ValueError(
