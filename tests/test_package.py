@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,25 @@ def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         quotient_manifolds.no_such_name  # noqa: B018
     assert {name for name, _ in inspect.getmembers(quotient_manifolds)} >= set(quotient_manifolds.__all__)
+
+
+def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
+    """The import hook that setuptools makes otherwise hides the package from mypy and from editors."""
+    pytest.importorskip("setuptools", minversion="77")
+    here, project, site = Path(quotient_manifolds.__file__).parents[1], tmp_path / "project", tmp_path / "site"
+    site.mkdir()
+    (project / "quotient_manifolds").mkdir(parents=True)
+    (project / "tests").mkdir()
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        *(f"quotient_manifolds/{f}.py" for f in ("__init__", "version")),
+    ):
+        shutil.copy(here / name, project / name)
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(site)!r})"
+    made = subprocess.run([sys.executable, "-c", build], cwd=project, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    with zipfile.ZipFile(next(site.glob("*.whl"))) as wheel:
+        files = {name: wheel.read(name).decode() for name in wheel.namelist() if "dist-info" not in name}
+    assert [Path(text.strip()) for text in files.values()] == [project], files
