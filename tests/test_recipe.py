@@ -205,7 +205,7 @@ def test_geoopt_accepts_its_points_and_vectors() -> None:
 BAD = [
     (lambda: toy().at(torch.ones(3)), r"should have shape \(..., 2\); found \(3,\)"),
     (lambda: toy().at(torch.tensor([0.0, 1.0])), r"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue"),
-    (lambda: toy().at(torch.tensor([math.nan, 1.0])), "should be finite at a point; found NaN"),
+    (lambda: toy().at(torch.tensor([math.nan, 1.0])), "should be finite; found NaN"),
     (lambda: rotations(lambda x, eta, zeta: eta[0] * zeta[1]).at(torch.ones(3)), "<eta, zeta> = <zeta, eta> fails"),
     (lambda: toy().proju(torch.ones(2), torch.ones(3)), r"should end in one shape, \(2,\); found shape \(3,\)"),
     (lambda: toy().proju(torch.ones(2), torch.ones(2).double()), "one dtype; found"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
-import geoopt
 import torch
 from torch import Tensor
 
+from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector, some
 from quotient_manifolds.manifolds.horizontal import (
     HorizontalSpace,
     Metric,
@@ -15,7 +15,6 @@ from quotient_manifolds.manifolds.horizontal import (
     Rows,
     linearised,
     require_followed,
-    require_vector,
 )
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
@@ -53,9 +52,7 @@ class DiagonalQuotient(QuotientManifold):
         >>> DiagonalQuotient("mix").at(x).norm(x)  # sqrt(2 (4^2 + 16^2))
         tensor(23.3238)
         """
-        ok, reason = self.check_point_on_manifold(x, explain=True)
-        if not ok:
-            raise ValueError(reason)
+        self._require_points(x=x)
         return _DiagonalSpace(x, self.t)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -66,6 +63,8 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[ 0.5000, -2.0000],
                 [ 8.0000, -8.0000]])
         """
+        self._require(x=x)
+        require_factors(A, x[..., 0, :])
         return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -76,6 +75,7 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[2., 4.],
                 [2., 4.]])
         """
+        self._require(x=x)
         beta = x[..., 0, :] * x[..., 1, :]
         root = beta.abs().sqrt()
         return torch.stack([root, beta.sign() * root], dim=-2)
@@ -87,6 +87,7 @@ class DiagonalQuotient(QuotientManifold):
         >>> DiagonalQuotient().same_orbit(x, x.flip(0))
         tensor(True)
         """
+        self._require(x=x, y=y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         beta, other = x.prod(dim=-2), y.prod(dim=-2)
         return ((beta - other).abs() <= rtol * beta.abs()).all(dim=-1)
@@ -98,7 +99,7 @@ class DiagonalQuotient(QuotientManifold):
         >>> DiagonalQuotient().component_inner(x, x)
         tensor([[2., 2.]])
         """
-        space = self.at(x)
+        space = self._at(x)
         z = space.coordinates(u)
         return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
 
@@ -124,9 +125,9 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[ 1.5000,  3.0000],
                 [ 6.0000, 12.0000]])
         """
-        self._require_pair(x, y)
+        self._require_points(x=x, y=y)
         ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
-        if not bool((ratio > 0).all()):
+        if some(~(ratio > 0)):
             raise ValueError(
                 "the products u v of both points should have the same signs, since no geodesic crosses 0; "
                 f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
@@ -141,19 +142,9 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[2., 2.],
                 [4., 8.]])
         """
+        self._require(x=x)
         magnitude = torch.where(x == 0, torch.inf, x.abs()).amin(dim=(-2, -1), keepdim=True)
         return torch.where(x == 0, torch.where(magnitude.isfinite(), magnitude, 1.0), x)
-
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., 2, d).
-
-        >>> DiagonalQuotient().random(5, 2, 3).shape
-        torch.Size([5, 2, 3])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0:
@@ -162,7 +153,7 @@ class DiagonalQuotient(QuotientManifold):
 
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
         if not bool(torch.isfinite(x).all()):
-            return False, "the entries of a point should be finite; found NaN or infinity"
+            return False, NOT_FINITE
         if bool((x == 0).any()):
             return False, f"u_i != 0 and v_i != 0 fails: {int((x == 0).sum())} entries are 0"
         return True, None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import final
+import warnings
+from typing import Any, final
 
-import geoopt
 import torch
 from torch import Tensor
 
@@ -16,6 +16,13 @@ from quotient_manifolds.linalg import (
     singular_frame,
     spectral_norm,
 )
+from quotient_manifolds.manifolds.arguments import (
+    NOT_FINITE,
+    require_matrix,
+    require_no_vmap,
+    require_vector,
+    some,
+)
 from quotient_manifolds.manifolds.geodesics import Both, integrate, inv_exponential
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
@@ -26,7 +33,6 @@ from quotient_manifolds.manifolds.horizontal import (
     join_rows,
     linearised,
     require_followed,
-    require_vector,
     write_rows,
 )
 from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
@@ -81,9 +87,7 @@ class FixedRankQuotient(QuotientManifold):
         >>> manifold.at(x).norm(x)  # relative lengths 1 and 1
         tensor(1.4142)
         """
-        self._assert_check_shape(tuple(x.shape), "x")
-        if not bool(torch.isfinite(x).all()):
-            raise ValueError("the entries of a point should be finite; found NaN or infinity")
+        self._require_finite(x=x)
         space = _FixedRankSpace(x, self.n, self.t, self.eps)
         if not space.full_rank:
             raise ValueError(self._check_point_on_manifold(x)[1] or "the rank of G or of H is below h; use eps > 0")
@@ -100,6 +104,7 @@ class FixedRankQuotient(QuotientManifold):
                 [10.0000]])
         """
         G, H = self.split(x)
+        require_matrix(A, x)
         return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +115,7 @@ class FixedRankQuotient(QuotientManifold):
         >>> manifold.split(x)[1]
         tensor([[5.]])
         """
+        self._require(x=x)
         return x[..., : self.n, :], x[..., self.n :, :]
 
     def balance(self, x: Tensor) -> Tensor:
@@ -124,6 +130,7 @@ class FixedRankQuotient(QuotientManifold):
                 [4.],
                 [5.]])
         """
+        self._require_finite(x=x)
         left, right, s, *_ = singular_frame(*self.split(x)).to(x.dtype)
         peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
         return torch.cat([left, right], dim=-2) * (s.sqrt()[..., None, :] * peak.sign())
@@ -138,7 +145,8 @@ class FixedRankQuotient(QuotientManifold):
         >>> manifold.same_orbit(x, -x), manifold.same_orbit(x, 2 * x)
         (tensor(True), tensor(False))
         """
-        (G, H), (P, Q) = self.split(x), self.split(y)
+        self._require(x=x, y=y)
+        (G, H), (P, Q) = map(self.split, torch.broadcast_tensors(x, y))
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         size = torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
         return product_gap(G, H, P, Q) <= rtol * size
@@ -154,6 +162,7 @@ class FixedRankQuotient(QuotientManifold):
         >>> torch.allclose(manifold.align(x, manifold.action(torch.tensor([[-7.0]]), x)), x)
         True
         """
+        self._require_finite(x=x, y=y)
         here, there = (singular_frame(*self.split(point)).to(x.dtype) for point in (x, y))
         P, R = (torch.cat([f.left, f.right], dim=-2) * f.s.sqrt()[..., None, :] for f in (here, there))
         U, _, Vh = torch.linalg.svd(R.mT @ P)
@@ -178,7 +187,9 @@ class FixedRankQuotient(QuotientManifold):
         """
         if self.eps:
             raise ValueError(f"logmap and dist need eps = 0, an invariant metric; found eps = {self.eps:g}")
-        self._require_pair(x, y)
+        self._require(x=x, y=y)
+        require_no_vmap("logmap and dist of FixedRankQuotient", x, y)
+        self._require_points(x=x, y=y)
         batch = torch.broadcast_shapes(x.shape, y.shape)
         if 0 in batch:
             return x.new_empty(batch)
@@ -219,27 +230,32 @@ class FixedRankQuotient(QuotientManifold):
         return result[..., None, None] if keepdim else result
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where both factors have full column rank; else singular values are floored at rounding level.
+        """x itself where it is a point; else each factor with singular values floored at rounding level, and a warning.
+
+        What is at rounding level does not train: gradients of `inv` there are too small to move it, those of `mix` too
+        large. So start from small random numbers rather than from projx of 0; with eps > 0, 0 is a point.
 
         >>> manifold = FixedRankQuotient(2, 1)
         >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> torch.equal(manifold.projx(x), x)
         True
         """
-        return torch.cat([_full_rank(part) for part in self.split(x)], dim=-2)
-
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., n + m, h).
-
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
-        >>> manifold.random(5, 3, 1).shape
-        torch.Size([5, 3, 1])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+        self._require(x=x)
+        if some(~torch.isfinite(x)):
+            raise ValueError(self._recent.explain(NOT_FINITE, x))
+        if self.eps:
+            return x
+        parts = [_full_rank(part) for part in self.split(x)]
+        lifted = [name for name, (_, deficient) in zip("GH", parts, strict=True) if some(deficient)]
+        if lifted:
+            warnings.warn(
+                f"projx found the rank of {' and of '.join(lifted)} below h = {x.shape[-1]} and raised singular values "
+                "to rounding level, where optimizers stand still (inv) or leap (mix): start from small random numbers, "
+                "or use eps > 0, for which the point as it was is valid",
+                UserWarning,
+                stacklevel=2,
+            )
+        return torch.cat([part for part, _ in parts], dim=-2)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) >= 2 and shape[-2] == self.n + self.m and 1 <= shape[-1] <= min(self.n, self.m):
@@ -252,16 +268,19 @@ class FixedRankQuotient(QuotientManifold):
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
         """Finite, and rank(G H^T) = h by its singular values relative to the largest (an invariant of the orbit)."""
         if not bool(torch.isfinite(x).all()):
-            return False, "the entries of a point should be finite; found NaN or infinity"
+            return False, NOT_FINITE
         if self.eps or x.numel() == 0:
             return True, None
         ratio = float(relative_singular_values(*self.split(x))[..., -1].min())
         if ratio > rank_floor(self.n, self.m):
             return True, None
-        return False, (
-            f"rank(G H^T) = h = {x.shape[-1]} fails: its smallest singular value is {ratio:.3g} times its largest; "
-            "use a smaller h, or the relaxation eps > 0"
-        )
+        zero = [name for name, part in zip("GH", self.split(x), strict=True) if not bool(part.any(-1).any(-1).all())]
+        found = f"{zero[0]} is 0" if zero else f"its smallest singular value is {ratio:.3g} times its largest"
+        cure = "start from small random numbers instead" if zero else "use a smaller h"
+        return False, f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.n, self.m, self.t, self.eps)
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
@@ -282,7 +301,7 @@ class _FixedRankSpace(HorizontalSpace):
         self._n, self._t, self._relaxed = n, t, eps > 0
         double = singular_frame(x[..., :n, :], x[..., n:, :], eps)
         floor = rank_floor(n, x.shape[-2] - n) * double.s[..., 0]
-        self.full_rank = self._relaxed or bool((double.s[..., -1] > floor).all())
+        self.full_rank = self._relaxed or not some(~(double.s[..., -1] > floor))
         frame: SingularFrame = double.to(x.dtype)
         self._frame = frame
         self.singular_values = frame.s
@@ -340,6 +359,7 @@ class _FixedRankSpace(HorizontalSpace):
         elif z.shape[-1] == 1 and not self._relaxed:
             left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
         else:
+            require_no_vmap("the exact geodesic of this metric", self.point, z)
             flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
             left, right, reached = (x.to(z.dtype) for x in flow)
         y = torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2)
@@ -430,11 +450,11 @@ def _size(G: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(G)
 
 
-def _full_rank(G: Tensor) -> Tensor:
-    """G with its singular values floored at machine precision; exactly G, bit for bit, where none is below."""
+def _full_rank(G: Tensor) -> tuple[Tensor, Tensor]:
+    """G with singular values floored at machine precision, and where one was below; else exactly G, bit for bit."""
     floor = max(G.shape[-2:]) * torch.finfo(G.dtype).eps
     L, sigma, Rh = torch.linalg.svd(G, full_matrices=False)
     largest = torch.where(sigma[..., :1] > 0, sigma[..., :1], 1.0)
     lifted = L * torch.maximum(sigma, 2 * floor * largest)[..., None, :] @ Rh
     deficient = (sigma[..., -1:] <= floor * largest)[..., None]
-    return torch.where(deficient, lifted, G)
+    return torch.where(deficient, lifted, G), deficient

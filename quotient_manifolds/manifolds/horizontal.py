@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quotient_manifolds.manifolds.arguments import broadcast, has_values, some
+
 METRICS = {"inv": 0.0, "mix": 1.0}
 """The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
 
@@ -226,11 +228,17 @@ class HorizontalSpace(abc.ABC):
         tensor([[1.0000, 2.0000],
                 [2.7183, 5.4366]])
         """
-        time = torch.as_tensor(t, dtype=self.point.dtype, device=self.point.device)
-        z = unsqueeze(time, len(self.dims)) * self.horizontal(self.coordinates(xi))
+        z = self.horizontal(self.coordinates(xi))
+        if some(~torch.isfinite(z)):
+            raise ValueError(
+                "the velocity of a geodesic should be finite; found NaN or infinity: where an optimizer steps, its "
+                "gradient was not finite, after steps that were too long or for a loss that overflows"
+            )
+        time = self._time(t, xi)
+        z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, _checked_order(order))
         short = reached < 1
-        if bool(short.any()):
+        if some(short):
             earliest = reached[short].argmin()
             wanted = float(time.expand_as(reached)[short][earliest])
             end = wanted * float(reached[short][earliest])
@@ -239,6 +247,19 @@ class HorizontalSpace(abc.ABC):
                 "where its metric degenerates: take a shorter vector, or metric='inv', whose geodesics never end"
             )
         return y
+
+    def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
+        """t as a tensor like the point. Raises TypeError or ValueError unless it is real and goes with the batch."""
+        if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
+            raise TypeError(f"t should be a real number or a tensor of them; found {t!r}")
+        time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
+        batches = [x.shape[: x.ndim - len(self.dims)] for x in (self.point, xi)]
+        if time.is_complex() or not all(broadcast(time.shape, batch) for batch in batches):
+            raise ValueError(
+                f"t should be real and broadcast against the batch; found {time.dtype} of shape {tuple(time.shape)} "
+                f"at points of shape {tuple(self.point.shape)}"
+            )
+        return time.to(self.point)
 
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
         """The Riemannian Hessian along xi, from the Euclidean gradient and the Euclidean Hessian times xi.
@@ -328,6 +349,8 @@ def linearised(space: HorizontalSpace, z: Tensor, order: str, out: Rows) -> Pull
 
 def require_followed(y: Tensor, reached: Tensor) -> None:
     """Raise GeodesicError unless the ends y of exact geodesics are finite and got beyond t = 0."""
+    if not (has_values(y) and has_values(reached)):
+        return
     lost = int((~(reached > 0)).sum())
     if lost or not bool(torch.isfinite(y).all()):
         raise GeodesicError(
@@ -345,17 +368,6 @@ def write_rows(x: Tensor, out: Rows) -> None:
 def join_rows(parts: Rows, like: Tensor) -> Tensor:
     """The tensors as one (..., rows, h), in the dtype of `like`; a single one is not copied."""
     return (torch.cat(list(parts), dim=-2) if len(parts) > 1 else parts[0]).to(like.dtype)
-
-
-def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:
-    """Raise ValueError unless eta has the trailing shape and the dtype of the point x."""
-    if eta.shape[-ndim:] != x.shape[-ndim:]:
-        raise ValueError(
-            f"{what} should end in one shape, {tuple(x.shape[-ndim:])}; found shape {tuple(eta.shape)} at "
-            f"{tuple(x.shape)}"
-        )
-    if eta.dtype != x.dtype:
-        raise ValueError(f"{what} should have one dtype; found {eta.dtype} at a point of {x.dtype}: cast one")
 
 
 def power(metric: Metric) -> float:

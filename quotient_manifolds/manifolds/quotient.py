@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import abc
 import math
+from typing import Any
 
 import geoopt
 import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import (
-    GeodesicError,
-    HorizontalSpace,
-    Metric,
-    power,
-    require_vector,
-    unsqueeze,
-)
+from quotient_manifolds.manifolds.arguments import PRECISIONS, require_no_vmap, require_tensor
+from quotient_manifolds.manifolds.checked import Answer, CheckedManifold, insist
+from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, power, unsqueeze
+from quotient_manifolds.manifolds.recent import Recent, lasts
 
 
-class QuotientManifold(geoopt.Manifold, abc.ABC):
+class QuotientManifold(CheckedManifold, abc.ABC):
     """A manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
     What geoopt asks of a manifold is written here once, on top of `at(x)`. Subclasses say what is particular: the group
     action, the metric and the geodesics.
+
+    Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
+    of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
+    that need values are left out. Manifolds of one class with the same parameters are equal.
     """
 
     __scaling__ = geoopt.Manifold.__scaling__.copy()
@@ -35,6 +36,17 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         super().__init__()
         self.metric = metric
         self.t = power(metric)
+        self._recent = Recent()
+
+    def _key(self) -> tuple[Any, ...]:
+        """What two manifolds of one class must share to be equal."""
+        return (self.t,)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._key()))
 
     @abc.abstractmethod
     def at(self, x: Tensor) -> HorizontalSpace:
@@ -83,6 +95,20 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
     def vertical_equation(self) -> str:
         """The equation a horizontal vector satisfies, for messages."""
 
+    def _at(self, x: Tensor) -> HorizontalSpace:
+        """`at(x)`, or the space kept of an equal point: not to be handed out, nor anything that shares its memory."""
+        self._require(x=x)
+        if not lasts(x):
+            return self.at(x)
+        space = self._recent.find(x)
+        if space is None:
+            try:
+                space = self.at(x.detach().as_subclass(Tensor).clone())
+            except ValueError as error:
+                raise ValueError(self._recent.explain(str(error), x)) from None
+            self._recent.keep(x, space)
+        return space
+
     # geoopt's interface
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
@@ -93,7 +119,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         >>> manifold.inner(x, x, keepdim=True)
         tensor([[4.]])
         """
-        space = self.at(x)
+        space = self._at(x)
         result = space.inner(u, u if v is None else v)
         return unsqueeze(result, self.ndim) if keepdim else result
 
@@ -105,7 +131,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         >>> manifold.norm(x, x)
         tensor(2.)
         """
-        result = self.at(x).norm(u)
+        result = self._at(x).norm(u)
         return unsqueeze(result, self.ndim) if keepdim else result
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
@@ -117,7 +143,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[1., 1.],
                 [4., 4.]])
         """
-        return self.at(x).project(u)
+        return self._at(x).project(u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5].
@@ -128,7 +154,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[  4.,  32.],
                 [ 16., 128.]])
         """
-        return self.at(x).gradient(u)
+        return self._at(x).gradient(u)
 
     @__scaling__(ScalingInfo.NotCompatible)
     def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
@@ -141,7 +167,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         >>> bool(manifold.ehess2rhess(x, egrad, ehess, x).norm() < 1e-5)
         True
         """
-        return self.at(x).hessian(egrad, ehess, u)
+        return self._at(x).hessian(egrad, ehess, u)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The second-order geodesic x + u - Gamma(u, u) / 2 [paper, Eq. 4].
@@ -152,7 +178,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
         """
-        return self.at(x).geodesic(u)
+        return self._at(x).geodesic(u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The exact geodesic at t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
@@ -163,7 +189,7 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[ 2.7183,  5.4366],
                 [10.8731, 21.7463]])
         """
-        return self.at(x).geodesic(u, order="exact")
+        return self._at(x).geodesic(u, order="exact")
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Vector transport from x to y by horizontal projection at y.
@@ -174,7 +200,34 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[1., 2.],
                 [4., 8.]])
         """
-        return self.at(y).project(v)
+        self._require(x=x, y=y)
+        try:
+            space = self._at(y)
+        except ValueError as error:
+            raise ValueError(self._recent.explain(str(error), y, start=x)) from None
+        return space.project(v)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """The length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> manifold.dist(x, 2 * x)
+        tensor(1.3863)
+        """
+        result = self._at(x).norm(self.logmap(x, y))
+        return unsqueeze(result, self.ndim) if keepdim else result
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """The horizontal vector at x whose geodesic reaches the orbit of y; NotImplementedError where none is known.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+        >>> manifold.logmap(x, 2 * x) / x
+        tensor([[0.6931, 0.6931],
+                [0.6931, 0.6931]])
+        """
+        raise NotImplementedError(f"{self.name} has no logarithm and so no distance and no mean: none is implemented")
 
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
         """The Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
@@ -188,8 +241,11 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[4., 8.],
                 [4., 8.]])
         """
-        if len(x) == 0:
-            raise ValueError("a mean needs at least one point; found none")
+        require_tensor(x, "x")
+        if x.ndim <= self.ndim or len(x) == 0:
+            raise ValueError(f"a mean needs points stacked along a first dimension; found shape {tuple(x.shape)}")
+        self._require(x=x)
+        require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
             return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
         y = x[0]
@@ -213,26 +269,34 @@ class QuotientManifold(geoopt.Manifold, abc.ABC):
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
         """
-        return self.at(x).geodesic(u, t, order)
+        return self._at(x).geodesic(u, t, order)
 
-    def _require_pair(self, x: Tensor, y: Tensor) -> None:
-        """Raise ValueError unless x and y are points of one trailing shape and one dtype."""
-        for point in (x, y):
-            ok, reason = self.check_point_on_manifold(point, explain=True)
-            if not ok:
-                raise ValueError(reason)
-        require_vector(x, y, self.ndim, "two points")
+    def random(
+        self,
+        *size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> geoopt.ManifoldTensor:
+        """A point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
 
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> tuple[bool, str | None]:
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 2, 3])
+        """
+        if not all(isinstance(k, int) and k >= 0 for k in size):
+            raise TypeError(f"sizes should be integers, as in random(5, 2, 3); found {size}")
+        insist(self._check_shape(size, "the random point"))
+        if dtype not in (None, *PRECISIONS):
+            raise ValueError(f"dtype should be torch.float32 or torch.float64; found {dtype}")
+        return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
+
+    def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
         """A vector is horizontal if its vertical part is small relative to it in the metric; `atol` plays no part."""
-        if u.shape[-self.ndim :] != x.shape[-self.ndim :]:
-            return False, f"a vector at a point of shape {tuple(x.shape)} has its shape; found {tuple(u.shape)}"
         if u.numel() == 0:
             return True, None
         if not bool(torch.isfinite(u).all()):
-            return False, "the entries of a vector are finite; found NaN or infinity"
+            return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
         vertical = torch.linalg.vector_norm(z - space.horizontal(z), dim=space.dims)

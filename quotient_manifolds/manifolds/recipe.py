@@ -5,13 +5,19 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
-import geoopt
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
+from quotient_manifolds.manifolds.arguments import (
+    NOT_FINITE,
+    broadcast,
+    require_no_vmap,
+    require_numbers,
+    require_vector,
+)
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
     HorizontalSpace,
@@ -19,7 +25,6 @@ from quotient_manifolds.manifolds.horizontal import (
     Rows,
     linearised,
     require_followed,
-    require_vector,
 )
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
@@ -119,6 +124,7 @@ class Recipe(QuotientManifold):
         >>> rays.vertical(x)
         tensor([[3., 4.]])
         """
+        self._require(x=x)
         dtype = x.dtype.to_complex() if self._identity.is_complex() else x.dtype
         identity, algebra = (K.to(dtype=dtype, device=x.device) for K in (self._identity, self._algebra))
 
@@ -137,6 +143,7 @@ class Recipe(QuotientManifold):
         tensor([[0.0400, 0.0000],
                 [0.0000, 0.0400]])
         """
+        self._require(x=x)
         return _each(lambda x: metric_matrix(self._inner, x), (self.ndim,), x)
 
     def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
@@ -148,6 +155,8 @@ class Recipe(QuotientManifold):
         >>> rays.christoffel(x, torch.tensor([-4.0, 3.0]))  # at a right angle: x turns without growing
         tensor([3., 4.])
         """
+        self._require_finite(x=x)
+        require_vector(x, xi, self.ndim)
         return _each(lambda x, xi: christoffel(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
 
     def force(self, x: Tensor, xi: Tensor) -> Tensor:
@@ -159,6 +168,8 @@ class Recipe(QuotientManifold):
         >>> rays.force(x, torch.tensor([-4.0, 3.0]))
         tensor([-0.1200, -0.1600])
         """
+        self._require(x=x)
+        require_vector(x, xi, self.ndim)
         return _each(lambda x, xi: force(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
 
     def dimension(self, x: Tensor) -> Tensor:
@@ -170,6 +181,8 @@ class Recipe(QuotientManifold):
         >>> rays.dimension(x)
         tensor(1)
         """
+        self._require_finite(x=x)
+        require_no_vmap("the dimension of a Recipe", x)
         vertical = self.vertical(x).flatten(-self.ndim)
         return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
 
@@ -186,10 +199,7 @@ class Recipe(QuotientManifold):
         >>> rays.at(x).norm(x)
         tensor(1.)
         """
-        self._assert_check_shape(tuple(x.shape), "x")
-        reason = _not_a_metric(self.metric_matrix(x))
-        if reason:
-            raise ValueError(reason)
+        self._require_points(x=x)
         return RecipeSpace(self, x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -201,6 +211,8 @@ class Recipe(QuotientManifold):
         >>> rays.action(torch.tensor(2.0), x)
         tensor([6., 8.])
         """
+        self._require(x=x)
+        self._require_element(A, x)
         return _each(self._act, (self._identity.ndim, self.ndim), A, x)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -212,6 +224,7 @@ class Recipe(QuotientManifold):
         >>> rays.balance(x)
         tensor([0.6000, 0.8000])
         """
+        self._require(x=x)
         if self._canonical is None:
             raise NotImplementedError(
                 "canonical representatives should be given as balance=..., a function of one point, when the Recipe is "
@@ -228,6 +241,7 @@ class Recipe(QuotientManifold):
         >>> rays.same_orbit(x, 2 * x)
         tensor(True)
         """
+        self._require(x=x, y=y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
         return torch.linalg.vector_norm(p - q, dim=-1) <= rtol * torch.linalg.vector_norm(p, dim=-1)
@@ -241,21 +255,27 @@ class Recipe(QuotientManifold):
         >>> rays.projx(x)
         tensor([3., 4.])
         """
+        self._require(x=x)
         return x
 
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., *shape).
+    def _require_element(self, A: Tensor, x: Tensor) -> None:
+        shape = tuple(self._identity.shape)
+        require_numbers(A, A if isinstance(A, Tensor) else x, complex_too=self._identity.is_complex())
+        split = A.ndim - len(shape)
+        if (
+            split < 0
+            or tuple(A.shape[split:]) != shape
+            or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim])
+        ):
+            wanted = ", ".join(["...", *map(str, shape)])
+            raise ValueError(
+                f"A should have the shape of the group's identity, ({wanted}), for points of shape {tuple(x.shape)}; "
+                f"found {tuple(A.shape)}"
+            )
 
-        >>> g = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-        >>> rays = Recipe(lambda a, x: a * x, g, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
-        >>> x = torch.tensor([3.0, 4.0])
-        >>> rays.random(5, 2).shape
-        torch.Size([5, 2])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
+    def _key(self) -> tuple[Any, ...]:
+        tensors = tuple((tuple(K.shape), K.dtype, tuple(K.flatten().tolist())) for K in (self._identity, self._algebra))
+        return (self._act, self._inner, self._canonical, self.shape, *tensors)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) >= self.ndim and tuple(shape[len(shape) - self.ndim :]) == self.shape:
@@ -264,6 +284,8 @@ class Recipe(QuotientManifold):
         return False, f"'{name}' on this Recipe should have shape (..., {wanted}); found {tuple(shape)}"
 
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
+        if not bool(torch.isfinite(x).all()):
+            return False, NOT_FINITE
         reason = _not_a_metric(self.metric_matrix(x))
         return reason is None, reason
 
@@ -314,6 +336,7 @@ class RecipeSpace(HorizontalSpace):
             return self.point + xi, reached
         if order == "second":
             return self.point + xi - self._manifold.christoffel(self.point, xi) / 2, reached
+        require_no_vmap("the exact geodesic of a Recipe", self.point, z)
         flat = z.double().reshape(-1, *self._manifold.shape)
         y, reached = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))._integrate(flat)
         require_followed(y, reached)
@@ -423,6 +446,7 @@ def _each(f: Callable[..., Tensor], ndims: tuple[int, ...], *tensors: Tensor) ->
 
 def _not_a_metric(M: Tensor) -> str | None:
     """Why the matrices M are not those of a metric, or None."""
+    M = M.detach()
     if not bool(torch.isfinite(M).all()):
         return "the metric should be finite at a point; found NaN or infinity in its matrix"
     asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))

@@ -7,7 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, require_vector
+from quotient_manifolds.manifolds.arguments import require_vector
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows
 
 
 @final

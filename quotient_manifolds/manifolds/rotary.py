@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
-import geoopt
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
+from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.horizontal import (
     HorizontalSpace,
@@ -16,7 +16,6 @@ from quotient_manifolds.manifolds.horizontal import (
     PullBack,
     Rows,
     join_rows,
-    require_vector,
     write_rows,
 )
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -71,10 +70,7 @@ class RotaryQuotient(QuotientManifold):
         >>> manifold.at(x).norm(x)
         tensor(1.4142)
         """
-        self._assert_check_shape(tuple(x.shape), "x")
-        ok, reason = self._check_point_on_manifold(x)
-        if not ok:
-            raise ValueError(reason)
+        self._require_points(x=x)
         return _RotarySpace(x, self._real.at(_column(x)), self.n)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -87,6 +83,7 @@ class RotaryQuotient(QuotientManifold):
                 [ 0., -5.]])
         """
         g, k = self.split(x)
+        require_factors(A, x[..., 0, 0], complex_too=True)
         A = A[..., None]
         return _parts(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
@@ -98,6 +95,7 @@ class RotaryQuotient(QuotientManifold):
         >>> manifold.split(x)[0]
         tensor([3.+4.j])
         """
+        self._require(x=x)
         c = torch.complex(x[..., 0], x[..., 1])
         return c[..., : self.n], c[..., self.n :]
 
@@ -109,6 +107,7 @@ class RotaryQuotient(QuotientManifold):
         >>> manifold.same_orbit(manifold.balance(x), x)
         tensor(True)
         """
+        self._require_points(x=x)
         g, k = self.split(x)
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
         stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
@@ -124,7 +123,8 @@ class RotaryQuotient(QuotientManifold):
         >>> manifold.same_orbit(x, manifold.action(torch.tensor(2.0 + 1.0j), x))
         tensor(True)
         """
-        (g, k), (p, q) = self.split(x), self.split(y)
+        self._require(x=x, y=y)
+        (g, k), (p, q) = map(self.split, torch.broadcast_tensors(x, y))
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         size = torch.maximum(_size(g) * _size(k), _size(p) * _size(q))
         return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()) <= rtol * size
@@ -137,20 +137,8 @@ class RotaryQuotient(QuotientManifold):
         >>> torch.equal(manifold.projx(x), x)
         True
         """
+        self._require(x=x)
         return self._real.projx(_column(x)).reshape(x.shape)
-
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., n + m, 2).
-
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
-        >>> manifold.random(5, 2, 2).shape
-        torch.Size([5, 2, 2])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         if len(shape) >= 2 and shape[-2:] == (self.n + self.m, 2):
@@ -163,12 +151,15 @@ class RotaryQuotient(QuotientManifold):
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
         """Finite, and g != 0, k != 0."""
         if not bool(torch.isfinite(x).all()):
-            return False, "the entries of a point should be finite; found NaN or infinity"
+            return False, NOT_FINITE
         zero = [(part == 0).all(dim=-1) for part in self.split(x)]
         if self.eps or not bool((zero[0] | zero[1]).any()):
             return True, None
         where = "g" if bool(zero[0].any()) else "k"
         return False, f"g != 0 and k != 0 fails: {where} is 0 in every entry; leave that plane out, or use eps > 0"
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.n, self.m, self.t, self.eps)
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")

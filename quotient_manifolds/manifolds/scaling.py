@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import final
 
-import geoopt
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised, require_vector
+from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_numbers, require_vector, some
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -48,7 +48,7 @@ class ScaleQuotient(QuotientManifold):
         >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
         tensor(1.)
         """
-        _require_point(self, x)
+        self._require_points(x=x)
         return _ScaleSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -58,6 +58,10 @@ class ScaleQuotient(QuotientManifold):
         tensor([[2., 2.],
                 [3., 3.]])
         """
+        self._require(x=x)
+        require_factors(A, x[..., 0])
+        if some(A < 0):
+            raise ValueError("A should be positive, an element of the group; found a negative number")
         return A[..., None] * x
 
     def balance(self, x: Tensor) -> Tensor:
@@ -66,6 +70,7 @@ class ScaleQuotient(QuotientManifold):
         >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
         """
+        self._require_points(x=x)
         return x / _length(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
@@ -74,6 +79,7 @@ class ScaleQuotient(QuotientManifold):
         >>> ScaleQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]))
         tensor(True)
         """
+        self._require(x=x, y=y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1) <= rtol
 
@@ -85,7 +91,7 @@ class ScaleQuotient(QuotientManifold):
         >>> ScaleQuotient().dist(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 5.0])) / torch.pi
         tensor(0.2500)
         """
-        _require_pair(self, x, y)
+        self._require_points(x=x, y=y)
         u, v = self.balance(x), self.balance(y)
         apart, together = (torch.linalg.vector_norm(w, dim=-1, keepdim=keepdim) for w in (u - v, u + v))
         return 2 * torch.atan2(apart, together)
@@ -100,7 +106,7 @@ class ScaleQuotient(QuotientManifold):
         """
         angle = self.dist(x, y, keepdim=True)
         u, v = self.balance(x), self.balance(y)
-        if bool((torch.linalg.vector_norm(u + v, dim=-1) <= math.sqrt(torch.finfo(x.dtype).eps)).any()):
+        if some(torch.linalg.vector_norm(u + v, dim=-1) <= math.sqrt(torch.finfo(x.dtype).eps)):
             raise ValueError(
                 "x and y should not point in opposite directions, where the shortest path is not unique; "
                 "found a pair at angle pi: move one of them a little"
@@ -115,25 +121,15 @@ class ScaleQuotient(QuotientManifold):
         tensor([[3., 4.],
                 [1., 1.]])
         """
+        self._require(x=x)
         return torch.where((x == 0).all(dim=-1, keepdim=True), 1.0, x)
-
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., d): uniform on the sphere.
-
-        >>> ScaleQuotient().random(5, 3).shape
-        torch.Size([5, 3])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         return _check_vector_shape(shape, name, self.name)
 
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
         if not bool(torch.isfinite(x).all()):
-            return False, "the entries of a point should be finite; found NaN or infinity"
+            return False, NOT_FINITE
         zeros = int((x == 0).all(dim=-1).sum())
         return (False, f"w != 0 fails: {zeros} vectors are 0") if zeros else (True, None)
 
@@ -173,7 +169,7 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
         tensor(5.)
         """
-        _require_point(self, x)
+        self._require_points(x=x)
         return _TranslationSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -183,6 +179,8 @@ class TranslationQuotient(QuotientManifold):
         tensor([[3., 3.],
                 [4., 4.]])
         """
+        self._require(x=x)
+        require_numbers(A, x[..., 0])
         return x + A[..., None]
 
     def balance(self, x: Tensor) -> Tensor:
@@ -191,6 +189,7 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
         tensor([-2., -1.,  3.])
         """
+        self._require(x=x)
         return _centred(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
@@ -201,6 +200,7 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0]))
         tensor(True)
         """
+        self._require(x=x, y=y)
         rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
         size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
         return torch.linalg.vector_norm(_centred(y - x), dim=-1) <= rtol * torch.maximum(size, other)
@@ -219,7 +219,7 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
         tensor([-3.,  3.])
         """
-        _require_pair(self, x, y)
+        self._require_points(x=x, y=y)
         return _centred(y - x)
 
     def projx(self, x: Tensor) -> Tensor:
@@ -228,18 +228,8 @@ class TranslationQuotient(QuotientManifold):
         >>> TranslationQuotient().projx(torch.tensor([3.0, 4.0]))
         tensor([3., 4.])
         """
+        self._require(x=x)
         return x
-
-    def random(
-        self, *size: int, dtype: torch.dtype | None = None, device: torch.device | None = None, **kwargs: object
-    ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of shape `size` = (..., d).
-
-        >>> TranslationQuotient().random(5, 3).shape
-        torch.Size([5, 3])
-        """
-        self._assert_check_shape(tuple(size), "x")
-        return geoopt.ManifoldTensor(torch.randn(*size, dtype=dtype, device=device), manifold=self)
 
     def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
         return _check_vector_shape(shape, name, self.name)
@@ -247,7 +237,7 @@ class TranslationQuotient(QuotientManifold):
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
         if bool(torch.isfinite(x).all()):
             return True, None
-        return False, "the entries of a point should be finite; found NaN or infinity"
+        return False, NOT_FINITE
 
     def extra_repr(self) -> str:
         return ""
@@ -342,22 +332,6 @@ def _length(x: Tensor) -> Tensor:
 
 def _centred(x: Tensor) -> Tensor:
     return x - x.mean(dim=-1, keepdim=True)
-
-
-def _require_point(manifold: QuotientManifold, x: Tensor) -> None:
-    ok, reason = manifold.check_point_on_manifold(x, explain=True)
-    if not ok:
-        raise ValueError(reason)
-
-
-def _require_pair(manifold: QuotientManifold, x: Tensor, y: Tensor) -> None:
-    _require_point(manifold, x)
-    _require_point(manifold, y)
-    if x.shape[-1] != y.shape[-1]:
-        raise ValueError(
-            f"two points should have vectors of one length; found {x.shape[-1]} and {y.shape[-1]} entries: "
-            "compare points of the same layer"
-        )
 
 
 def _check_vector_shape(shape: tuple[int, ...], name: str, manifold: str) -> tuple[bool, str | None]:

@@ -1,0 +1,180 @@
+"""geoopt's checks of points and vectors, for tensors of every kind, with one sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import geoopt
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds.arguments import (
+    NOT_FINITE,
+    has_values,
+    require_no_vmap,
+    require_tensor,
+    require_type,
+    require_values,
+    require_vector,
+    some,
+    unusable,
+)
+
+Answer = tuple[bool, str | None]
+"""Whether a check is passed, and the reason if not."""
+
+
+class CheckedManifold(geoopt.Manifold):
+    """Answers what geoopt asks before it computes. What is no tensor is a TypeError everywhere.
+
+    Subclasses say which shapes and which values are points: `_check_shape`, `_check_point_on_manifold`,
+    `_check_vector_on_tangent`.
+    """
+
+    def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
+        """Whether x has the dtype and the shape of a point: True or False, or with `explain` also the reason.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().check_point(torch.ones(2, 3)), DiagonalQuotient().check_point(torch.ones(3, 2))
+        (True, False)
+        """
+        return _tell(self._usable(x, "x"), explain)
+
+    def check_vector(self, u: Tensor, *, explain: bool = False) -> Any:
+        """Whether u has the dtype and the shape of a tangent vector.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().check_vector(torch.ones(2, 3, dtype=torch.int64))
+        False
+        """
+        return _tell(self._usable(u, "u"), explain)
+
+    def check_point_on_manifold(
+        self, x: Tensor, *, explain: bool = False, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> Any:
+        """Whether x is a point of the manifold.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().check_point_on_manifold(torch.tensor([[0.0], [1.0]]), explain=True)
+        (False, 'u_i != 0 and v_i != 0 fails: 1 entries are 0')
+        """
+        return _tell(self._on_manifold(x), explain)
+
+    def check_vector_on_tangent(
+        self,
+        x: Tensor,
+        u: Tensor,
+        *,
+        ok_point: bool = False,
+        explain: bool = False,
+        atol: float = 1e-5,
+        rtol: float = 1e-5,
+    ) -> Any:
+        """Whether u is horizontal at x: its vertical part is at most `rtol` of it (`atol` plays no part).
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().check_vector_on_tangent(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
+        False
+        """
+        return _tell(self._on_tangent(x, u, rtol), explain)
+
+    def assert_check_point(self, x: Tensor) -> None:
+        """Raise ValueError, with the reason, where `check_point` is False.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().assert_check_point(torch.ones(2, 3))
+        """
+        insist(self._usable(x, "x"))
+
+    def assert_check_vector(self, u: Tensor) -> None:
+        """Raise ValueError, with the reason, where `check_vector` is False.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().assert_check_vector(torch.ones(2, 3))
+        """
+        insist(self._usable(u, "u"))
+
+    def assert_check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+        """Raise ValueError, with the reason, where `check_point_on_manifold` is False.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().assert_check_point_on_manifold(torch.ones(2, 3))
+        """
+        insist(self._on_manifold(x))
+
+    def assert_check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, ok_point: bool = False, atol: float = 1e-5, rtol: float = 1e-5
+    ) -> None:
+        """Raise ValueError, with the reason, where `check_vector_on_tangent` is False.
+
+        >>> from quotient_manifolds.manifolds import DiagonalQuotient
+        >>> import torch
+        >>> DiagonalQuotient().assert_check_vector_on_tangent(torch.ones(2, 3), torch.ones(2, 3))
+        """
+        insist(self._on_tangent(x, u, rtol))
+
+    def _usable(self, x: Tensor, name: str) -> Answer:
+        """Shape and dtype; parameters on the meta device, which get their values later, pass."""
+        require_type(x, name)
+        reason = unusable(x, name)
+        return (False, reason) if reason else self._check_shape(tuple(x.shape), name)
+
+    def _on_manifold(self, x: Tensor) -> Answer:
+        ok, reason = self._usable(x, "x")
+        if not ok:
+            return ok, reason
+        require_values(x, "x")
+        require_no_vmap("a check of values", x)
+        return self._check_point_on_manifold(x)
+
+    def _on_tangent(self, x: Tensor, u: Tensor, rtol: float) -> Answer:
+        for answer in (self._usable(u, "u"), self._on_manifold(x)):
+            if not answer[0]:
+                return answer
+        try:
+            require_vector(x, u, self.ndim)
+        except ValueError as error:
+            return False, str(error)
+        require_values(u, "u")
+        require_no_vmap("a check of values", u)
+        return self._check_vector_on_tangent(x, u, rtol=rtol)
+
+    def _require(self, **tensors: Tensor) -> None:
+        """Raise TypeError or ValueError unless all have the dtype and shape of points, and go together."""
+        first, *others = tensors.values()
+        for name, x in tensors.items():
+            require_tensor(x, name)
+            insist(self._check_shape(tuple(x.shape), name))
+            require_values(x, name)
+        for x in others:
+            require_vector(first, x, self.ndim, "two points")
+
+    def _require_finite(self, **points: Tensor) -> None:
+        """`_require`, and all entries are finite as far as they are known."""
+        self._require(**points)
+        if any(some(~torch.isfinite(x)) for x in points.values()):
+            raise ValueError(NOT_FINITE)
+
+    def _require_points(self, **points: Tensor) -> None:
+        """`_require`, and all lie on the manifold as far as values are known."""
+        self._require(**points)
+        for x in points.values():
+            if has_values(x):
+                insist(self._check_point_on_manifold(x))
+
+
+def _tell(answer: Answer, explain: bool) -> Any:
+    return answer if explain else answer[0]
+
+
+def insist(answer: Answer) -> None:
+    """Raise ValueError with the reason of a check that is not passed."""
+    if not answer[0]:
+        raise ValueError(answer[1])

@@ -1,0 +1,97 @@
+"""What a manifold remembers of the points it was asked about: factorisations, and tensors that were points before."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import geoopt
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace
+
+KEPT = 2
+"""An optimizer's step asks for its start a few times, then for its end, which is where the next step starts."""
+
+PLAIN = (Tensor, torch.nn.Parameter, geoopt.ManifoldTensor, geoopt.ManifoldParameter)
+
+GROWN = 1e3
+"""Entries that many times as large as at the first look are no ordinary training."""
+
+
+class Known(NamedTuple):
+    """A space nobody else holds, and the largest entry of its point."""
+
+    space: HorizontalSpace
+    largest: Tensor
+
+
+class Recent:
+    """The last horizontal spaces, found again by the values of the point, and the parameters that were points.
+
+    Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever wrote to
+    the tensor in whatever way. A space is of a private copy of the point and in no graph. The tuple is replaced as a
+    whole, so threads can at worst lose an entry. Copies and pickles of a manifold begin empty.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Known, ...] = ()
+        self._seen = WeakTensorKeyDictionary()  # parameter -> its largest entry at first and at last
+
+    def __reduce__(self) -> tuple[type[Recent], tuple[()]]:
+        return Recent, ()
+
+    def find(self, x: Tensor) -> HorizontalSpace | None:
+        """The space at a point of these values, if it is kept."""
+        for known in self._kept:
+            point = known.space.point
+            if (point.dtype, point.device) == (x.dtype, x.device) and torch.equal(point, x):
+                self._see(x, known)
+                return known.space
+        return None
+
+    def keep(self, x: Tensor, space: HorizontalSpace) -> None:
+        """Keep a space at a copy of x that nothing else refers to."""
+        point = space.point
+        known = Known(space, point.abs().amax() if point.numel() else point.new_zeros(()))
+        self._kept = (known, *self._kept[: KEPT - 1])
+        self._see(x, known)
+
+    def _see(self, x: Tensor, known: Known) -> None:
+        if isinstance(x, geoopt.ManifoldTensor):
+            first, _ = self._seen.get(x, (known.largest, None))
+            self._seen[x] = first, known.largest
+
+    def explain(self, reason: str, x: Tensor, start: Tensor | None = None) -> str:
+        """Why x is no point, where it is known to have been one, or to be the end of a step from `start`."""
+        now = float(x.detach().abs().amax()) if x.numel() else 0.0
+        if x in self._seen:
+            first, last = map(float, self._seen[x])
+            past = f"x was a point before and is none now: {reason}; its largest entry was {first:.3g}"
+            past += (
+                f", {last:.3g} when it was last a point, and is {now:.3g}" if last != first else f" and is {now:.3g}"
+            )
+        elif start is not None:
+            first = float(start.detach().abs().amax())
+            past = f"y, to which a vector is carried from x, is no point: {reason}"
+            past += f"; its largest entry is {now:.3g}, that of x {first:.3g}"
+        else:
+            return reason
+        if math.isfinite(now) and now <= GROWN * first:
+            return f"{past}: either the last step was too long (a smaller lr), or the loss asks for a lower rank"
+        return f"{past}: the steps are too long, take a smaller learning rate (lr), which is a length in the metric"
+
+
+def lasts(x: Tensor) -> bool:
+    """Whether what is computed from x now may be used at another time: it is in no graph and under no transform."""
+    return (
+        type(x) in PLAIN
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not (x.is_inference() or torch.is_inference_mode_enabled())
+        and torch.autograd.forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch.compiler.is_compiling()
+    )
