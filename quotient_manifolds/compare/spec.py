@@ -43,7 +43,7 @@ class Spec:
 
 
 def read_spec(path: str | Path) -> Spec:
-    """The comparison that a YAML file describes; its paths are relative to the file.
+    """Read the comparison that a YAML file describes; its paths are relative to the file.
 
     Raises ValueError, one sentence with the line, for unknown keys, values of a wrong kind, settings that do not belong
     together, patterns that match nothing, data and scores that are not there or not readable, and names of no score.

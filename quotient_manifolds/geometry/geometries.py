@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries import HOW_TO, Evaluate, Symmetries, find_sym
 
 
 class Geometry(ABC):
-    """A Riemannian metric on the parameters of any model."""
+    """What a ball around a model's weights is: a Riemannian metric on the parameters of any model."""
 
     @property
     @abstractmethod

@@ -64,7 +64,7 @@ LOADERS = tuple(_LAYOUTS)
 
 
 def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".") -> tuple[Checkpoint, ...]:
-    """The checkpoints that glob patterns relative to `base` match, each once, model_2 before model_10.
+    """Return the checkpoints that glob patterns relative to `base` match, each once, model_2 before model_10.
 
     A name is the file's without its ending, or the path relative to `base` where two would be called the same. What
     the patterns match besides (a README, an optimizer's state) is left out. Without patterns, a function is a zoo of
@@ -84,7 +84,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
 
 
 def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) -> nn.Module:
-    """The model, in eval mode, its floating point parameters in float32.
+    """Load the model of a checkpoint, in eval mode, its floating point parameters in float32.
 
     `cache` is where conversions (of TensorFlow checkpoints) are kept; by default they lie beside their source. Nothing
     is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an optional

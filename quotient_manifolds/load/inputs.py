@@ -38,7 +38,7 @@ def accepted_by(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict[str, Tensor]:
-    """Random inputs that the model's forward accepts, made from its signature and its configuration.
+    """Return random inputs that the model's forward accepts, made from its signature and its configuration.
 
     Text: input_ids (rows, length) and attention_mask, the last quarter of the last row being padding where the model
     knows a padding token; decoder_input_ids where it is an encoder-decoder; bbox (rows, length, 4) where it reads

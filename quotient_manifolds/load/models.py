@@ -16,7 +16,7 @@ from quotient_manifolds.load.names import expanded, first_line
 
 
 def load_model(source: str | Path) -> nn.Module:
-    """The model at `source`, in eval mode and in the dtype it was stored in.
+    """Load the model at `source`, in eval mode and in the dtype it was stored in.
 
     `source` is a Hugging Face directory (config.json and safetensors weights, in one file or in shards; the class is
     the one that `architectures` names), a directory of a peft adapter whose base model is a directory on this machine

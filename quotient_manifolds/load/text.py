@@ -46,7 +46,7 @@ def read_text_labels(
     labels: Labels | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> list[LabelledText]:
-    """The examples of a .jsonl, .csv or .tsv file with the columns text, label and, for pairs, text_pair.
+    """Read the examples of a .jsonl, .csv or .tsv file with the columns text, label and, for pairs, text_pair.
 
     A .tsv file has no quotes. `columns` gives other names of the columns; `labels` the class of each label in the file,
     {"entailment": 1, ...} or the new class of 0, 1, .... Raises ValueError naming the file and the line: no examples,

@@ -148,7 +148,8 @@ class TextEncoder:
 def tokenised_batches(
     directory: str | Path, examples: Sequence[LabelledText], *, batch_size: int = 32, max_length: int | None = None
 ) -> Batches:
-    """The examples, in order, as dicts a Hugging Face classifier takes: input_ids and what belongs to them, and labels.
+    """Return the examples, in order, as batches a Hugging Face classifier takes: dicts of input_ids and so on, and
+    labels.
 
     Texts are cut at `max_length` tokens (128, or the positions the model has, if fewer) and padded to the longest of
     their batch; the last batch may be smaller. The answer is a list that says how many texts were cut (`truncated`,

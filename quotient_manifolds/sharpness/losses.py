@@ -14,7 +14,7 @@ IGNORED = -100  # torch's and Hugging Face's label for "does not count"
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
-    """Mean cross-entropy of a classifier.
+    """Compute the mean cross-entropy of a classifier.
 
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping

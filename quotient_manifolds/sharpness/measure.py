@@ -109,15 +109,15 @@ class Measure(ABC):
 
 
 class MeasurementWarning(UserWarning):
-    """A value needs to be read with care."""
+    """A measured value needs to be read with care; its subclasses say why."""
 
 
 class TruncationWarning(MeasurementWarning):
-    """Truncated geodesics were followed further than they reach."""
+    """Truncated geodesics were followed too far (`OnBatch.reach`): take a smaller radius, or exact geodesics."""
 
 
 class ConvergenceWarning(MeasurementWarning):
-    """An ascent was still rising when its steps ended."""
+    """An ascent still rose when its steps ended (`Measurement.late_rise`): take more steps, or a smaller radius."""
 
 
 def warned(measurement: Measurement) -> Measurement:

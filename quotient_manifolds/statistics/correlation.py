@@ -61,7 +61,10 @@ def correlation(
     permutations: int = 9999,
     seed: int = 0,
 ) -> Correlation:
-    """sum_ij a_ij b_ij / sqrt(sum_ij a_ij^2 sum_ij b_ij^2): a_ij = sign(x_i - x_j) (tau-b), or ranks or values, b of y.
+    """Compute how well x and y go together over models, with a bootstrap interval and a permutation p-value.
+
+    kind: Kendall's tau-b or tau-a, Spearman's or Pearson's coefficient, each sum_ij a_ij b_ij / sqrt(sum_ij a_ij^2
+    sum_ij b_ij^2) with a_ij = sign(x_i - x_j) (tau), or differences of ranks or of values, and b likewise from y.
 
     tau-a divides by the number of pairs instead; without ties it is tau-b. A model in which x or y is None or NaN (a
     measurement that failed) is left out and counted. No value where x or y is constant, no interval below five

@@ -80,7 +80,8 @@ def _conditioning(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Conditio
 
 
 def singular_values(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor:
-    """Of G H^T, (heads, h) descending, in float64; of g k^H, (heads, 1), for planes of a rotary embedding.
+    """Compute singular values in float64: of G H^T, (heads, h) descending; of g k^H, (heads, 1), for planes of a rotary
+    embedding.
 
     Values below rounding count as 0.
     """

@@ -169,7 +169,7 @@ def prove_symmetries(
 
 
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """The largest change of the output, relative to it, from parameters `before` to parameters `after`, in float64.
+    """Compute the largest relative change of the output from parameters `before` to `after`, in float64.
 
     Each holds some or all of the model's parameters; the others are the model's own. `inputs` as for
     `prove_symmetries`.
