@@ -1,4 +1,8 @@
-"""Quotient manifolds of neural network symmetries, and sharpness that does not change along them."""
+"""Quotient manifolds of neural network symmetries, and sharpness that does not change along them.
+
+In docstrings [paper] is da Silva, Dangel, Oore, "Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian
+Geometry Finds It", arXiv 2505.05409.
+"""
 
 from __future__ import annotations
 

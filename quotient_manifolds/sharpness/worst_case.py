@@ -130,7 +130,8 @@ def worst_case_sharpness(
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
     so on. A radius means another thing in each.
 
-    Invariant along the orbit in a quotient geometry in its own norm with eps = 0; Euclidean and adaptive are not.
+    Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
+    distribution); Euclidean and adaptive sharpness are not.
 
     Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see `OnBatch.reach`
     and `truncation_error`); where more than 5 % of the rise came in the last quarter of the steps, a
