@@ -29,8 +29,9 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     """A `pymanopt.manifolds.manifold.Manifold` of the points of `shape`, one point at a time, in float64.
 
     A point is one array (`point_layout` 1), a representative of its orbit; tangent vectors are horizontal lifts.
-    `retraction` is the second-order geodesic, `exp` the exact one; `log` and `dist` exist where the manifold has them,
-    and exp(x, log(x, y)) lies on the orbit of y. Random points and vectors come from torch's global generator.
+    `retraction` is the second-order geodesic, `exp` the exact one; `log`, `dist` and `pair_mean`, the middle of a
+    geodesic, exist where the manifold has logarithms, and exp(x, log(x, y)) lies on the orbit of y. Random points and
+    vectors come from torch's global generator.
 
     Raises ValueError for a shape that is not one point, ImportError where pymanopt is not installed.
 
@@ -125,6 +126,10 @@ class _View:
 
     def log(self, point_a: Array, point_b: Array) -> Array:
         return _array(self._manifold.logmap(_tensor(point_a), _tensor(point_b)))
+
+    def pair_mean(self, point_a: Array, point_b: Array) -> Array:
+        """The middle of the geodesic from a to the orbit of b, where the manifold has logarithms."""
+        return self.exp(point_a, self.log(point_a, point_b) / 2)
 
     def dist(self, point_a: Array, point_b: Array) -> float:
         return float(self._manifold.dist(_tensor(point_a), _tensor(point_b)))

@@ -12,7 +12,7 @@ from pymanopt.manifolds import Euclidean, FixedRankEmbedded, Positive, PSDFixedR
 from pymanopt.manifolds.manifold import Manifold
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.pymanopt import SOLVERS, as_pymanopt, minimize
 from tests.cases import INVARIANT, Case
 
@@ -256,3 +256,19 @@ def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pymanopt", None)
     with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[pymanopt\]"\.$'):
         as_pymanopt(DiagonalQuotient(), (2, 3))
+
+
+@pytest.mark.parametrize("case", [c for c in small if hasattr(type(c.manifold), "align") or c.name[0] == "d"], ids=str)
+def test_pair_mean_is_the_middle(case: Case) -> None:
+    view = as_pymanopt(case.manifold, case.shape)
+    x = view.random_point()
+    y = view.exp(x, 0.1 * view.random_tangent_vector(x))
+    middle = view.pair_mean(x, y)
+    assert view.dist(x, middle) == pytest.approx(view.dist(x, y) / 2, rel=1e-6)
+    assert view.dist(middle, y) == pytest.approx(view.dist(x, y) / 2, rel=1e-6)
+
+
+def test_pair_mean_needs_a_logarithm() -> None:
+    view = as_pymanopt(RotaryQuotient(3, 2), (5, 2))
+    with pytest.raises(NotImplementedError, match="has no logarithm"):
+        view.pair_mean(view.random_point(), view.random_point())

@@ -273,7 +273,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     def random(
         self,
-        *size: int,
+        *size: Any,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
@@ -284,6 +284,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 2, 3])
         """
+        if len(size) == 1 and isinstance(size[0], tuple):  # as geoopt's ProductManifold calls it
+            (size,) = size
         if not all(isinstance(k, int) and k >= 0 for k in size):
             raise TypeError(f"sizes should be integers, as in random(5, 2, 3); found {size}")
         insist(self._check_shape(size, "the random point"))

@@ -67,16 +67,15 @@ class Recent:
     def explain(self, reason: str, x: Tensor, start: Tensor | None = None) -> str:
         """Why x is no point, where it is known to have been one, or to be the end of a step from `start`."""
         now = float(x.detach().abs().amax()) if x.numel() else 0.0
+        fails = reason.partition(";")[0]
         if x in self._seen:
             first, last = map(float, self._seen[x])
-            past = f"x was a point before and is none now: {reason}; its largest entry was {first:.3g}"
-            past += (
-                f", {last:.3g} when it was last a point, and is {now:.3g}" if last != first else f" and is {now:.3g}"
-            )
+            entries = f"its largest entry was {first:.3g} at first, {last:.3g} while it was a point, and is {now:.3g}"
+            past = f"x was a point before and is none now: {fails}; {entries}"
         elif start is not None:
-            first = float(start.detach().abs().amax())
-            past = f"y, to which a vector is carried from x, is no point: {reason}"
-            past += f"; its largest entry is {now:.3g}, that of x {first:.3g}"
+            first, _ = map(float, self._seen.get(start, (start.detach().abs().amax(), 0.0)))
+            entries = f"its largest entry is {now:.3g}, where x began with {first:.3g}"
+            past = f"y, to which a vector is carried from x, is no point: {fails}; {entries}"
         else:
             return reason
         if math.isfinite(now) and now <= GROWN * first:
