@@ -18,8 +18,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 # A model may have more parameters than its file: tied weights stand there once, quantised ones are packed.
 EXCESS = 8
-SLACK = 10_000_000  # numbers, and as many parameters divided by a thousand
-LABELS, LAYERS = 10_000, 10_000  # that any configuration may have; more only if the weights have as many
+NUMBERS, TENSORS = 10_000_000, 1_000  # and that many more, for models that are small
+LABELS, LAYERS = 10_000, 1_000  # that any configuration may have; more only if the weights have as many
 
 
 class TooLarge(ValueError):
@@ -82,7 +82,7 @@ def at_most(shapes: Shapes, where: str) -> Iterator[None]:
     """
     here = threading.get_ident()
     held = sum(math.prod(shape) for shape in shapes.values())
-    numbers, count = EXCESS * held + SLACK, EXCESS * len(shapes) + SLACK // 1000
+    numbers, count = EXCESS * held + NUMBERS, EXCESS * len(shapes) + TENSORS
     seen: set[tuple[int, str]] = set()
     built = 0
 

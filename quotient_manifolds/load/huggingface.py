@@ -47,17 +47,26 @@ def load_pretrained(
     check_config({**config, **(settings or {})}, shapes, shown(path / "config.json"))
     name = architecture or _architecture(config, path)
     model_class = _model_class(name, path)
-    options = {**LOCAL, "use_safetensors": True, "output_loading_info": True, **(settings or {})}
-    if architecture is not None:
-        options["ignore_mismatched_sizes"] = True
+    options = {
+        **LOCAL,
+        **(settings or {}),
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are listed, and refused below
+    }
     try:
         with no_network(), at_most(shapes, shown(path / "config.json")), _quiet(architecture is not None):
             model, info = model_class.from_pretrained(os.fspath(path), **options)
     except Exception as error:  # transformers raises a dozen kinds, from KeyError to safetensors' own
         raise refusal(error, f"The {name} in {shown(path)}") from error
-    absent = {*info["missing_keys"], *(str(key[0]) for key in info.get("mismatched_keys", ()))}
-    given = {name: value for name, value in (instead or {}).items() if name in absent}
-    if missing := sorted(absent - set(given)):
+    mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
+    given = {key: (instead or {})[key] for key in {*info["missing_keys"], *mismatched} & set(instead or {})}
+    if wrong := sorted(set(mismatched) - set(given)):
+        found, wanted = mismatched[wrong[0]]
+        raise ValueError(
+            f"The weights in {shown(path)} have {wrong[0]} of shape {found}, but config.json describes one of {wanted}."
+        )
+    if missing := sorted(set(info["missing_keys"]) - set(given)):
         raise ValueError(
             f"The weights in {shown(path)} lack {len(missing)} parameters of {name} (the first is {missing[0]}), "
             "which would be left at random values; save the model again with all its weights."

@@ -9,8 +9,8 @@ from typing import Any
 
 def first_line(error: BaseException) -> str:
     """What an error says, without the pages some libraries append."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def shown(path: Path | str) -> str:
