@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "film", "a", "not"]
+
+TINY_VIT: dict[str, Any] = {
+    "image_size": 16,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 
 
 def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None) -> Path:
@@ -31,16 +41,7 @@ def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None =
 def vit_classifier(directory: Path) -> Path:
     """A ViT for image classification of 16 x 16 pictures with one channel."""
     torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        image_size=16,
-        patch_size=8,
-        num_channels=1,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        num_labels=3,
-    )
+    config = transformers.ViTConfig(**TINY_VIT, num_channels=1, num_labels=3)
     transformers.ViTForImageClassification(config).save_pretrained(directory)
     return directory
 

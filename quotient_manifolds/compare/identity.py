@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import inspect
 import json
@@ -17,6 +16,8 @@ from torch.utils._pytree import tree_flatten_with_path
 from quotient_manifolds.compare.failing import is_users
 from quotient_manifolds.load.models import load_object
 from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.load.adapters import base_of
+from quotient_manifolds.load.listing import beside
 
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
 
@@ -89,11 +90,13 @@ def files_fingerprint(path: Path | None) -> str:
     The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot.
 
     Those of a file are also all beside it that share its stem; of a directory, the files in it (not below, where
-    conversions lie). And what a checkpoint may take from the directory it is in, or the one above.
+    conversions lie), and in that of the base model if it is an adapter's. And what a checkpoint may take from the
+    directory it is in, or the one above.
     """
     if path is None:
         return "no files"
-    found = set(path.glob("*") if path.is_dir() else path.parent.glob(f"{glob.escape(path.stem)}*"))
+    folders = [path, *filter(None, [base_of(path)])] if path.is_dir() else []
+    found = {each for folder in folders for each in folder.glob("*")} if folders else set(beside(path, path.stem))
     found |= {folder / name for folder in path.parents[:2] for name in SHARED}
     stats = [(str(each), each.stat()) for each in sorted(found) if each.is_file()]
     seen = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for _, stat in stats]

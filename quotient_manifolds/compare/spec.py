@@ -17,6 +17,7 @@ from quotient_manifolds.compare.scores import Scores, check_named, measured_scor
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
 from quotient_manifolds.load.models import load_object
+from quotient_manifolds.load.names import expanded
 
 
 @final
@@ -137,7 +138,7 @@ def _scores(
     if top.scores is not None:
         with _at(document, "scores"):
             names = [each.name for each in checkpoints]
-            listed = read_scores(base / Path(top.scores).expanduser(), names, measured, measures)
+            listed = read_scores(base / expanded(top.scores), names, measured, measures)
     known = (*measured, *dict.fromkeys(name for row in listed.values() for name in row))
     for key, names in (("against", top.against), ("given", top.given)):
         for index, name in enumerate(names):
@@ -149,9 +150,9 @@ def _scores(
 def _source(document: Document, key: str, section: DataSection, base: Path) -> DataSource:
     """The data, of which labels and files have been looked at: what fails on all checkpoints alike is said once."""
     settings = section.model_dump()
-    settings["path"] = base / Path(section.path).expanduser()
+    settings["path"] = base / expanded(section.path)
     if section.tokenizer is not None:
-        settings["tokenizer"] = base / Path(section.tokenizer).expanduser()
+        settings["tokenizer"] = base / expanded(section.tokenizer)
     with _at(document, key):
         source = DataSource(**settings)
         source.fingerprint()

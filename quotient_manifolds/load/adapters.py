@@ -71,6 +71,14 @@ def load_adapter(path: Path) -> nn.Module:
     return model.eval()
 
 
+def base_of(path: Path) -> Path | None:
+    """Return the directory of the base model if `path` is one of an adapter, and its base is there."""
+    try:
+        return base_directory(path, read_object(path / SETTINGS)) if (path / SETTINGS).is_file() else None
+    except ValueError:
+        return None
+
+
 def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
     """Return the directory of the model that an adapter belongs to, or raise ValueError saying what to do."""
     kind, named = settings.get("peft_type"), settings.get("base_model_name_or_path")

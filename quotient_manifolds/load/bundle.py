@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import re
 from pathlib import Path
 from typing import Any, Protocol
 
+from quotient_manifolds.load.listing import beside
 from quotient_manifolds.load.names import first_line
 
 
@@ -63,8 +63,8 @@ def content_hash(prefix: Path, *also: Path) -> str:
     The sizes of its data files count too, and the files `also` with all they hold.
     """
     digest = hashlib.sha256(_index(prefix).read_bytes())
-    for file in sorted(prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+    for file in beside(prefix, f"{prefix.name}.data-"):
+        digest.update(os.fsencode(file.name) + f" {file.stat().st_size}\n".encode())
     for file in also:
         digest.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()

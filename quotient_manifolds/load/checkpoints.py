@@ -17,7 +17,7 @@ from quotient_manifolds.load.bert import load_bert
 from quotient_manifolds.load.bundle import bundle_of
 from quotient_manifolds.load.clip import load_clip_soup
 from quotient_manifolds.load.models import call_module
-from quotient_manifolds.load.names import first_line
+from quotient_manifolds.load.names import expanded, first_line, shown
 from quotient_manifolds.load.weights import SUFFIXES
 
 
@@ -77,7 +77,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
         if layout is not None:
             raise ValueError(f"The loader {loader!r} needs patterns that say which checkpoints to read.")
         return (Checkpoint(loader, None, loader),)
-    folder = Path(base).expanduser()
+    folder = expanded(base)
     found = {path for pattern in patterns for path in _matches(pattern, folder, loader, layout)}
     paths = sorted(found, key=lambda path: [_natural(part) for part in _relative(path, folder).parts])
     return tuple(Checkpoint(name, path, loader) for name, path in zip(_names(paths, folder), paths, strict=True))
@@ -97,9 +97,9 @@ def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) 
         raise ValueError(f"{checkpoint.name} has no path, which the loader {checkpoint.loader!r} needs.")
     else:
         try:
-            model = layout.load(checkpoint.path, None if cache is None else Path(cache).expanduser())
+            model = layout.load(checkpoint.path, None if cache is None else expanded(cache))
         except OSError as error:
-            raise ValueError(f"{checkpoint.path} cannot be read: {first_line(error)}") from error
+            raise ValueError(f"{shown(checkpoint.path)} cannot be read: {first_line(error)}") from error
     return model.float().eval()
 
 
@@ -122,11 +122,11 @@ def _matches(pattern: str, folder: Path, loader: str, layout: _Layout | None) ->
     else:
         checkpoints = [found for path in paths if (found := layout.checkpoint_of(path)) is not None]
     if not checkpoints and not paths:
-        raise ValueError(f"The pattern {pattern!r} matches nothing in {folder}.")
+        raise ValueError(f"The pattern {pattern!r} matches nothing in {shown(folder)}.")
     if not checkpoints and layout is not None:
         raise ValueError(
-            f"The pattern {pattern!r} matches no checkpoint in {folder}: {loader} reads {layout.wanted}, and this "
-            f"matches {paths[0].name}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}."
+            f"The pattern {pattern!r} matches no checkpoint in {shown(folder)}: {loader} reads {layout.wanted}, and "
+            f"this matches {shown(paths[0].name)}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}."
         )
     return checkpoints
 
@@ -141,11 +141,11 @@ def _names(paths: list[Path], folder: Path) -> list[str]:
     """The shortest of file name, relative path, relative path with its ending, that no other checkpoint has."""
     relative = [_relative(path, folder) for path in paths]
     bare = [place.with_suffix("") if path.is_file() else place for path, place in zip(paths, relative, strict=True)]
-    offers = [[place.name for place in bare], [place.as_posix() for place in bare]]
+    offers = [[shown(place.name) for place in bare], [shown(place.as_posix()) for place in bare]]
     taken = [Counter(offer) for offer in offers]
     choices = zip(*offers, relative, strict=True)
     return [
-        name if taken[0][name] == 1 else place if taken[1][place] == 1 else whole.as_posix()
+        name if taken[0][name] == 1 else place if taken[1][place] == 1 else shown(whole.as_posix())
         for name, place, whole in choices
     ]
 

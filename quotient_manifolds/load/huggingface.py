@@ -43,6 +43,8 @@ def load_pretrained(
     """
     config = read_config(path)
     check_regular(path)
+    if config.get("transformers_weights") not in (None, "model.safetensors", "model.safetensors.index.json"):
+        raise ValueError(f"{shown(path / 'config.json')} names weights of its own: expected model.safetensors.")
     shapes = shapes_in(_weight_files(path))
     check_config({**config, **(settings or {})}, shapes, shown(path / "config.json"))
     name = architecture or _architecture(config, path)
@@ -246,9 +248,14 @@ def load_image_processor(path: Path) -> Any:
 
     The one for torchvision resizes a little differently, and values must not depend on what else is installed.
     """
-    for name in PROCESSORS:
-        if (path / name).is_file():
-            read_object(path / name)  # says what is wrong with it
+    for file in (path / name for name in PROCESSORS):
+        content = read_object(file) if file.is_file() else {}
+        nested = content.get("image_processor")
+        if any("auto_map" in each for each in (content, nested) if isinstance(each, dict)):
+            raise ValueError(
+                f"{shown(file)} leaves pictures to code that is stored beside the weights, and such is never run; give "
+                "size, mean and std."
+            )
     check_regular(path)
     transformers = _transformers()
     modern = int(transformers.__version__.split(".")[0]) >= 5

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -51,7 +52,8 @@ class Preparation:
                 f"Nothing says how pixels are normalised for {type(model).__name__}: it has no {PROCESSORS[0]}; give "
                 "mean and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
             )
-        if (side := max(_sides(processor), default=1)) ** 2 > PREPARED:
+        sides = [side for each in _sizes(processor).values() for side in each.values()]
+        if (side := max(sides, default=1)) ** 2 > PREPARED:
             raise ValueError(f"The image processor in {shown(home or '')} makes pictures with sides of {side} pixels.")
         return cls(size, normalisation, processor, home)
 
@@ -67,6 +69,8 @@ class Preparation:
         geometry = {} if self.size is None else {"do_resize": False, "do_center_crop": False, "do_pad": False}
         found = [self._processed(each, where, own, geometry) for each, where in zip(pictures, places, strict=True)]
         values = _stacked(found, places)
+        if not torch.isfinite(values).all():
+            raise ValueError(f"The image processor in {shown(self.home or '')} makes values that are not finite.")
         return values if own else self._normalised(values / 255)
 
     def _normalised(self, values: Tensor) -> Tensor:
@@ -94,8 +98,8 @@ class Preparation:
     def _check_area(self, picture: Picture, where: str) -> None:
         """Long thin pictures grow without bound where it is their shorter side that is resized."""
         height, width = picture.shape[1:]
-        sizes = getattr(self.processor, "size", None)
-        shorter = self.size or (_entry(sizes, "shortest_edge") if not _entry(sizes, "longest_edge") else None)
+        sizes = _sizes(self.processor)["size"]
+        shorter = self.size or (sizes.get("shortest_edge") if not sizes.get("longest_edge") else None)
         if shorter and shorter**2 * max(height, width) / max(1, min(height, width)) > PREPARED:
             raise ValueError(
                 f"{where} is {width} x {height}, which resized to {shorter} along its shorter side has more than "
@@ -130,15 +134,14 @@ def _stacked(pictures: Sequence[NDArray[Any]], places: Sequence[str]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(np.stack(pictures))).float()
 
 
-def _entry(sizes: Any, name: str) -> int | None:
-    """One of the sizes of an image processor, which are a dict or, in newer versions, an object."""
-    value = sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
-    return value if isinstance(value, int) else None
-
-
-def _sides(processor: Any) -> Iterator[int]:
-    """All the lengths that an image processor is set to."""
-    for setting in ("size", "crop_size", "pad_size"):
-        value: Any = getattr(processor, setting, None)
-        values = value.values() if hasattr(value, "values") else [value]
-        yield from (math.ceil(each) for each in values if isinstance(each, (int, float)) and math.isfinite(each))
+def _sizes(processor: Any) -> dict[str, dict[str, int]]:
+    """The lengths an image processor is set to, by setting and side, whatever form its version keeps them in."""
+    settings = {} if processor is None else json.loads(processor.to_json_string())
+    found = {name: settings.get(name) for name in ("size", "crop_size", "pad_size")}
+    sides = {name: value if isinstance(value, dict) else {"": value} for name, value in found.items()}
+    return {
+        name: {
+            key: math.ceil(side) for key, side in each.items() if isinstance(side, (int, float)) and "pixels" not in key
+        }
+        for name, each in sides.items()
+    }

@@ -90,20 +90,9 @@ class TextEncoder:
         """Encode the texts; `places` says where each stands."""
         texts = [example.text for example in chunk]
         pairs = [example.text_pair for example in chunk] if chunk[0].text_pair is not None else None
-        try:
-            self._count(texts, pairs, places)
-            encoded = self.tokenizer(
-                texts,
-                pairs,
-                truncation=True,
-                max_length=self.max_length,
-                padding=len(chunk) > 1,
-                return_tensors="pt",
-            )
-        except (OverflowError, TypeError, RuntimeError) as error:  # of a tokenizer that is not what it says it is
-            raise ValueError(
-                f"The tokenizer in {shown(self.source)} fails on the text of {places[0]}: {first_line(error)}"
-            ) from error
+        self._count(texts, pairs, places)
+        padding = {"padding": len(chunk) > 1, "return_tensors": "pt"}
+        encoded = self._tokens(texts, pairs, places, truncation=True, max_length=self.max_length, **padding)
         largest = int(encoded["input_ids"].max())
         if self.table.vocabulary is not None and largest >= self.table.vocabulary:
             raise ValueError(
@@ -114,11 +103,17 @@ class TextEncoder:
             encoded.pop("token_type_ids", None)
         return {**encoded}
 
+    def _tokens(self, texts: list[str], pairs: Any, places: Sequence[str], **options: Any) -> Any:
+        try:
+            return self.tokenizer(texts, pairs, **options)
+        except Exception as error:  # of a tokenizer that is not what it says it is: any kind
+            what = f"The tokenizer in {shown(self.source)} fails on the text of {places[0]}"
+            raise ValueError(f"{what}: {first_line(error)}") from error
+
     def _count(self, texts: list[str], pairs: Any, places: Sequence[str]) -> None:
         """Look at all tokens, the ones that will be cut as well. Raises ValueError for a text that has none at all."""
-        found = self.tokenizer(
-            texts, pairs, return_special_tokens_mask=True, return_token_type_ids=False, verbose=False
-        )
+        options = {"return_special_tokens_mask": True, "return_token_type_ids": False, "verbose": False}
+        found = self._tokens(texts, pairs, places, **options)
         unknown = self.tokenizer.unk_token_id
         for row, (ids, special) in enumerate(zip(found["input_ids"], found["special_tokens_mask"], strict=True)):
             if not ids:
