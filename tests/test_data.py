@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quotient_manifolds.load import Checkpoint, DataSource, LabelledText, load_model, read_text_labels
+from quotient_manifolds.load.labels import Head
 from quotient_manifolds.sharpness import cross_entropy
 from tests import hugging_face
 
@@ -553,3 +554,48 @@ def test_channels_of_arrays_and_of_mean_must_agree(tmp_path: Path) -> None:
     path = write_npz(tmp_path, images=pictures(channels=1), labels=np.arange(5))
     with pytest.raises(ValueError, match="have 1 channels, but mean and std are given for 3"):
         DataSource(path, mean="clip").batches(PLAIN)
+
+
+# ---- labels by the names in the model's configuration
+
+
+def test_words_are_the_models_classes(tmp_path: Path) -> None:
+    home = hugging_face.bert_classifier(tmp_path / "model", num_labels=3)
+    content = json.loads((home / "config.json").read_text())
+    names = ["contradiction", "Entailment", "neutral"]
+    by_name = {name: number for number, name in enumerate(names)}
+    path = tmp_path / "data.csv"
+    path.write_text("text,label\ngood,entailment\nbad,NEUTRAL\nnot,contradiction\nfilm,1\n")
+    source = DataSource(path)
+    with pytest.raises(ValueError, match=r"line 2: the label must be an integer, found 'entailment', .* no names"):
+        source.batches(load_model(home))
+    named = {"id2label": dict(enumerate(names)), "label2id": by_name}
+    (home / "config.json").write_text(json.dumps({**content, **named}))
+    model = load_model(home)
+    assert source.batches(model)[0]["labels"].tolist() == [1, 2, 0, 1]
+    source.check(2**31)
+    again = DataSource(path, labels={"entailment": 0, "NEUTRAL": 0, "contradiction": 2, "1": 1})
+    assert again.batches(model)[0]["labels"].tolist() == [0, 0, 2, 1]
+    path.write_text("text,label\ngood,entailed\n")
+    with pytest.raises(
+        ValueError,
+        match=r"line 2: the label 'entailed' is not one of the model's \('contradiction', 'Entailment'",
+    ):
+        source.batches(model)
+    path.write_text("text,label\ngood,3\n")
+    with pytest.raises(ValueError, match=r"line 2: the label must be in 0 \.\.\. 2, the classes of the model, found 3"):
+        source.batches(model)
+
+
+def test_names_that_differ_in_capitals_alone_are_told_apart() -> None:
+    head = Head(3, {"US": 0, "us": 1, "Them": 2})
+    assert [head.find(word) for word in ("US", "us", "Us", "them", " THEM ", "we")] == [0, 1, None, 2, 2, None]
+
+
+def test_texts_that_are_cut_are_counted_in_a_source(tmp_path: Path) -> None:
+    model = load_model(hugging_face.bert_classifier(tmp_path / "model"))
+    batches = DataSource(write_examples(tmp_path, 12), batch_size=5, max_length=5).batches(model)
+    assert (batches.truncated, batches.examples) == (6, 12)  # of 1 to 6 words, those of 4, 5 and 6
+    assert batches.notes == ["6 of 12 texts were cut at 5 tokens (max_length)."]
+    arrays = DataSource(write_npz(tmp_path, images=pictures(), labels=np.arange(5)), mean="none")
+    assert arrays.batches(PLAIN).notes == []

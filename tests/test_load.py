@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -18,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from quotient_manifolds.load import LabelledText, example_inputs, load_model, read_text_labels, tokenised_batches
+from quotient_manifolds.load.tokens import OFFSET_POSITIONS
 from tests import hugging_face
 
 MAKERS = [hugging_face.bert_classifier, hugging_face.vit_classifier, hugging_face.clip, hugging_face.gpt2]
@@ -259,3 +261,100 @@ def test_batches_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         tokenised_batches(tmp_path, [good], batch_size=0)
     with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 64, .* found 65"):
         tokenised_batches(tmp_path, [good], max_length=65)
+
+
+# ---- what a tokenizer knows, and where the table of positions ends
+
+
+def write_vocabulary(directory: Path, words: list[str]) -> None:
+    (directory / "tokenizer.json").unlink(missing_ok=True)
+    (directory / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+
+
+def test_a_vocabulary_of_another_model_is_refused(tmp_path: Path) -> None:
+    hugging_face.bert_classifier(tmp_path)
+    texts = ["good film", "very bad", "a film"]
+    examples = [LabelledText(text, None, 0) for text in texts]
+    assert tokenised_batches(tmp_path, examples).notes == []
+    for words in ([], ["xx", "yy"], ["".join(reversed(word)) + "x" for word in hugging_face.VOCABULARY[5:]]):
+        write_vocabulary(tmp_path, words)
+        with pytest.raises(ValueError, match=r"100% of the tokens are unknown to the tokenizer") as caught:
+            tokenised_batches(tmp_path, examples)
+        assert one_sentence(str(caught.value))
+    (tmp_path / "vocab.txt").write_text("")
+    with pytest.raises(ValueError, match="The tokenizer in"):
+        tokenised_batches(tmp_path, examples)
+    write_vocabulary(tmp_path, hugging_face.VOCABULARY[5:])
+    honest = [LabelledText("a good film", None, 0), LabelledText("a good qwerty", None, 0)]
+    assert tokenised_batches(tmp_path, honest).notes == ["17% of the tokens are unknown to the tokenizer."]
+
+
+def test_texts_that_are_cut_are_counted(tmp_path: Path) -> None:
+    hugging_face.bert_classifier(tmp_path)
+    examples = [LabelledText("good " * count, None, 0) for count in (5, 6, 7, 8, 9, 200)]
+    for batch_size in (1, 4, 32):
+        batches = tokenised_batches(tmp_path, examples, batch_size=batch_size, max_length=9)
+        assert (batches.truncated, batches.examples, batches.max_length) == (3, 6, 9)
+        assert batches.notes == ["3 of 6 texts were cut at 9 tokens (max_length)."]
+    assert tokenised_batches(tmp_path, examples).max_length == 64  # the model's positions
+    assert tokenised_batches(tmp_path, examples[:3]).truncated == 0
+
+
+def test_empty_texts(tmp_path: Path) -> None:
+    hugging_face.bert_classifier(tmp_path)
+    (batch,) = tokenised_batches(tmp_path, [LabelledText("", None, 0), LabelledText("good", None, 1)])
+    assert batch["attention_mask"].sum(1).tolist() == [2, 3]
+    save_tokenizer(tmp_path, ["?", "good"])  # adds no tokens of its own
+    with pytest.raises(ValueError, match=r"example 1: the text '' has no tokens"):
+        tokenised_batches(tmp_path, [LabelledText("good", None, 0), LabelledText("", None, 0)], batch_size=1)
+
+
+def test_pairs_for_a_model_with_one_type_of_tokens(tmp_path: Path) -> None:
+    hugging_face.bert_classifier(tmp_path)
+    edit_config(tmp_path, type_vocab_size=1)
+    rewrite_weights(
+        tmp_path,
+        lambda t: t.update({name: t[name][:1].clone() for name in t if "token_type_embeddings" in name}),
+    )
+    (batch,) = tokenised_batches(tmp_path, [LabelledText("good", "bad", 0)])
+    with torch.no_grad():
+        assert load_model(tmp_path)(**batch).loss.isfinite()
+
+
+def test_the_end_of_the_table_of_positions(tmp_path: Path) -> None:
+    """RoBERTa's begins after the padding token: of 12 places with padding token 1, 10 are used."""
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(
+        vocab_size=len(hugging_face.VOCABULARY),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=12,
+        pad_token_id=1,
+        num_labels=2,
+    )
+    transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path)
+    model, long = load_model(tmp_path), [LabelledText("good " * 50, None, 0)]
+    (batch,) = tokenised_batches(tmp_path, long)
+    assert batch["input_ids"].shape == (1, 10)
+    del batch["token_type_ids"]
+    with torch.no_grad():
+        assert model(**batch).loss.isfinite()
+    with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 10, .* found 11"):
+        tokenised_batches(tmp_path, long, max_length=11)
+
+
+@pytest.mark.parametrize("model_type", sorted(OFFSET_POSITIONS))
+def test_types_whose_table_of_positions_begins_after_the_padding_token(model_type: str) -> None:
+    config = transformers.AutoConfig.for_model(model_type)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    tables = [
+        module
+        for module in model.modules()
+        if hasattr(module, "padding_idx") and len(getattr(module, "weight", ())) == config.max_position_embeddings
+    ]
+    assert any(table.padding_idx == config.pad_token_id for table in tables)

@@ -19,7 +19,7 @@ from quotient_manifolds.load.huggingface import (
     refusal,
     without_weights,
 )
-from quotient_manifolds.load.names import expanded, shown
+from quotient_manifolds.load.names import expanded, first_line, shown
 from quotient_manifolds.load.offline import no_network
 from quotient_manifolds.load.weights import read_tensors
 
@@ -123,9 +123,11 @@ def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) ->
     held = {name: tuple(value.shape) for name, value in network.named_parameters()}
     try:
         with warnings.catch_warnings(), no_network(), at_most({**held, **shapes}, shown(path / SETTINGS)):
-            warnings.simplefilter("ignore", FutureWarning)  # of what peft calls in transformers
+            warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
             model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
             wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+    except KeyError as error:
+        raise ValueError(f"The adapter in {shown(path)} lacks parameter {first_line(error)}.") from error
     except Exception as error:  # peft and what it calls raise a dozen kinds
         raise refusal(error, f"The adapter in {shown(path)}") from error
     for odd, verb in ((sorted(wanted - set(shapes)), "lacks"), (sorted(set(shapes) - wanted), "has the unexpected")):

@@ -127,13 +127,13 @@ def _model_class(name: str, path: Path) -> Any:
 
 def check_regular(path: Path) -> None:
     """Raise ValueError for a pipe or a device in a directory: reading one may never end."""
-    for entry in os.scandir(path):
+    for entry in path.iterdir():
         try:
             mode = entry.stat().st_mode
         except OSError:  # a link to nothing
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{shown(entry.path)} is no regular file (a pipe or a device), and is not read.")
+            raise ValueError(f"{shown(entry)} is no regular file (a pipe or a device), and is not read.")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -251,7 +251,8 @@ def load_image_processor(path: Path) -> Any:
     for file in (path / name for name in PROCESSORS):
         content = read_object(file) if file.is_file() else {}
         nested = content.get("image_processor")
-        if any("auto_map" in each for each in (content, nested) if isinstance(each, dict)):
+        maps = [each.get("auto_map") for each in (content, nested) if isinstance(each, dict)]
+        if any("AutoImageProcessor" in each or "AutoFeatureExtractor" in each for each in filter(None, maps)):
             raise ValueError(
                 f"{shown(file)} leaves pictures to code that is stored beside the weights, and such is never run; give "
                 "size, mean and std."

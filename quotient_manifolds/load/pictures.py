@@ -46,7 +46,7 @@ class PicturePoints(Points):
         if not path.is_dir():
             raise ValueError(f"There is no folder of images {shown(path)}.")
         self._path = path
-        self._names = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name[:1] != ".")
+        self._names = sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
         if not self._names:
             raise ValueError(f"{shown(path)} has no folders: expected one for each class, with its images.")
         by_name = isinstance(labels, Mapping)
