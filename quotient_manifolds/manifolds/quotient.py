@@ -242,8 +242,10 @@ class QuotientManifold(CheckedManifold, abc.ABC):
                 [4., 8.]])
         """
         require_tensor(x, "x")
-        if x.ndim <= self.ndim or len(x) == 0:
+        if x.ndim <= self.ndim:
             raise ValueError(f"a mean needs points stacked along a first dimension; found shape {tuple(x.shape)}")
+        if len(x) == 0:
+            raise ValueError("a mean needs at least one point; found none")
         self._require(x=x)
         require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
