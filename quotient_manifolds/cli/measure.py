@@ -21,7 +21,7 @@ from quotient_manifolds.cli.options import (
 
 def _listed(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[float, ...]:
     """Numbers that are given again and again, or with commas."""
-    return tuple(_number(part, f"--{parameter.name}") for word in words for part in word.split(","))
+    return tuple(_number(part, parameter.opts[0]) for word in words for part in word.split(","))
 
 
 def _number(word: str, where: str) -> float:
@@ -53,7 +53,7 @@ def _pixels(context: click.Context, parameter: click.Parameter, word: str | None
     """clip and imagenet by name, or a number for each channel."""
     if word is None or word.isalpha():
         return word
-    return [_number(part, f"--{parameter.name}") for part in word.split(",")]
+    return [_number(part, parameter.opts[0]) for part in word.split(",")]
 
 
 @click.command(epilog=EXIT_CODES)

@@ -26,7 +26,7 @@ from quotient_manifolds.experiments.orbit import like
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import load_symmetries
-from quotient_manifolds.sharpness import Loss, Measurement, Measurements, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, Measurement, Measurements, MeasurementWarning, worst_case_sharpness
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _measured(
         report(f"{geometry.name}, radius {radius:g}", done, total)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"quotient_manifolds\.")  # they stand below the table
+        warnings.simplefilter("ignore", MeasurementWarning)  # they stand below the table
         return worst_case_sharpness(
             network, loss, batches, geometry=geometry, radius=radius, progress=progress, **ascent
         )

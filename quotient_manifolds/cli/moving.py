@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.load import load_symmetries
 from quotient_manifolds.plots import Plot, orbit_figure
-from quotient_manifolds.sharpness import Measurement, Measurements, worst_case_sharpness
+from quotient_manifolds.sharpness import Measurement, Measurements, MeasurementWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 
 
@@ -57,7 +58,9 @@ def measure_along_orbit(
         )
         return measured[-1]
 
-    with progress_bars(quiet=quiet) as bar:
+    with warnings.catch_warnings(), progress_bars(quiet=quiet) as bar:
+        if quiet:
+            warnings.simplefilter("ignore", MeasurementWarning)  # they are in the file and on the page
         rows = along_orbit(network, found, tuple(geometries), sharpness, scales=scales, seed=seed, progress=bar)
     settings = {"length": length, "inputs": inputs, "seed": seed, "symmetries": symmetries}
     results = _placed(Measurements((), model, settings=settings, command=command_line()), measured, scales)

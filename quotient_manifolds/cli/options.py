@@ -191,7 +191,7 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], nume
     """A table with a title; the columns that `numeric` marks are aligned right."""
     made = Table(title=title, title_justify="left")
     for name, right in zip_longest(header, numeric, fillvalue=False):
-        made.add_column(str(name), justify="right" if right else "left")
+        made.add_column(str(name), justify="right" if right else "left", overflow="fold")  # no name is cut
     for row in rows:
         made.add_row(*row)
     return made

@@ -165,6 +165,7 @@ def _summary(each: Measurement) -> dict[str, Any]:
         "standard_error": each.standard_error,
         "batches": len(each.batches),
         "base_loss": sum(each.base_losses) / len(each.batches),
+        "late_rise": each.late_rise,
         "reach": each.reach,
         "beyond_reach": len(each.beyond_reach),
         "forward_passes": each.forward_passes,

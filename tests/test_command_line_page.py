@@ -1,0 +1,67 @@
+"""The commands on the page of the command line are run as they stand there, on models that take no time."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from quotient_manifolds.cli.app import cli
+from tests import hugging_face
+
+PAGE = (Path(__file__).parents[1] / "docs" / "command_line.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
+FAST = {"measure": ["--steps", "2"], "orbit": ["--steps", "2", "--scale", "10"]}
+ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "bad"), ("a film", "good")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    hugging_face.bert_classifier(folder / "bert")
+    hugging_face.gpt2(folder / "gpt2")
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
+    normal = {"image_mean": [0.5], "image_std": [0.5], "do_normalize": True, "do_rescale": True, "do_resize": True}
+    vit = hugging_face.vit_classifier(folder / "vit")
+    (vit / "preprocessor_config.json").write_text(json.dumps({**processor, **normal}))
+    return folder
+
+
+@pytest.fixture
+def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the page speaks of, in the working directory."""
+    for model in models.iterdir():
+        (tmp_path / model.name).symlink_to(model)
+    lines = [{"text": text, "label": int(word == "good")} for text, word in ROWS]
+    (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "reviews.csv").write_text("sentence,mood\n" + "".join(f"{text},{word}\n" for text, word in ROWS))
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(6) % 3)
+    for place, image in enumerate(pixels):
+        folder = tmp_path / "images" / "abc"[place % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{place}.png")
+    (written,) = re.findall(r"```python\n(# mine\.py\n.+?)```", PAGE, re.DOTALL)
+    (tmp_path / "mine.py").write_text(written)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_does_what_it_says(command: str, home: Path) -> None:
+    before = {path.name for path in home.iterdir()}
+    words = shlex.split(command)
+    shown = CliRunner().invoke(cli, [*words, *FAST.get(words[0], [])])
+    assert shown.exit_code == 0, shown.output
+    named = {words[place + 1] for place, word in enumerate(words) if word in ("--out", "--report", "--figure")}
+    made = {path.name for path in home.iterdir()} - before - {"__pycache__"}
+    assert made == (named | {"moved"} if words[0] == "move" else named)
