@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -282,6 +283,27 @@ def test_causal_models_are_told_their_loss(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 0}\n')
     shown = call("measure", gpt2, "--data", tmp_path / "data.jsonl", "--radius", 0.1)
     refused(shown, "causal language model", "next_token_cross_entropy", "--loss")
+
+
+def test_an_adapter_is_named_with_its_base(bert: Path, texts: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(bert)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"], init_lora_weights=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft's own
+        peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+        shown = call("inspect", tmp_path / "adapter")
+        measured = call("measure", tmp_path / "adapter", "--data", texts, "--geometry", "inv:0.1", *FAST)
+    for each in (shown, measured):
+        assert each.exit_code == 0, each.output
+        assert f"is an adapter of peft: default (LORA) on {bert}" in "".join(each.stdout.splitlines())
+
+
+def test_other_models_need_a_loss(tmp_path: Path, bert: Path, texts: Path) -> None:
+    encoder = tmp_path / "encoder"
+    transformers.BertModel.from_pretrained(bert).save_pretrained(encoder)
+    refused(call("measure", encoder, "--data", texts, "--radius", 0.1), "Expected a classifier", "--loss")
 
 
 # ---- what is written

@@ -21,6 +21,7 @@ def export(store: Path, file: Path) -> None:
     """
     from quotient_manifolds.compare import Store
 
-    check_writable(file)
-    with Store(store / "store.sqlite" if store.is_dir() else store, make=False) as opened:
+    place = store / "store.sqlite" if store.is_dir() else store
+    check_writable(file, place)
+    with Store(place, make=False) as opened:
         opened.export(file)

@@ -166,13 +166,11 @@ def _check_classifier(model: str, network: nn.Module) -> None:
         raise BadInput(
             f"Expected a classifier with at least 2 classes, found {classes} in {model} (a regression); give --loss."
         )
-    if config is not None and hasattr(config, "model_type") and "Classification" not in kind:
-        architecture = getattr(network, "base_model_prefix", "")
-        if kind.endswith("Model") or architecture:
-            raise BadInput(
-                f"Expected a classifier, found {model} ({kind}); give --loss package.module:function, a function "
-                "loss(model, batch), for other models."
-            )
+    if type(network).__module__.startswith("transformers.") and "Classification" not in kind:
+        raise BadInput(
+            f"Expected a classifier, found {model} ({kind}); give --loss package.module:function, a function "
+            "loss(model, batch), for other models."
+        )
 
 
 def try_loss(network: nn.Module, loss: Loss, batches: Sequence[Any], data: str) -> None:
