@@ -1,4 +1,7 @@
-"""Every notebook runs from top to bottom, and is committed in the form a teacher needs, with the outputs of one run."""
+"""Every notebook runs from top to bottom, and is committed in the form a teacher needs, with the outputs of one run.
+
+The solutions to its exercises run too, after its cells.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FAST = "QUOTIENT_MANIFOLDS_FAST"  # set: notebooks whose full run takes long run on something small
 LARGEST = 1_500_000  # bytes
+CODE = re.compile(r"^```python\n(?!# not run by the tests\n)(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOLDED = re.compile(r"^<details><summary>(\d)\. [^<]+</summary>\n\n.+?\n\n</details>$", re.MULTILINE | re.DOTALL)
 ABSOLUTE = re.compile(r"(?<![\w.)/])/\w[\w.-]*/[\w.-]|\b[A-Z]:\\\w")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -22,11 +27,13 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for p
 
 @every_notebook
 @pytest.mark.filterwarnings("ignore")  # those of the machinery that runs notebooks
-def test_it_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_and_so_do_the_solutions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setenv(FAST, "1")
     place = {"metadata": {"path": path.parent}}
-    NotebookClient(read(path), timeout=300, kernel_name="python3", resources=place).execute()
+    notebook = read(path)
+    notebook.cells += [nbformat.v4.new_code_cell(block) for block in CODE.findall(notebook.cells[-1].source)]
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
 
 
 @every_notebook
@@ -41,14 +48,25 @@ def test_its_outputs_are_those_of_one_run_without_complaint(path: Path) -> None:
 
 
 @every_notebook
-def test_it_says_what_for_and_ends_with_exercises(path: Path) -> None:
-    first, *_, last = read(path).cells
-    assert first.cell_type == last.cell_type == "markdown"
+def test_it_says_what_for_and_ends_with_exercises_and_solutions(path: Path) -> None:
+    first, *_, last, solutions = read(path).cells
+    assert first.cell_type == last.cell_type == solutions.cell_type == "markdown"
     assert re.match(r"# .+\n\nAfter this notebook you can ", first.source)
     title, *exercises = re.split(r"\n+\d\. ", last.source)
     assert title == "## Exercises"
     assert len(exercises) >= 4
     assert all("*Hint: " in " ".join(exercise.split()) for exercise in exercises)
+    assert solutions.source.startswith("## Solutions\n\n")
+    assert FOLDED.findall(solutions.source) == [str(place + 1) for place in range(len(exercises))]
+
+
+@every_notebook
+def test_it_says_what_a_fast_run_does_to_its_text(path: Path) -> None:
+    first, *cells = read(path).cells
+    if any(FAST in cell.source for cell in cells if cell.cell_type == "code"):
+        said = " ".join(first.source.split())
+        assert f"*With `{FAST}=1` in the environment " in said
+        assert "in a fast run figures differ, and what it says of them may not hold." in said
 
 
 @every_notebook
