@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     LAYOUTS,
@@ -136,6 +137,18 @@ def test_adapters_nobody_reads_are_refused(case: str) -> None:
             if "lora_" in name and name not in read:
                 value += 1
     assert torch.equal(model(**inputs)[0], before)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fresh_adapter_is_told_from_a_broken_one() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(build("llama"), peft.LoraConfig(r=3, target_modules=["down_proj"])).eval()
+    found = found_by(lora, model)
+    (proof,) = prove_symmetries(model, example_inputs(model.base_model.model), found).pairs
+    assert proof.verdict == "inconclusive"
+    assert "changes nothing (is the other side 0?)" in proof.reason
+    with pytest.raises(ValueError, match=r"B is 0, as peft starts it, .* measure after training has begun"):
+        Quotient("inv", symmetries=found).at(model)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.symmetries import Params, SymmetricPair, Translation, without_biases
+from quotient_manifolds.symmetries import ADAPTER, Params, SymmetricPair, Translation, without_biases
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -64,6 +64,11 @@ def canonical(
 def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:
     manifold = pair.manifold(metric, eps)
     ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
+    if not ok and pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
+        raise ValueError(
+            f"Pair {pair.name} cannot be measured in a quotient metric: B is 0, as peft starts it, and B A must have "
+            f"rank {pair.h}; measure after training has begun, use Adaptive(), or pass symmetries= without this pair"
+        )
     if not ok:
         raise ValueError(
             f"Pair {pair.name} cannot be measured in a quotient metric, which needs G and H of full rank: {reason}; "

@@ -8,13 +8,14 @@ from quotient_manifolds.symmetries.declare import attention_layout
 from quotient_manifolds.symmetries.find import HOW_TO, LAYOUTS, MATCHERS, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.found import Found, Matcher
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
-from quotient_manifolds.symmetries.lora import lora
+from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.mlp import neurons
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
 from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, output_change, prove_symmetries
 
 __all__ = [
+    "ADAPTER",
     "HOW_TO",
     "LAYOUTS",
     "MATCHERS",

@@ -16,7 +16,8 @@ from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.found import Found
 from quotient_manifolds.symmetries.pair import Factor, Part, Refused, SymmetricPair
 
-KIND = "lora B/A"
+ADAPTER = "lora B/A"
+"""The kind of the pairs of adapters."""
 
 
 def lora(module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
@@ -30,7 +31,7 @@ def lora(module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None
     else:
         kind = tuners[0].__module__.split(".")[2]
         reason = f"adapters of this kind ({kind}) are not known: only those of LoRA are"
-        found = [Refused(f"{name} {type(module).__name__}", KIND, reason)]
+        found = [Refused(f"{name} {type(module).__name__}", ADAPTER, reason)]
     pairs = tuple(each for each in found if isinstance(each, SymmetricPair))
     return Found(pairs, (), tuple(each for each in found if isinstance(each, Refused))) if found else None
 
@@ -41,11 +42,11 @@ def _adapters(module: nn.Module) -> tuple[str, ...]:
 
 
 def _adapter(module: nn.Module, name: str, adapter: str, names: Mapping[int, str]) -> SymmetricPair | Refused:
-    label = f"{name} {KIND}" if adapter == "default" else f"{name} {adapter} {KIND}"
+    label = f"{name} {ADAPTER}" if adapter == "default" else f"{name} {adapter} {ADAPTER}"
     B, A = (_weight(module, side, adapter) for side in ("B", "A"))
     reason = _unread(module, adapter) or _no_product(module, adapter, B, A)
     if reason:
-        return Refused(label, KIND, reason)
+        return Refused(label, ADAPTER, reason)
     check_weights({names[id(value)]: value for value in (B, A)}, (names[id(B)], names[id(A)]))
     kernel = [f"k{axis}" for axis in range(A.ndim - 2)]
     # Linear: A (r, in), B (out, r). Convolution: A (r, in, *kernel), B (out, r, 1, ...). Experts: A (experts r, in),
@@ -54,7 +55,7 @@ def _adapter(module: nn.Module, name: str, adapter: str, names: Mapping[int, str
     axes = " ".join(kernel)
     G = Part.of(names[id(B)], B, f"rows (h heads) {' '.join('1' * len(kernel))} -> heads rows h", sizes)
     H = Part.of(names[id(A)], A, f"(heads h) rows {axes} -> heads (rows {axes}) h", sizes)
-    return SymmetricPair(label, KIND, Factor((G,)), Factor((H,)))
+    return SymmetricPair(label, ADAPTER, Factor((G,)), Factor((H,)))
 
 
 def _unread(module: nn.Module, adapter: str) -> str:
