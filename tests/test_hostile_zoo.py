@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_a_name_that_is_no_text_is_shown_as_one(zoo: Path) -> None:
     assert done.exit_code == 0, done.output
     names = {row.checkpoint for row in found(spec).rows}
     assert len(names) == 7
-    assert {"m_\\xff", "m_\\x01\\x1b[31m", "m_3"} < names
+    assert {"m_\\x01\\x1b[31m", "m_3"} < names
+    assert all(name.isprintable() for name in names)
     assert all(value is not None for row in found(spec).rows for value in row.values.values())
 
 
@@ -95,6 +97,14 @@ def test_any_name_of_a_score_can_be_drawn(zoo: Path, column: str) -> None:
     done = compare(spec)
     assert done.exit_code == 0, done.output
     assert "<svg" in (zoo / "results" / "zoo" / "report.html").read_text()
+
+
+def test_scores_may_be_called_as_they_like_and_be_as_large_as_floats_are(zoo: Path) -> None:
+    (zoo / "scores.csv").write_text("checkpoint,x,y\nm_0,1e308,1e-320\nm_1,-1e308,2e-320\nm_2,1,0\nm_3,,3e-320\n")
+    tail = "scores: scores.csv\nagainst: [x, y]\ngiven: [x, y]"
+    done = compare(write_spec(zoo, SLOPE, head=HEAD, tail=tail))
+    assert done.exit_code == 0, done.output
+    assert len(found(zoo / "zoo.yaml").rankings) == 2 * (4 + 2)
 
 
 def test_checkpoints_may_be_called_na_and_null(zoo: Path) -> None:
@@ -216,6 +226,21 @@ def test_the_headline_says_of_how_many_it_is_the_largest_and_that_models_are_few
     assert "corrected (Holm) for being the largest of 3" in facts
     assert "4 models are few" in facts
     assert "p, Holm" in page
+
+
+def test_the_base_of_an_adapter_is_one_of_its_files(tmp_path: Path) -> None:
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    adapter.mkdir()
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    settings = json.dumps({"peft_type": "LORA", "base_model_name_or_path": str(base)})
+    (adapter / "adapter_config.json").write_text(settings)
+    before = files_fingerprint(adapter)
+    assert files_fingerprint(adapter) == before
+    (base / "model.safetensors").write_text("other")
+    assert files_fingerprint(adapter) != before
+    (adapter / "adapter_config.json").write_text("no JSON")
+    assert files_fingerprint(adapter)
 
 
 def test_an_exception_is_said_once_a_checkpoint_with_its_place(zoo: Path) -> None:

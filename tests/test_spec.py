@@ -363,6 +363,10 @@ WRONG: list[tuple[str, str, int, str]] = [
     ("400 digits", with_line(6, f"  batch_size: {'9' * 400}"), 6, "a number of 400 digits"),
     ("a radius of 400 digits", with_line(14, f"    radius: {'9' * 400}.5"), 12, "radius must be a positive finite"),
     ("a huge number of batches", with_line(7, "  max_batches: 1e30"), 7, "data.max_batches: input should be a valid"),
+    ("an infinite deviation", with_line(7, "  mean: [0]", "  std: [.inf]"), 8, "data.std.0: input should be a finite"),
+    ("a mean that is none", with_line(7, "  mean: [.nan]", "  std: [1]"), 7, "data.mean"),
+    ("data of nobody", with_line(5, "  path: ~nosuchuser/a.npz"), 4, "nosuchuser"),
+    ("scores of nobody", with_line(10, "scores: ~nosuchuser/a.csv"), 10, "nosuchuser"),
     ("a huge seed", with_line(7, f"  seed: {10**30}"), 7, "data.seed: input should be less than"),
     (
         "a huge seed of a measure",

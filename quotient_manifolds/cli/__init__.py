@@ -27,7 +27,8 @@ def main() -> None:
 def _exit_code() -> int:
     try:
         code = _run()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
         return OUTPUT_CLOSED

@@ -97,7 +97,7 @@ def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: 
                 found.append(Ranking(measure, target, (), known))
                 report("correlations", len(found), total)
             for name, values in covariates.items():
-                held = partial(partial_correlation, x, y, {name: values})
+                held = partial(partial_correlation, x, y, {f"the score {name}": values})  # which may be called x
                 found.append(Ranking(measure, target, (name,), _remembered(run.store, [name, values, x, y], held)))
                 report("correlations", len(found), total)
     return tuple(found)

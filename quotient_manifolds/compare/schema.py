@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PositiveFloat, ValidationError
 from pydantic_core import ErrorDetails
 
 from quotient_manifolds.compare.document import Document, Place
@@ -53,6 +53,7 @@ class DataSection(_Section):
     format: str = "auto"
     batch_size: Count = 32
     max_batches: Count | None = None
+    max_examples: Count | None = None
     seed: Seed | None = None
     labels: dict[str, int] | list[int] | None = None
     max_length: Count | None = None
@@ -60,8 +61,8 @@ class DataSection(_Section):
     columns: dict[str, str] | None = None
     size: Count | None = None
     channels: int | None = None
-    mean: list[float] | str | None = None
-    std: list[PositiveFloat] | None = None
+    mean: list[FiniteFloat] | str | None = None
+    std: list[Annotated[FiniteFloat, Field(gt=0)]] | None = None
 
 
 @final

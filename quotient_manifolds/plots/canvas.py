@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quotient_manifolds.files import whole
 from quotient_manifolds.plots.svg import drawable, embedded
 
+LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
 
 # In a page these become the page's own colours, light or dark; nothing else is drawn in them.
@@ -131,8 +132,9 @@ def plain(text: str) -> str:
 
 
 def numbers(values: Sequence[float | None] | NDArray[Any]) -> NDArray[np.float64]:
-    """The values with NaN, which is not drawn, where there is none."""
-    return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+    """The values with NaN, which is not drawn, where there is none, or one too large for the algebra of axes."""
+    found = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
+    return np.where(np.abs(found) < LARGEST, found, math.nan)
 
 
 def plain_ticks(axes: Any) -> None:

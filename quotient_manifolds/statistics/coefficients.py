@@ -55,6 +55,8 @@ def _inner_products(kind: Kind, columns: Floats) -> Floats:
             total += np.einsum("...in,...jn->...ij", signs, signs)
         return total
     scores = stats.rankdata(columns, axis=-1) if kind == "spearman" else columns
+    if scores.shape[-1]:  # to size 1 by a power of two, which is exact: differences do not overflow
+        scores = np.ldexp(scores, -np.frexp(np.abs(scores).max(axis=-1, keepdims=True))[1])
     varying = np.ptp(scores, axis=-1, keepdims=True) if scores.shape[-1] else np.zeros((*scores.shape[:-1], 1))
     scores = (scores - scores[..., :1]) / np.where(varying > 0, varying, 1)  # of size 1: squares do not overflow
     scores = scores - scores.mean(axis=-1, keepdims=True)
