@@ -101,7 +101,7 @@ def test_a_model_that_is_not_wholly_loaded_is_no_random_one() -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("nothing", NOTHING, ids=repr)
+@pytest.mark.parametrize("nothing", NOTHING, ids=lambda each: type(each).__name__)
 def test_what_is_no_model(function: str, nothing: object) -> None:
     if not (isinstance(nothing, dict) and not nothing):  # no parameters at all can be moved
         with pytest.raises((ValueError, TypeError)) as caught:
@@ -110,7 +110,7 @@ def test_what_is_no_model(function: str, nothing: object) -> None:
 
 
 @pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "find"])
-@pytest.mark.parametrize("nothing", NOTHING[1:], ids=repr)
+@pytest.mark.parametrize("nothing", NOTHING[1:], ids=lambda each: type(each).__name__)
 def test_what_is_no_symmetries(function: str, nothing: object) -> None:
     with pytest.raises(TypeError, match="expected Symmetries, as find_symmetries returns them"):
         FUNCTIONS[function](model(), nothing, 0)
