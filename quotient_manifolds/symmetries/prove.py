@@ -308,13 +308,9 @@ def _judged(
 
 def _judge(changes: tuple[tuple[float, float], ...], control: float, noise: float) -> tuple[Verdict, str]:
     """Proved: every change is within noise and far below the control. Refuted: some change is of the control's kind."""
-    if control == 0:
-        return (
-            "inconclusive",
-            "moving one side alone changes nothing: the other is 0, or these inputs do not reach them",
-        )
     if not control >= REACH * noise:
-        return "inconclusive", "these inputs hardly see the pair: moving one side alone is lost in rounding noise"
+        lost = "is lost in rounding noise" if control else "changes nothing (is the other side 0?)"
+        return "inconclusive", f"these inputs hardly see the pair: moving one side alone {lost}"
     excess = [change for condition, change in changes if not change <= MARGIN * condition * noise]
     worst = max(change for _, change in changes)
     if not excess and worst <= SEPARATION * control:
