@@ -350,10 +350,16 @@ def test_no_input_is_overwritten(bert: Path, texts: Path, tmp_path: Path) -> Non
     assert texts.read_bytes() == before
 
 
-def test_devices_stay_devices(bert: Path, texts: Path) -> None:
-    shown = call("measure", bert, "--data", texts, "--geometry", "adaptive:0.1", *FAST, "--out", "/dev/null")
+def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
+    """As a device does; a device of the machine would be in danger where the code is wrong."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    shown = call("measure", bert, "--data", texts, "--geometry", "adaptive:0.1", *FAST, "--out", pipe)
     assert shown.exit_code == 0, shown.output
-    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert len(Measurements.from_dict(json.loads(os.read(reader, 10**6)))) == 1
+    os.close(reader)
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(
@@ -447,7 +453,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a home that is not there": (("inspect", "~nosuchuser/model"), ("~nosuchuser",)),
     "another device": (("inspect", "M:encoder", "--device", "hpu"), ("hpu",)),
-    "the device without numbers": (("inspect", "M:encoder", "--device", "meta"), ("meta",)),
+    "the device without numbers": (("inspect", "M:encoder", "--device", "meta"), ("meta", "cannot be used here")),
 }
 
 
