@@ -791,6 +791,7 @@ def test_a_comparison_is_saved_and_loaded(zoo: Path, tmp_path: Path) -> None:
     for text, words in [
         ("[]", "holds no comparison"),
         ("{", "holds no comparison"),
+        ("[" * 100_000, "holds no comparison"),
         ('{"format": 99}', "format 1. Found 99"),
     ]:
         (tmp_path / "bad.json").write_text(text)

@@ -258,7 +258,7 @@ class Comparison:
         file = path / "comparison.json" if path.is_dir() else path
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} holds no comparison ({type(error).__name__}: {error})") from error
 
 
