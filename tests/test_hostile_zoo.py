@@ -107,6 +107,15 @@ def test_scores_may_be_called_as_they_like_and_be_as_large_as_floats_are(zoo: Pa
     assert len(found(zoo / "zoo.yaml").rankings) == 2 * (4 + 2)
 
 
+def test_a_misspelt_name_among_the_scores_is_said(zoo: Path) -> None:
+    (zoo / "scores.csv").write_text("checkpoint,rate\nm_0,1\nm_1,2\nm_2,3\nm3,4\n")
+    spec = write_spec(zoo, SLOPE, head=HEAD, tail="scores: scores.csv")
+    said = " ".join(compare(spec).stdout.split())
+    assert "Without a row of scores, so in no correlation with them: m_3." in said
+    assert "Rows of scores that name no checkpoint: m3." in said
+    assert "name no checkpoint: m3." in (zoo / "results" / "zoo" / "report.html").read_text()
+
+
 def test_checkpoints_may_be_called_na_and_null(zoo: Path) -> None:
     for seed, name in enumerate(("NA", "null", "nan", "None")):
         (zoo / "models" / f"m_{seed}").rename(zoo / "models" / name)

@@ -65,7 +65,12 @@ def test_a_check_writes_nothing_and_says_what_there_is(zoo: Path) -> None:
     assert done.exit_code == 0, done.output
     assert sorted(zoo.rglob("*")) == before
     said = " ".join(done.stdout.split())
-    for words in ("3 checkpoints: m_0, m_1, m_2", "Without a row: m_2.", "Rows of no checkpoint: m_9.", "Timed on m_0"):
+    for words in (
+        "3 checkpoints: m_0, m_1, m_2",
+        "Without a row of scores, so in no correlation with them: m_2.",
+        "name no checkpoint: m_9.",
+        "Timed on m_0",
+    ):
         assert words in said
     assert compare(spec, "--check", "--quiet").output == ""
 

@@ -131,17 +131,13 @@ def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
         for each in found.rows
     ]
     columns = ["Measure", "Units", "Left", "Passes each", "Time left"]
-    terminal.print(table("What there is to measure", columns, rows, [False] + [True] * 4))
+    if found.timed is not None:
+        terminal.print(table("What there is to measure", columns, rows, [False] + [True] * 4))
     names = [each.name for each in wanted.checkpoints]
     shown = ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
     terminal.print(f"{len(names)} checkpoints: {shown}. A unit is a checkpoint and a batch.")
     if wanted.scores:
-        lacking = [name for name in names if name not in wanted.scores]
-        others = [name for name in wanted.scores if name not in names]
-        terminal.print(f"Scores: of {len(names) - len(lacking)} of {len(names)} checkpoints.")
-        for what, some in (("Without a row", lacking), ("Rows of no checkpoint", others)):
-            if some:
-                terminal.print(f"{what}: {', '.join(some[:5])}{f' and {len(some) - 5} more' if len(some) > 5 else ''}.")
+        terminal.print(f"Scores: of {sum(name in wanted.scores for name in names)} of {len(names)} checkpoints.")
     for note in found.notes:
         terminal.print(f"Note: {note}")
     if found.pass_seconds is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value, default_targets
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.run import Run
-from quotient_manifolds.compare.scores import Scores, pooled, with_gaps
+from quotient_manifolds.compare.scores import Scores, pooled, unmatched, with_gaps
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import unit_key
 from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
@@ -145,7 +145,8 @@ def _notes(run: Run) -> tuple[str, ...]:
         for part, sentences in ({} if identity is None else identity.notes).items():
             for sentence in sentences:
                 found.setdefault(f"{part}: {sentence}", []).append(checkpoint.name)
-    return tuple(f"{_who(names)}, {sentence}" for sentence, names in found.items())
+    names = [each.name for each in run.spec.checkpoints]
+    return (*(f"{_who(some)}, {said}" for said, some in found.items()), *unmatched(names, run.spec.scores))
 
 
 def _who(names: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
         yield Section("failures", "Failures", [table])
     if comparison.notes:
-        yield Section("notes", "About the data", [Note("These numbers are of changed data", comparison.notes)])
+        yield Section("notes", "Data and scores", [Note("To know beside the numbers", comparison.notes)])
     yield Section("reach", "Geodesics beyond their reach", list(_reach(comparison)))
     if comparison.unconverged:
         note = Note("The maxima are larger than these values", comparison.unconverged)

@@ -15,6 +15,7 @@ from quotient_manifolds.compare.comparison import Failed
 from quotient_manifolds.compare.failing import sentence
 from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.run import Loaded, Run, score, subject_of
+from quotient_manifolds.compare.scores import unmatched
 from quotient_manifolds.compare.units import Identity, MeasureUnit
 from quotient_manifolds.sharpness import HessianTrace, Subject, TopEigenvalue, TruncationError
 from quotient_manifolds.sharpness.objective import autograd_available
@@ -89,15 +90,19 @@ def plan(run: Run) -> Plan:
             troubles.append(Failed((name or "",), (label,), trouble))
         rows.append(Planned(label, units.get(label, 0), left.get(label, 0), passes, seconds))
     said = {} if identity is None else identity.notes
-    notes = tuple(f"{name}, {part}: {sentence}" for part, sentences in said.items() for sentence in sentences)
+    notes = (
+        *(f"{name}, {part}: {sentence}" for part, sentences in said.items() for sentence in sentences),
+        *unmatched([each.name for each in run.spec.checkpoints], run.spec.scores),
+    )
     return Plan(tuple(rows), len(run.spec.checkpoints), to_load, name, loading, tuple(troubles), notes)
 
 
 def _first_that_loads(run: Run) -> tuple[Loaded | None, str | None, float, list[Failed]]:
     troubles: list[Failed] = []
     for checkpoint in run.spec.checkpoints:
-        start = time.perf_counter()
         try:
+            run.load(checkpoint)  # pays for what is imported once
+            start = time.perf_counter()
             loaded = run.load(checkpoint)
             loaded.identity  # noqa: B018  (what a run hashes belongs to its loading)
         except (Exception, SystemExit) as error:  # the model is the user's

@@ -53,6 +53,20 @@ def check_named(name: str, known: Sequence[str], listed: Mapping[str, Scores], *
         raise ValueError(f"the score {name!r} must be a number to be compared with. Found {text!r}")
 
 
+def unmatched(names: Sequence[str], scores: Mapping[str, Scores]) -> list[str]:
+    """Return sentences on checkpoints without scores and, where there are such, on scores of no checkpoint."""
+    lacking = [name for name in names if name not in scores]
+    if not scores or not lacking:
+        return []
+    others = [name for name in scores if name not in names]
+    said = [f"Without a row of scores, so in no correlation with them: {_some(lacking)}."]
+    return [*said, f"Rows of scores that name no checkpoint: {_some(others)}."] if others else said
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def read_scores(
     path: Path, checkpoints: Sequence[str], measured: Sequence[str], measures: Sequence[str] = ()
 ) -> dict[str, Scores]:
