@@ -162,11 +162,10 @@ def calls(count: int) -> int:
     """How many functions are called to find the symmetries of so many layers, attention known and not."""
     own = type("Attention", (nn.Module,), {})
     layers: list[nn.Module] = []
-    for index in range(count):
+    for _ in range(count):
         layers.append(nn.MultiheadAttention(2, 1))
         stranger = own()
         stranger.qkv = nn.Linear(2, 6)
-        layers[-1 if index % 2 else 0 :].append(stranger)
         layers.append(stranger)
     network, seen = nn.Sequential(*layers), [0]
 
@@ -184,7 +183,7 @@ def calls(count: int) -> int:
 
 def test_the_work_grows_with_the_number_of_layers_and_not_its_square() -> None:
     calls(2)  # what is kept for later calls
-    assert calls(80) < 6 * calls(20)
+    assert calls(80) < 5 * calls(20)
 
 
 # --- help ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -74,6 +75,18 @@ class ByALayer(Two):
         return self.two(self.normalise(q @ k.mT) @ v)
 
 
+class ByItsAncestor(Mixer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def put_in_place() -> nn.Module:
+    """A forward pass of the instance's own, as tools that move models between devices put there."""
+    model = Four()
+    model.forward = functools.partial(Mixer.forward, model)  # type: ignore[method-assign]
+    return model
+
+
 class BesideAnother(Two):
     """Recognised attention, and some of its own."""
 
@@ -92,6 +105,8 @@ BEHAVES: dict[str, Callable[[], nn.Module]] = {
     "a function of the file": ByAFunction,
     "a method": ByAMethod,
     "a layer": ByALayer,
+    "an ancestor's forward": ByItsAncestor,
+    "a forward put in its place": put_in_place,
     "beside recognised attention": BesideAnother,
     "traced": lambda: torch.fx.symbolic_trace(Mixer()),
 }

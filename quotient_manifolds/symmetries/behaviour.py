@@ -1,21 +1,23 @@
 """What a module's forward pass computes, as far as its source tells: a softmax whose result enters a product.
 
-Followed are methods of the module and functions of the file they stand in, by name; other modules that it calls speak
-for themselves. Where there is no source (a prompt, exec), the names that the compiled code uses decide.
+Followed are methods of the module, of its ancestors too, and functions of the package they stand in, by name; other
+modules that it calls speak for themselves. Where there is no source (a prompt, exec), the names that the compiled code
+uses decide.
 """
 
 from __future__ import annotations
 
 import ast
 import dis
+import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from types import CodeType, FunctionType
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 KERNELS = frozenset(
@@ -42,19 +44,17 @@ _OTHER = re.compile(r"log_?softmax|gumbel|cross_entropy|criterion|loss", re.IGNO
 
 def attends(module: nn.Module) -> str:
     """Return what makes the forward pass attention: the name of a kernel, "softmax", or "" if nothing does."""
-    scripted = getattr(module, "code", None)
-    if isinstance(scripted, str):  # TorchScript and torch.fx keep theirs as text
-        return _in_tree(_parsed(scripted), frozenset(), {})[0]
+    if isinstance(module, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        return _in_tree(_parsed(str(getattr(module, "code", ""))), frozenset(), {})[0]
     layers = frozenset(name for name, child in module.named_children() if isinstance(child, nn.Softmax))
     cls: Any = type(module)
-    return _of_class(cls, vars(module).get("forward"), layers)
+    return _of_class(cls, _plain(vars(module).get("forward")), layers)
 
 
-@lru_cache(maxsize=1024)
-def _of_class(cls: type, forward: Callable[..., Any] | None, layers: frozenset[str]) -> str:
+@functools.lru_cache(maxsize=1024)
+def _of_class(cls: type, forward: FunctionType | None, layers: frozenset[str]) -> str:
     """forward: the instance's own, where one was put in the class's place."""
-    start = forward if forward is not None else getattr(cls, "forward", None)
-    functions = list(_reached(cls, start))
+    functions = list(_reached(cls, forward or _plain(getattr(cls, "forward", None))))
     soft: set[str] = set()
     for function in reversed(functions):  # what is called before what calls it: some of them return a softmax
         found, softens = _in_function(function, layers, soft)
@@ -65,23 +65,38 @@ def _of_class(cls: type, forward: Callable[..., Any] | None, layers: frozenset[s
     return ""
 
 
-def _reached(cls: type, start: object) -> Iterator[FunctionType]:
-    """The function, and those of the class and of its file whose names its code uses, each once."""
-    waiting: list[Any] = [start]
-    seen: set[FunctionType] = set()
+def _reached(cls: type, start: FunctionType | None) -> Iterator[FunctionType]:
+    """The function, and those of the class and of its package whose names its code uses, each once."""
+    waiting, seen = [start], set()
     while waiting:
         function = waiting.pop(0)
-        function = inspect.unwrap(getattr(function, "__func__", function))
-        if not isinstance(function, FunctionType) or function in seen:
+        if function is None or function in seen:
             continue
         seen.add(function)
         yield function
-        for name in _names(function.__code__):
-            own, beside = inspect.getattr_static(cls, name, None), function.__globals__.get(name)
-            own = own.__func__ if isinstance(own, (staticmethod, classmethod)) else own
-            for other in (own, beside):
-                if isinstance(other, FunctionType) and other.__module__ == function.__module__:
-                    waiting.append(other)
+        names = set(_names(function.__code__))
+        places = [vars(ancestor) for ancestor in cls.__mro__] + [function.__globals__]
+        used = [place[name] for place in places for name in sorted(names & place.keys())]
+        beside = [vars(each) for each in used if isinstance(each, ModuleType) and _package(each) == _package(function)]
+        used += [place[name] for place in beside for name in sorted(names & place.keys())]
+        found = [_plain(each) for each in used]
+        waiting += [
+            each for each in found if each is not None and _package(each) in (_package(function), _package(cls))
+        ]
+
+
+def _plain(value: object) -> FunctionType | None:
+    """The function below methods and wrappers; None if there is none."""
+    value = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
+    value = value.func if isinstance(value, functools.partial) else value
+    value = getattr(value, "__func__", value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def _package(value: object) -> str:
+    """The first part of the name of the module where something is defined."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return str(name).partition(".")[0]
 
 
 def _names(code: CodeType) -> Iterator[str]:
