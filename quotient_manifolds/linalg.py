@@ -43,7 +43,7 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
     Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
     """
     (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
-    U, s, Vh = torch.linalg.svd(_apart(R_G @ R_H.mT))
+    U, s, Vh = torch.linalg.svd(apart(R_G @ R_H.mT))
     V = Vh.mT
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
@@ -64,7 +64,7 @@ def spectral_norm(a: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(a.mT @ a)[..., -1].clamp_min(0).sqrt()
 
 
-def _apart(core: Tensor, gap: float = 1e-8) -> Tensor:
+def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
     """The matrix itself; where its SVD is to be differentiated, with singular values that agree moved apart by `gap`.
 
     The derivative of singular vectors divides by the differences of singular values. What is computed from a frame

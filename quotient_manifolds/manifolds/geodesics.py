@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import apart
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 from quotient_manifolds.manifolds.rank_one import FLOOR
 from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
@@ -49,11 +50,6 @@ def _sinh_ratio(k: float, d: Tensor) -> Tensor:
 
 
 Both = tuple[Tensor, Tensor]  # one tensor for G, one for H
-
-
-def weigh(slope: Slope, V: Both) -> Both:
-    """The changes (dW_G, dW_H) of the weights when the Gram matrices change by V = (V_G, V_H)."""
-    return slope.own * V[0] + slope.other * V[1], slope.own * V[1] + slope.other * V[0]
 
 
 def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
@@ -104,17 +100,20 @@ def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Te
     the Gram matrices are those of left and right plus the constants that make them the identity at time 0.
     Raises GeodesicError. Shapes: s (..., h), left and a (..., n, h), right and b (..., m, h), which broadcast.
     """
+    if not bool(a.isfinite().all() & b.isfinite().all()):
+        raise GeodesicError("a geodesic should start with a finite velocity; found NaN or infinity in it")
     batch, h = torch.broadcast_shapes(s.shape[:-1], a.shape[:-2], b.shape[:-2]), a.shape[-1]
     left, right, a, b = (x.double().expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (left, right, a, b))
     s = s.double().expand(*batch, h).reshape(-1, h)
     s = s / s[..., :1]  # a change of the unit of energy
-    speed = torch.cat([a, b], dim=-2).detach().abs().amax((-2, -1), keepdim=True)
+    speed = torch.cat([a, b], dim=-2).detach().abs().amax((-2, -1))[:, None, None, None]
     speed = torch.where(speed > 0, speed, 1.0)
-    bases, starts = zip(*(_basis(x, v / speed) for x, v in ((left, a), (right, b))), strict=True)
+    bases, starts = zip(*(_basis(x, v / speed[:, 0]) for x, v in ((left, a), (right, b))), strict=True)
     grams = torch.stack([B.mT @ B for B in bases], dim=1)  # (batch, 2, 2h, 2h)
-    system = _System(t, s, grams, speed, relaxed)
-    upper = torch.eye(2 * h, h, dtype=a.dtype, device=a.device).expand(len(a), -1, -1)
-    start = _pack((upper, upper), starts)
+    block, eye = grams[..., :h, :h], torch.eye(2 * h, h, dtype=a.dtype, device=a.device)
+    system = _System(t, s, grams, eye[:h] - block if relaxed else torch.zeros_like(block), speed)
+    upper = eye.expand(*grams.shape[:-1], -1)
+    start = torch.stack([upper, torch.stack(starts, dim=1)], dim=1).flatten(1)
     try:
         end, reached = solve(lambda rows: system.of(rows).motion, start)
     except StepsError as error:
@@ -123,137 +122,125 @@ def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Te
             "take a shorter vector, metric='inv', whose geodesics are closed forms, or a smaller h"
         ) from error
     system.require_energy(start, end)
-    left, right = (B @ c for B, c in zip(bases, _unpack(end, h)[0], strict=True))
+    left, right = (B @ c for B, c in zip(bases, system.parts(end)[0].unbind(1), strict=True))
     return Flow(*(x.reshape(batch + x.shape[1:]) for x in (left, right, reached)))
 
 
 class _System:
-    """Hamilton's equations of a batch, from what is constant along each geodesic."""
+    """Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
 
-    def __init__(self, t: float, s: Tensor, grams: Tensor, speed: Tensor, relaxed: bool) -> None:
-        self.t, self.s, self.grams, self.speed, self.relaxed = t, s, grams, speed, relaxed
-        self.h = s.shape[-1]
-        self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)(t, s)
-        self.weight = s[:, None, :] ** (2 * t) * speed
-        eye = torch.eye(self.h, dtype=s.dtype, device=s.device)
-        self.ridge = (
-            eye - grams[..., : self.h, : self.h] if relaxed else torch.zeros_like(grams[..., : self.h, : self.h])
-        )
+    def __init__(self, t: float, s: Tensor, grams: Tensor, ridge: Tensor, speed: Tensor) -> None:
+        self.t, self.s, self.grams, self.ridge, self.speed = t, s, grams, ridge, speed
+        self.weight = s[:, None, None, :] ** (2 * t) * speed
+        self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)
 
     def of(self, rows: Tensor) -> _System:
         """The same for some entries of the batch."""
-        return _System(self.t, self.s[rows], self.grams[rows], self.speed[rows], self.relaxed)
+        return _System(self.t, *(x[rows] for x in (self.s, self.grams, self.ridge, self.speed)))
 
     def motion(self, state: Tensor) -> Tensor:
         """The velocity of a state, NaN where it is outside the domain."""
-        c, v = _unpack(state, self.h)
-        at = self._gram(c)
+        c, v = self.parts(state)
+        at = c.mT @ self.grams @ c + self.ridge
         inside = _inside(at)
-        eye = torch.eye(self.h, dtype=state.dtype, device=state.device)
-        at = torch.where(inside, at[0], eye), torch.where(inside, at[1], eye)
-        d = self.kinetic.velocity(at, self._momenta(v))
-        force = self.kinetic.force(at, (d[0].mT @ self.grams[:, 0] @ d[0], d[1].mT @ self.grams[:, 1] @ d[1]))
-        change = c[0] @ force[0] / self.weight, c[1] @ force[1] / self.weight
-        return torch.where(inside[..., 0], _pack(d, change), torch.nan)
+        eye = torch.eye(at.shape[-1], dtype=state.dtype, device=state.device)
+        kinetic = self.kinetic(self.t, self.s, torch.where(inside, at, eye))
+        d = kinetic.velocity(v * self.weight)
+        change = c @ kinetic.force(d.mT @ self.grams @ d) / self.weight
+        return torch.where(inside.flatten(1), torch.stack([d, change], dim=1).flatten(1), torch.nan)
 
-    def energy(self, state: Tensor) -> Tensor:
-        """tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
-        c, v = _unpack(state, self.h)
-        p = self._momenta(v)
-        d = self.kinetic.velocity(self._gram(c), p)
-        return sum(((p[i] * (self.grams[:, i] @ d[i])).sum((-2, -1)) for i in (0, 1)), start=torch.zeros(()).to(state))
-
-    @torch.no_grad()
     def require_energy(self, start: Tensor, end: Tensor) -> None:
-        """Raise GeodesicError unless the energy is the same at both states."""
-        first = self.energy(start)
-        drift = (self.energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+        """Raise GeodesicError unless the energy is the same at both states, relative to itself."""
+        with torch.no_grad():
+            first = self._energy(start)
+            drift = (self._energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
         if not bool((drift <= ENERGY_TOLERANCE).all()):
             raise GeodesicError(
                 f"the energy of a geodesic should be constant and drifts by {float(drift.max()):.3g} of itself, for "
                 "the singular values of G H^T spread too far: take a smaller h, eps > 0 or metric='inv'"
             )
 
-    def _momenta(self, v: Both) -> Both:
-        return v[0] * self.weight, v[1] * self.weight
+    def _energy(self, state: Tensor) -> Tensor:
+        """tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
+        c, v = self.parts(state)
+        p = v * self.weight
+        d = self.kinetic(self.t, self.s, c.mT @ self.grams @ c + self.ridge).velocity(p)
+        return (p * (self.grams @ d)).sum((-3, -2, -1))
 
-    def _gram(self, c: Both) -> Both:
-        G, H = (c[i].mT @ self.grams[:, i] @ c[i] + self.ridge[:, i] for i in (0, 1))
-        return G, H
+    def parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
+        h = self.s.shape[-1]
+        c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
+        return c, v
 
 
 class _Kinetic(abc.ABC):
-    """Velocity d = p W^-1 and force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G, alike for H."""
+    """Velocity p W^-1, and force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G, alike for H.
 
-    def __init__(self, t: float, s: Tensor) -> None:
-        self.t, self.s = t, s
+    At Gram matrices of shape (batch, 2, h, h), those of G and of H.
+    """
+
+    def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
+        self.t, self.s, self.gram = t, s, gram
 
     @abc.abstractmethod
-    def velocity(self, gram: Both, p: Both) -> Both: ...
+    def velocity(self, p: Tensor) -> Tensor: ...
 
     @abc.abstractmethod
-    def force(self, gram: Both, N: Both) -> Both: ...
+    def force(self, N: Tensor) -> Tensor: ...
 
 
 @final
 class _Inv(_Kinetic):
     """W_G = (G^T G)^-1."""
 
-    def velocity(self, gram: Both, p: Both) -> Both:
-        return p[0] @ gram[0], p[1] @ gram[1]
+    def velocity(self, p: Tensor) -> Tensor:
+        return p @ self.gram
 
-    def force(self, gram: Both, N: Both) -> Both:
-        K = torch.linalg.inv(gram[0]), torch.linalg.inv(gram[1])
-        return -K[0] @ N[0] @ K[0], -K[1] @ N[1] @ K[1]
+    def force(self, N: Tensor) -> Tensor:
+        K = torch.linalg.inv(self.gram)
+        return -K @ N @ K
 
 
 @final
 class _Mix(_Kinetic):
     """W_G = S H^T H S in the frame."""
 
-    def velocity(self, gram: Both, p: Both) -> Both:
-        column = self.s[..., None, :]
-        return (
-            torch.linalg.solve(gram[1], p[0] / column, left=False) / column,
-            torch.linalg.solve(gram[0], p[1] / column, left=False) / column,
-        )
+    def velocity(self, p: Tensor) -> Tensor:
+        column = self.s[:, None, None, :]
+        return torch.linalg.solve(self.gram.flip(1), p / column, left=False) / column
 
-    def force(self, gram: Both, N: Both) -> Both:
-        outer = self.s[..., :, None] * self.s[..., None, :]
-        return outer * N[1], outer * N[0]
+    def force(self, N: Tensor) -> Tensor:
+        return self.s[:, None, :, None] * self.s[:, None, None, :] * N.flip(1)
 
 
 @final
 class _Mean(_Kinetic):
     """W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
 
-    def velocity(self, gram: Both, p: Both) -> Both:
-        s, T_G, T_H = self._frame(gram)
-        unweight = s[..., None, :] ** (-2 * self.t)
-        back = torch.linalg.inv(T_G), torch.linalg.inv(T_H)
-        return p[0] @ back[0].mT * unweight @ back[0], p[1] @ back[1].mT * unweight @ back[1]
+    def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
+        super().__init__(t, s, gram)
+        L = torch.linalg.cholesky(gram)
+        U, self.now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
+        rotation = torch.stack([U, Vh.mT], dim=1)
+        self.frame = torch.linalg.solve_triangular(L.mT, rotation, upper=True)
+        self.back = rotation.mT @ L.mT  # the inverse of the frame
 
-    def force(self, gram: Both, N: Both) -> Both:
-        s, T_G, T_H = self._frame(gram)
-        F = weigh(slope(s, self.t), (T_G.mT @ N[0] @ T_G, T_H.mT @ N[1] @ T_H))
-        return T_G @ F[0] @ T_G.mT, T_H @ F[1] @ T_H.mT
+    def velocity(self, p: Tensor) -> Tensor:
+        return p @ (self.back.mT * self.now[:, None, None, :] ** (-2 * self.t) @ self.back)
 
-    def _frame(self, gram: Both) -> tuple[Tensor, Tensor, Tensor]:
-        L_G, L_H = torch.linalg.cholesky(gram[0]), torch.linalg.cholesky(gram[1])
-        U, s, Vh = torch.linalg.svd(L_G.mT * self.s[..., None, :] @ L_H)
-        return (
-            s,
-            torch.linalg.solve_triangular(L_G.mT, U, upper=True),
-            torch.linalg.solve_triangular(L_H.mT, Vh.mT, upper=True),
-        )
+    def force(self, N: Tensor) -> Tensor:
+        own, other = slope(self.now[:, None], self.t)
+        V = self.frame.mT @ N @ self.frame
+        return self.frame @ (own * V + other * V.flip(1)) @ self.frame.mT
 
 
-def _inside(gram: Both) -> Tensor:
-    """Whether all Gram eigenvalues are between FLOOR and its inverse. Shape (..., 1, 1)."""
-    both = torch.stack([g.detach() for g in gram])
-    finite = both.isfinite().all(-1).all(-1)[..., None, None]
-    eigenvalues = torch.linalg.eigvalsh(torch.where(finite, both, 0.0))
-    return ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1).all(0)[..., None, None]
+def _inside(gram: Tensor) -> Tensor:
+    """Whether all eigenvalues are between FLOOR and its inverse, those of G and of H. Shape (batch, 1, 1, 1)."""
+    gram = gram.detach()
+    finite = gram.isfinite().all(-1).all(-1)[..., None, None]
+    eigenvalues = torch.linalg.eigvalsh(torch.where(finite, gram, 0.0))
+    return ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1).all(-1)[:, None, None, None]
 
 
 def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,12 +255,3 @@ def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         lam, E = torch.linalg.eigh(Y.mT @ Y)
         root = lam.clamp_min(torch.finfo(a.dtype).eps ** 2).sqrt()
     return torch.cat([left, Y @ (E / root[..., None, :])], dim=-1), torch.cat([M, root[..., :, None] * E.mT], dim=-2)
-
-
-def _pack(c: Both, v: Both) -> Tensor:
-    return torch.cat([x.flatten(-2) for x in (*c, *v)], dim=-1)
-
-
-def _unpack(state: Tensor, h: int) -> tuple[Both, Both]:
-    blocks = state.unflatten(-1, (4, 2 * h, h)).unbind(-3)
-    return (blocks[0], blocks[1]), (blocks[2], blocks[3])

@@ -15,7 +15,7 @@ import torch
 from scipy.integrate import DOP853
 from torch import Tensor
 
-MAX_STEPS = 2_000
+MAX_STEPS = 1_000
 TOLERANCE = 1e-10
 """Error of one step, relative and absolute: states should be scaled to entries about 1."""
 RESOLUTION = 1e-14

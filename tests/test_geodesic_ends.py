@@ -1,0 +1,264 @@
+"""Exact geodesics of whole batches end in one of two ways, at a point with the time it was reached or in GeodesicError.
+
+Among the entries are some that leave the manifold just before or just after t = 1, and ill-conditioned ones; none may
+disturb another.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, RotaryQuotient, runge_kutta
+from quotient_manifolds.manifolds.geodesics import integrate
+from quotient_manifolds.manifolds.rank_one import FLOOR, rank_one
+
+METRICS = ["mix", 0.75, "inv", -0.5]
+NEAR = 1e-12
+
+every_metric = pytest.mark.parametrize("metric", METRICS, ids=str)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def to_the_end(t: float) -> float:
+    """The relative velocity b of x with which x (1 + 2 t b)^(1/2t) ends at t = 1: |1 + 2 t b| = FLOOR^t."""
+    return math.expm1(t * math.log(FLOOR if t > 0 else 1 / FLOOR)) / (2 * t) if t else -math.inf
+
+
+class Batch(NamedTuple):
+    manifold: FixedRankQuotient
+    x: Tensor
+    z: Tensor  # horizontal coordinates
+    early: slice  # moves straight towards the end, which it meets at 1 - NEAR
+    late: slice  # or at 1 + NEAR
+
+
+def batch(metric: str | float, h: int, size: int, seed: int, spread: float = 1.0) -> Batch:
+    """Random pairs and velocities of relative speeds 0.1 to 2; a quarter moves straight to the end of its domain."""
+    random = generator(seed)
+    manifold = FixedRankQuotient(4, 3, metric)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    sizes = 10 ** (6 * torch.rand(size, 1, 1, generator=random, dtype=torch.float64) - 3)
+    spread = spread if manifold.t >= 0 else spread / 4  # outside of [0, 1] the equation is stiff sooner
+    x = draw(size, 7, h) * torch.logspace(0, -spread, h, dtype=torch.float64) * sizes
+    space = manifold.at(x)
+    z = space.horizontal(draw(size, 7, h))
+    speeds = 0.1 + 1.9 * torch.rand(size, generator=random, dtype=torch.float64)
+    z = z * (speeds / space.relative_speed(z))[:, None, None]
+    early, late = slice(0, size // 8), slice(size // 8, size // 4)
+    if manifold.t:
+        straight = to_the_end(manifold.t) * space.coordinates(x)
+        z[early], z[late] = straight[early] / (1 - NEAR), straight[late] / (1 + NEAR)
+    return Batch(manifold, x, z, early, late)
+
+
+def alone(it: Batch, i: int) -> tuple[Tensor, Tensor]:
+    return it.manifold.at(it.x[i]).follow(it.z[i], "exact")
+
+
+@every_metric
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31))
+def test_pairs_of_one_column(metric: str | float, seed: int) -> None:
+    """Hundreds at once: points, times, and every entry as if it were alone."""
+    it = batch(metric, 1, 400, seed)
+    y, reached = it.manifold.at(it.x).follow(it.z, "exact")
+    assert bool(y.isfinite().all())
+    assert bool(((reached > 0) & (reached <= 1)).all())
+    if it.manifold.t:
+        assert bool((reached[it.early] < 1).all())
+        assert bool((reached[it.late] == 1).all())
+    for i in (*range(0, 400, 40), 49, 50, 99):
+        y_alone, reached_alone = alone(it, i)
+        assert float(reached_alone) == pytest.approx(float(reached[i]), rel=1e-12)
+        assert (y_alone - y[i]).norm() <= 1e-9 * max(it.x[i].norm(), y[i].norm())
+
+
+@pytest.mark.parametrize("metric", ["mix", 0.75, -0.5, 0.01, -3.0])
+def test_the_closed_form_is_what_the_equation_gives(metric: str | float) -> None:
+    """Against Hamilton's equations integrated, wherever those stay off the end."""
+    manifold = FixedRankQuotient(4, 3, metric)
+    it = batch(metric, 1, 200, 5)
+    left, right = (part / part.norm(dim=-2, keepdim=True) for part in manifold.split(it.x))
+    radial = torch.linspace(-0.6, 0.6, 200, dtype=torch.float64)[:, None, None] / max(1.0, abs(manifold.t))
+    velocities = [x * radial + v for x, v in ((left, 0.3 * right_angle(left)), (right, 0.2 * right_angle(right)))]
+    s = torch.ones(200, 1, dtype=torch.float64)
+    for closed, solved in zip(
+        rank_one(manifold.t, left, right, *velocities),
+        integrate(manifold.t, s, left, right, *velocities, False),
+        strict=True,
+    ):
+        torch.testing.assert_close(closed, solved, rtol=1e-7, atol=1e-7)
+
+
+def right_angle(x: Tensor) -> Tensor:
+    """Unit vectors orthogonal to unit vectors (..., n, 1)."""
+    y = torch.randn(x.shape, generator=generator(x.shape[-2]), dtype=x.dtype)
+    y = y - x * (x * y).sum(-2, keepdim=True)
+    return y / y.norm(dim=-2, keepdim=True)
+
+
+@every_metric
+@pytest.mark.parametrize("h", [2, 3])
+def test_pairs_of_more_columns(metric: str | float, h: int) -> None:
+    """The straight ones, which end where 1 + 2 t b does, among the others."""
+    it = batch(metric, h, 120 // (h - 1), 3)
+    y, reached = it.manifold.at(it.x).follow(it.z, "exact")
+    assert bool(y.isfinite().all())
+    assert bool(((reached > 0) & (reached <= 1)).all())
+    t = it.manifold.t
+    if t:
+        straight = slice(0, it.late.stop)
+        torch.testing.assert_close(reached[straight], torch.ones_like(reached[straight]), rtol=1e-6, atol=0)
+        shrunk = (y[straight] / it.x[straight]).square().amax((-2, -1))
+        assert bool((shrunk < 1e-6).all() if t > 0 else (shrunk > 1e6).all())
+    for i in range(0, len(it.x), 15):
+        y_alone, reached_alone = alone(it, i)
+        assert float(reached_alone) == pytest.approx(float(reached[i]), rel=1e-8)
+        assert (y_alone - y[i]).norm() <= 1e-7 * max(it.x[i].norm(), y[i].norm())
+
+
+@pytest.mark.parametrize("metric", ["mix", 0.75])
+def test_straight_geodesics_in_a_batch_with_ended_ones_are_the_closed_form(metric: str | float) -> None:
+    """x (1 + 2 t b)^(1/2t), for b on both sides of the end."""
+    manifold = FixedRankQuotient(3, 3, metric)
+    x = torch.randn(60, 6, 2, generator=generator(0), dtype=torch.float64)
+    b = torch.linspace(-2.0, 2.0, 60, dtype=torch.float64)[:, None, None]
+    space, t = manifold.at(x), manifold.t
+    y, reached = space.follow(space.coordinates(b * x), "exact")
+    end = (to_the_end(t) / b[:, 0, 0]).where(b[:, 0, 0] < to_the_end(t), 1.0)
+    torch.testing.assert_close(reached, end, rtol=1e-6, atol=0)
+    inside = end == 1
+    expected = (1 + 2 * t * b[inside]) ** (1 / (2 * t)) * x[inside]
+    torch.testing.assert_close(y[inside], expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("metric", ["mix", 0.75])
+@settings(max_examples=4)
+@given(seed=st.integers(0, 2**31), spread=st.floats(0, 5))
+def test_ill_conditioned_pairs_end_in_one_of_two_ways(metric: str | float, seed: int, spread: float) -> None:
+    it = batch(metric, 2, 16, seed, spread)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runge_kutta, "MAX_STEPS", 150)
+            y, reached = it.manifold.at(it.x).follow(it.z, "exact")
+    except GeodesicError:
+        return
+    assert bool(y.isfinite().all())
+    assert bool(((reached > 0) & (reached <= 1)).all())
+
+
+@every_metric
+@pytest.mark.parametrize("h", [1, 2])
+def test_single_precision_and_gradients(metric: str | float, h: int) -> None:
+    """The points are those of double precision, and derivatives are finite, also of ended geodesics and at rest."""
+    it = batch(metric, h, 40 // h**2, 7)
+    z = it.z.clone()
+    z[-1] = 0
+    z = z.requires_grad_()
+    y, reached = it.manifold.at(it.x).follow(z, "exact")
+    (gradient,) = torch.autograd.grad((y / it.x.norm(dim=(-2, -1), keepdim=True)).sum(), z)
+    assert bool(gradient.isfinite().all())
+    single, reached_single = it.manifold.at(it.x.float()).follow(it.z.float(), "exact")
+    assert single.dtype == reached_single.dtype == torch.float32
+    torch.testing.assert_close(reached_single.double(), reached.detach(), rtol=1e-3, atol=0)
+    moderate = slice(it.late.stop, -1)
+    difference = (single.double() - y.detach())[moderate].norm(dim=(-2, -1))
+    size = torch.maximum(it.x[moderate].norm(dim=(-2, -1)), y.detach()[moderate].norm(dim=(-2, -1)))
+    assert bool((difference <= 1e-3 * size)[reached.detach()[moderate] == 1].all())
+
+
+@pytest.mark.parametrize("metric", ["mix", 0.75, -0.5])
+def test_closed_forms_are_twice_differentiable_at_rest_and_straight_ahead(metric: str | float) -> None:
+    manifold = FixedRankQuotient(3, 2, metric)
+    x = torch.randn(3, 5, 1, generator=generator(1), dtype=torch.float64)
+    space = manifold.at(x)
+    aside = space.horizontal(torch.randn(3, 5, 1, generator=generator(2), dtype=torch.float64))
+    z = torch.stack([torch.zeros_like(x[0]), 0.2 * space.coordinates(x)[1], 0.3 * aside[2]]).requires_grad_()
+
+    def end(z: Tensor) -> Tensor:
+        return space.move(space.horizontal(z), "exact")
+
+    assert torch.autograd.gradcheck(end, z, atol=1e-6)
+    assert torch.autograd.gradgradcheck(end, z, atol=1e-5)
+
+
+def test_rounding_does_not_bend_a_line_into_the_apex() -> None:
+    """The relative velocities of a scalar pair may differ by an epsilon of single precision: it ends all the same."""
+    manifold = FixedRankQuotient(1, 1, "mix")
+    space = manifold.at(torch.tensor([[3.0], [0.25]], dtype=torch.float64))
+    for k in range(20):
+        z = -0.7 / math.sqrt(2) * torch.tensor([[1.0], [1.0 + k * 1e-7]], dtype=torch.float64)
+        y, reached = space.follow(z, "exact")
+        assert float(reached) == pytest.approx(0.75 / 0.7 / math.sqrt(2), rel=1e-5)
+        assert float(y.prod()) < 1e-6
+
+
+def test_rotary_pairs_have_the_closed_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runge_kutta, "MAX_STEPS", 0)
+    for metric in METRICS:
+        space = RotaryQuotient(2, 3, metric).at(torch.randn(50, 5, 2, generator=generator(0), dtype=torch.float64))
+        z = space.horizontal(torch.randn(50, 5, 2, generator=generator(1), dtype=torch.float64))
+        y, reached = space.follow(3 * z, "exact")
+        assert bool(y.isfinite().all())
+        assert bool(((reached > 0) & (reached <= 1)).all())
+
+
+@pytest.mark.parametrize("t", [1.0, 0.75, -0.5])
+def test_diagonal_pairs_tell_the_first_end_of_their_coordinates(t: float) -> None:
+    manifold = DiagonalQuotient(t)
+    x = torch.randn(300, 2, 3, generator=generator(0), dtype=torch.float64)
+    b = 2 * torch.randn(300, 1, 3, generator=generator(1), dtype=torch.float64)
+    b[0] = torch.tensor([-0.5, 0.1, 0.1]) * t / (1 - NEAR)
+    space = manifold.at(x)
+    y, reached = space.follow(space.coordinates(b * x), "exact")
+    first = torch.where(t * b < 0, -1 / (2 * t * b), torch.inf).amin((-2, -1))
+    torch.testing.assert_close(reached, first.clamp_max(1.0), rtol=1e-6, atol=0)
+    assert bool(y.isfinite().all())
+    whole = (1 + 2 * t * b > 1e-3).expand_as(x)
+    expected = ((1 + 2 * t * b).clamp_min(0.0) ** (1 / (2 * t)) * x)[whole]
+    torch.testing.assert_close(y[whole], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "x"),
+    [
+        *((FixedRankQuotient(3, 2, metric), torch.ones(5, 1)) for metric in METRICS),
+        *((FixedRankQuotient(3, 3, metric), torch.eye(3).repeat(2, 1)[:, :2]) for metric in METRICS),
+        (FixedRankQuotient(3, 2, "mix", eps=0.1), torch.ones(5, 1)),
+        (RotaryQuotient(1, 1, "mix"), torch.ones(2, 2)),
+        (DiagonalQuotient("inv"), torch.ones(2, 3)),
+        (DiagonalQuotient("mix"), torch.ones(2, 3)),
+    ],
+    ids=lambda value: repr(value) if not isinstance(value, Tensor) else "",
+)
+@pytest.mark.parametrize("size", [1e3, 1e30, 1e200, math.inf, math.nan])
+def test_absurd_velocities_end_or_are_refused(manifold: FixedRankQuotient, x: Tensor, size: float) -> None:
+    x = x.double()
+    space = manifold.at(x)
+    z = size * space.horizontal(torch.randn(x.shape, generator=generator(0), dtype=torch.float64))
+    try:
+        y, reached = space.follow(z, "exact")
+    except GeodesicError:
+        return
+    assert bool(y.isfinite().all())
+    assert bool(((reached > 0) & (reached <= 1)).all())
+
+
+def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runge_kutta, "MAX_STEPS", 2)
+    it = batch("mix", 2, 10, 0)
+    with pytest.raises(GeodesicError, match=r"should end within .* steps, and one came no further than t = 0"):
+        it.manifold.at(it.x).follow(it.z, "exact")
