@@ -222,7 +222,7 @@ def test_a_linear_function_is_largest_at_a_vertex_of_the_box(restarts: int) -> N
     f = Plain(lambda z: g @ z + 5, (4,), norm="linf")
     found = AutoPGD(steps=10, restarts=restarts).maximise(f, 0.1, generator(), norm="linf")
     assert found.loss == pytest.approx(5 + 0.1 * float(g.abs().sum()), rel=1e-12)
-    assert found.norm == pytest.approx(0.1, rel=1e-15)
+    assert found.norm == pytest.approx(0.1, rel=1e-12)
     assert found.base == 5
     if not restarts:
         assert found.z["z"].tolist() == pytest.approx([0.1, -0.1, 0.0, -0.1])

@@ -89,8 +89,8 @@ def test_objectives_have_the_gradient_of_their_value(measure: str) -> None:
     value, gradient = goal.value_and_gradient(leaf.detach())
     loss = regression.loss(goal.image(leaf))
     (expected,) = torch.autograd.grad(loss.sum(), leaf)
-    assert torch.allclose(value, loss.detach(), rtol=1e-14)
-    assert torch.equal(value, goal.value(leaf.detach()))
+    assert torch.allclose(value, loss.detach(), rtol=1e-12)
+    assert torch.allclose(value, goal.value(leaf.detach()), rtol=1e-12)
     assert torch.allclose(gradient, expected, rtol=1e-12, atol=1e-14)
 
 
@@ -126,7 +126,7 @@ def test_objectives_of_the_family_have_the_gradient_of_their_value(t: float, geo
     value, gradient = goal.value_and_gradient(leaf.detach())
     loss = regression.loss(goal.image(leaf))
     (expected,) = torch.autograd.grad(loss.sum(), leaf)
-    assert torch.allclose(value, loss.detach(), rtol=1e-14)
+    assert torch.allclose(value, loss.detach(), rtol=1e-12)
     assert torch.allclose(gradient, torch.nan_to_num(expected, nan=0.0), rtol=1e-12, atol=1e-14)
 
 
@@ -391,7 +391,7 @@ def test_the_best_corner_is_the_best_of_all_corners(measure: str) -> None:
         reached = goal.value(found.z[row]) - regression.loss(each)
         assert float(found.rise[row]) == pytest.approx(float(rises.max()), rel=1e-10)
         assert float(reached) == pytest.approx(float(rises.max()), rel=1e-10)
-        assert float(found.z[row].norm()) == pytest.approx(0.03, rel=1e-14)
+        assert float(found.z[row].norm()) == pytest.approx(0.03, rel=1e-12)
 
 
 def test_a_thorough_climb_takes_the_best_of_all() -> None:
