@@ -417,6 +417,28 @@ def test_lines(name: str, content: str, match: str, labels: dict[str, int] | Non
     assert len(str(caught.value)) < 500
 
 
+PIECES = [b"text,label\n", b"text\tlabel\n", b'{"text": "a", "label": 1}', b"\n", b'"', b",", b"\r", b"1", b"\0"]
+
+
+@settings(max_examples=150)
+@given(
+    name=st.sampled_from(["a.jsonl", "a.csv", "a.tsv"]),
+    content=st.lists(
+        st.binary(max_size=8) | st.sampled_from(PIECES),
+        max_size=8,
+    ),
+)
+def test_any_bytes_are_read_or_refused(
+    name: str, content: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("text") / name
+    path.write_bytes(b"".join(content))
+    with contextlib.suppress(ValueError):
+        for example in read_text_labels(path):
+            example.text.encode()
+            assert isinstance(example.label, int)
+
+
 def test_the_home_of_nobody(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model at ~nosuchuser"):
         load_model("~nosuchuser/model")
