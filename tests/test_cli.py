@@ -24,6 +24,7 @@ from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments import DemoResult, run_demo
 from quotient_manifolds.experiments.ascents import Ascents
 from quotient_manifolds.experiments.wording import ratio
+from quotient_manifolds.manifolds import runge_kutta
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
 
@@ -365,6 +366,12 @@ def test_bad_models(spoil: Callable[[Path], object], words: str, bert: Path, dat
 @pytest.mark.parametrize(("options", "words"), BAD_OPTIONS.values(), ids=list(BAD_OPTIONS))
 def test_bad_options(options: tuple[object, ...], words: str, bert: Path, data: Path) -> None:
     refused(call("measure", bert, "--data", data, *options), words)
+
+
+def test_a_geodesic_that_cannot_be_followed(bert: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runge_kutta, "MAX_STEPS", 0)
+    options = ("--geometry", "mix", "--geodesic", "exact", "--radius", 0.1)
+    refused(call("measure", bert, "--data", data, *options), "a geodesic should end within")
 
 
 def test_measure_wants_a_text_classifier(tmp_path: Path, data: Path) -> None:
