@@ -43,6 +43,10 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     >>> y.shape, y.dtype
     ((10, 2), dtype('float64'))
     """
+    if not isinstance(manifold, QuotientManifold):
+        raise TypeError(f"manifold should be one of quotient_manifolds; found {manifold!r}")
+    if not isinstance(shape, (tuple, list)) or not all(isinstance(k, int) for k in shape):
+        raise TypeError(f"shape should be a tuple of integers, that of one point; found {shape!r}")
     base = _pymanopt().manifolds.manifold.Manifold
     if len(shape) != manifold.ndim:
         raise ValueError(f"shape should be that of one point, with {manifold.ndim} dimensions; found {tuple(shape)}")
@@ -248,6 +252,10 @@ def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
 
 
 def _tensor(array: Array) -> Tensor:
+    """Raises TypeError for what is no array of real numbers; an imaginary part would be dropped otherwise."""
+    kind = np.asarray(array).dtype if isinstance(array, (np.ndarray, np.generic)) else type(array).__name__
+    if not isinstance(kind, np.dtype) or kind.kind not in "fiu":
+        raise TypeError(f"points and vectors should be numpy arrays of real numbers; found {kind}")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
 
 

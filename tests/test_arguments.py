@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import QuotientManifold, Recipe
+from quotient_manifolds.manifolds import FixedRankQuotient, QuotientManifold, Recipe, RotaryQuotient
 from tests.cases import CASES, VECTORS, Case
 
 
@@ -157,3 +157,10 @@ def test_bad_arguments_are_told_in_one_sentence(case: Case, data: st.DataObject)
     later = kind == "on meta" and name in ("assert_check_point", "assert_check_vector")  # parameters get values later
     norm = (name, which, kind) == ("inner", "v", "None")
     assert answers or later or norm or kind in PASSES, f"{name} takes {which} = {kind}"
+
+
+@pytest.mark.parametrize("kind", [FixedRankQuotient, RotaryQuotient])
+@pytest.mark.parametrize("bad", [{"n": 6.5}, {"n": "6"}, {"m": True}, {"eps": "a"}, {"eps": None}])
+def test_sizes_and_relaxations_of_the_wrong_type(kind: type, bad: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=r"should be an? (integer|number); found"):
+        kind(**{"n": 6, "m": 5, **bad})

@@ -272,3 +272,21 @@ def test_pair_mean_needs_a_logarithm() -> None:
     view = as_pymanopt(RotaryQuotient(3, 2), (5, 2))
     with pytest.raises(NotImplementedError, match="has no logarithm"):
         view.pair_mean(view.random_point(), view.random_point())
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda x: x + 1j, lambda x: x.tolist(), lambda x: None, lambda x: "x", lambda x: x > 0]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_no_real_array_is_a_type_error(bad: Callable[[Array], object], place: int) -> None:
+    view = as_pymanopt(FixedRankQuotient(6, 5), (11, 2))
+    arguments = [view.random_point(), np.ones((11, 2))]
+    arguments[place] = bad(arguments[place])
+    with pytest.raises(TypeError, match="should be numpy arrays of real numbers"):
+        view.norm(*arguments)
+
+
+@pytest.mark.parametrize(("manifold", "shape"), [("inv", (11, 2)), (FixedRankQuotient(6, 5), 11)])
+def test_a_view_needs_a_manifold_and_a_shape(manifold: object, shape: object) -> None:
+    with pytest.raises(TypeError, match="should be"):
+        as_pymanopt(manifold, shape)

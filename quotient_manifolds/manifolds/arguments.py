@@ -12,6 +12,21 @@ NOT_FINITE = "the entries of a point should be finite; found NaN or infinity"
 PRECISIONS = (torch.float32, torch.float64)
 
 
+def require_counts(**counts: Any) -> None:
+    """Raise TypeError unless all are integers."""
+    for name, k in counts.items():
+        if isinstance(k, bool) or not isinstance(k, int):
+            raise TypeError(f"{name} should be an integer; found {k!r}")
+
+
+def require_size(eps: Any) -> None:
+    """Raise TypeError unless eps is a number, ValueError unless it is finite and >= 0."""
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        raise TypeError(f"eps should be a number; found {eps!r}")
+    if not 0 <= eps < float("inf"):
+        raise ValueError(f"eps should be a finite number >= 0; found {eps}")
+
+
 def require_tensor(x: Any, name: str) -> None:
     """Raise TypeError unless x is a tensor, ValueError unless it is dense, real, and in single or double precision."""
     require_type(x, name)

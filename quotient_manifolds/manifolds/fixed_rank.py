@@ -18,8 +18,10 @@ from quotient_manifolds.linalg import (
 )
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
+    require_counts,
     require_matrix,
     require_no_vmap,
+    require_size,
     require_vector,
     some,
 )
@@ -69,10 +71,10 @@ class FixedRankQuotient(QuotientManifold):
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__(metric)
+        require_counts(n=n, m=m)
+        require_size(eps)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of rows of G and H, should be at least 1; found n = {n}, m = {m}")
-        if not 0 <= eps < float("inf"):
-            raise ValueError(f"eps should be a finite number >= 0; found {eps}")
         self.n, self.m, self.eps = n, m, float(eps)
 
     @property

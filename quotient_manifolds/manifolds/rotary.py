@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
-from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector
+from quotient_manifolds.manifolds.arguments import (
+    NOT_FINITE,
+    require_counts,
+    require_factors,
+    require_size,
+    require_vector,
+)
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.horizontal import (
     HorizontalSpace,
@@ -53,6 +59,8 @@ class RotaryQuotient(QuotientManifold):
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__(metric)
+        require_counts(n=n, m=m)
+        require_size(eps)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of entries of g and k, should be at least 1; found {n} and {m}")
         self.n, self.m, self.eps = n, m, float(eps)
