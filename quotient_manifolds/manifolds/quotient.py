@@ -290,7 +290,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             (size,) = size
         if not all(isinstance(k, int) and k >= 0 for k in size):
             raise TypeError(f"sizes should be integers, as in random(5, 2, 3); found {size}")
-        insist(self._check_shape(size, "the random point"))
+        insist(self._check_shape(size, "x"))
         if dtype not in (None, *PRECISIONS):
             raise ValueError(f"dtype should be torch.float32 or torch.float64; found {dtype}")
         return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
