@@ -206,6 +206,18 @@ def test_rounding_does_not_bend_a_line_into_the_apex() -> None:
         assert float(y.prod()) < 1e-6
 
 
+@pytest.mark.parametrize("t", [1.0, 3.0, 12.0])
+def test_straight_into_the_apex(t: float) -> None:
+    """Also where the floor of the product is below rounding of the line: finite points that are not 0, and slopes."""
+    unit = torch.tensor([[1.0], [0.0]], dtype=torch.float64).expand(4, 2, 1)
+    b = -torch.tensor([1 - 1e-15, 1.0, 1 + 1e-15, 1.5], dtype=torch.float64) / (2 * t)
+    a = (b[:, None, None] * unit).requires_grad_()
+    left, right, _ = rank_one(t, unit, unit, a, a.detach())
+    (gradient,) = torch.autograd.grad((left + right).sum(), a)
+    assert bool((left[:, 0] * right[:, 0] > 0.9 * FLOOR).all())
+    assert bool(gradient.isfinite().all())
+
+
 def test_rotary_pairs_have_the_closed_form_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runge_kutta, "MAX_STEPS", 0)
     for metric in METRICS:
