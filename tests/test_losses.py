@@ -248,3 +248,36 @@ def test_the_late_rise_is_that_of_the_last_quarter() -> None:
     assert one.late_rise == pytest.approx(0.25)
     assert qm.Measurement("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
     assert "25% of the rise" in (one.warning or "")
+
+
+# Rises that are rounding.
+
+
+def risen(radius: float, dtype: torch.dtype) -> qm.Measurement:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval().to(dtype)
+    batches = [(torch.randn(6, 3).to(dtype), torch.randint(2, (6,)))]
+    return qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry="adaptive", radius=radius)
+
+
+def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
+    """Whatever differs by more than a few percent from double precision is said to."""
+    flagged = 0
+    for radius in (1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 5e-6):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            single, double = risen(radius, torch.float32), risen(radius, torch.float64)
+        assert double.rounding_warning is None
+        flagged += single.rounding_warning is not None
+        if single.mean != pytest.approx(double.mean, rel=0.05):
+            assert single.rounding_warning is not None
+    assert flagged
+    with pytest.warns(qm.RoundingWarning, match="take a larger radius, or float64"):
+        risen(5e-6, torch.float32)
+
+
+def test_a_pattern_of_two_axes_is_refused() -> None:
+    from quotient_manifolds.symmetries import Part
+
+    with pytest.raises(ValueError, match="heads, rows and h"):
+        Part.of("w", torch.zeros(4, 4), "a b -> a b", {})

@@ -62,6 +62,11 @@ def canonical(
 
 
 def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:
+    if pair.h > min(pair.n, pair.m):
+        raise ValueError(
+            f"Pair {pair.name} cannot be measured in a quotient metric: its heads are {pair.h} wide, and factors of "
+            f"{pair.n} and {pair.m} rows cannot have that rank; use Adaptive(), or pass symmetries= without this pair"
+        )
     manifold = pair.manifold(metric, eps)
     ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
     if not ok and pair.kind == ADAPTER and not bool(pair.G.read(point).any()):

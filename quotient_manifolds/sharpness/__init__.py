@@ -13,6 +13,7 @@ from quotient_manifolds.sharpness.measure import (
     ConvergenceWarning,
     Measure,
     MeasurementWarning,
+    RoundingWarning,
     Subject,
     TruncationWarning,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "Measurements",
     "OnBatch",
     "RelativeFlatness",
+    "RoundingWarning",
     "Subject",
     "TopEigenvalue",
     "TruncationError",

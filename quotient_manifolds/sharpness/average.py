@@ -50,6 +50,7 @@ class AverageCase(Measure):
             standard_error=error,
             reach=max((reach for _, reach in pairs if reach is not None), default=None),
             reach_limit=subject.space.reach_limit,
+            spacing=subject.precision * abs(base),
         )
 
 

@@ -89,6 +89,7 @@ class LegacyWorstCase(Measure):
             backward_passes=(1 + self.restarts) * self.steps,
             losses=best.losses,
             norm=ball.length(best.x),
+            spacing=subject.precision * abs(base),
         )
 
 

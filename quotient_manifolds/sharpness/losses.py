@@ -100,7 +100,7 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     raise TypeError(
-        f'cross_entropy takes batches (inputs, targets) or dicts with "labels". Found {type(batch).__name__}; '
+        f'Cross-entropies take batches (inputs, targets) or dicts with "labels". Found {type(batch).__name__}; '
         f"for other batches pass your own loss(model, batch)"
     )
 

@@ -35,8 +35,8 @@ Tick = Callable[[], None]
 class Subject:
     """A model, its loss and its batches, checked and ready to be measured in one geometry.
 
-    maximisers: where the last climb on a batch ended, for one that starts there; one point at a time, for it is as
-    large as the model.
+    precision: machine epsilon of the loss. maximisers: where the last climb on a batch ended, for one that starts
+    there; one point at a time, for it is as large as the model.
     """
 
     model: nn.Module
@@ -44,6 +44,7 @@ class Subject:
     space: TangentSpace
     batches: list[Any]
     out: Params
+    precision: float = 0.0
     maximisers: dict[object, Ascent] = field(default_factory=dict)
 
     @classmethod
@@ -59,11 +60,11 @@ class Subject:
         with autograd_available():
             space = geometry.at(model)
             objective = LossOf(model, loss)
-            check_loss(objective, space.point, listed[probe])
+            precision = check_loss(objective, space.point, listed[probe])
             proved = geometry.proved(model, loss, listed[probe])
             space = space if proved == geometry else proved.at(model)
             out = {name: torch.empty_like(w) for name, w in space.point.items()}
-        return cls(model, objective, space, listed, out)
+        return cls(model, objective, space, listed, out, precision)
 
     def objective(self, index: int, tick: Tick) -> BatchObjective:
         """z -> loss on batch `index`; tick is called after every forward pass."""
@@ -120,12 +121,18 @@ class ConvergenceWarning(MeasurementWarning):
     """An ascent still rose when its steps ended (`Measurement.late_rise`): take more steps, or a smaller radius."""
 
 
+class RoundingWarning(MeasurementWarning):
+    """A rise of the loss is so small that rounding decides its first digits."""
+
+
 def warned(measurement: Measurement) -> Measurement:
     """The measurement, after the warnings to the caller of the public function that there are to give."""
     if measurement.truncation_warning is not None:
         warnings.warn(measurement.truncation_warning, TruncationWarning, stacklevel=3)
     if measurement.convergence_warning is not None:
         warnings.warn(measurement.convergence_warning, ConvergenceWarning, stacklevel=3)
+    if measurement.rounding_warning is not None:
+        warnings.warn(measurement.rounding_warning, RoundingWarning, stacklevel=3)
     return measurement
 
 

@@ -13,6 +13,9 @@ from quotient_manifolds.files import write_text
 
 Setting = str | int | float | bool
 
+RESOLVED = 100.0
+"""The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
+
 CONVERGED = 0.05
 """The share of the rise in the last quarter of the steps up to which an ascent counts as converged."""
 
@@ -27,7 +30,8 @@ class OnBatch:
     direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
     direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
     the direction the value comes from. reach_limit: above it they may be far from the exact ones, and the value is of
-    something else. The passes are the measure's own, without the checks before it.
+    something else. spacing: of the floating point numbers that the loss is computed in, at L(w). The passes
+    are the measure's own, without the checks before it.
     """
 
     value: float
@@ -41,6 +45,7 @@ class OnBatch:
     critical_start: bool = False
     reach: float | None = None
     reach_limit: float | None = None
+    spacing: float | None = None
 
     @property
     def beyond_reach(self) -> bool:
@@ -64,8 +69,8 @@ class OnBatch:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> OnBatch:
-        """The inverse of `to_dict`. Raises ValueError if keys are missing or unknown; the reach may be missing."""
-        record = {"reach": None, "reach_limit": None, **record}
+        """The inverse of `to_dict`. Raises ValueError for missing or unknown keys; reach and spacing may be missing."""
+        record = {"reach": None, "reach_limit": None, "spacing": None, **record}
         _check_keys("value on a batch", {field.name for field in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
 
@@ -170,9 +175,24 @@ class Measurement:
         )
 
     @property
+    def rounding_warning(self) -> str | None:
+        """A sentence if the values are less than `RESOLVED` spacings of the loss, else None."""
+        spaced = [each for each in self.batches if each.spacing]
+        rise = math.fsum(abs(max(each.losses) - each.base_loss if each.losses else each.value) for each in spaced)
+        spacing = math.fsum(each.spacing or 0.0 for each in spaced)
+        if not spaced or not rise < RESOLVED * spacing:
+            return None
+        return (
+            f"{self._label}: the loss changes by {rise / spacing:.2g} times the spacing of its floating point numbers, "
+            f"less than {RESOLVED:g}, so rounding may decide the digits; take a larger radius, or float64"
+        )
+
+    @property
     def warning(self) -> str | None:
         """All that a reader of the value must know, on one line; None if nothing."""
-        return ". ".join(filter(None, (self.truncation_warning, self.convergence_warning))) or None
+        return (
+            ". ".join(filter(None, (self.truncation_warning, self.convergence_warning, self.rounding_warning))) or None
+        )
 
     @property
     def _label(self) -> str:

@@ -67,6 +67,7 @@ class WorstCase(Measure):
             critical_start=best.critical_start,
             reach=subject.space.reach(best.z),
             reach_limit=subject.space.reach_limit,
+            spacing=subject.precision * abs(best.base),
         )
 
     def maximum(self, subject: Subject, index: int, tick: Tick) -> Ascent:

@@ -65,6 +65,10 @@ class Part:
         known = tuple({**sizes, **narrowed}.items())
         probe = Part(name, pattern, known, (0, 0, 0), span)
         shape = probe._rearranged({name: torch.empty(stored.shape, device="meta")}).shape
+        if len(shape) != 3:
+            raise ValueError(
+                f"A pattern must lead to heads, rows and h. Found {len(shape)} axes by {pattern!r} of {name}"
+            )
         return Part(name, pattern, known, (shape[0], shape[1], shape[2]), span)
 
     @property
