@@ -74,6 +74,12 @@ class Leaving(Broken):
     def forward(self, x):
         sys.exit(0)
 
+class Outcome(BaseException):
+    pass
+
+def base_exception():
+    raise Outcome("not an Exception")
+
 def leaving_forward():
     return Leaving()
 
@@ -362,6 +368,25 @@ def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_a_pipe_gets_all_results_at_once(mine: str, tmp_path: Path) -> None:
+    """One document, however many results: nobody reads half of them, and nothing waits for a second reader."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    wanted = ("--geometry", "adaptive:0.1,0.2", "--geometry", "euclidean:0.1")
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        done = call("measure", f"{mine}:encoder", "--data", f"{mine}:batches", *wanted, *FAST, "--quiet", "--out", pipe)
+        assert done.exit_code == 0, done.output
+        read, _ = reader.communicate(timeout=60)
+    assert len(Measurements.from_dict(json.loads(read))) == 3
+
+
+def test_what_is_measured_is_printed_also_if_another_geometry_fails(mine: str) -> None:
+    wanted = ("--geometry", "adaptive:0.1", "--geometry", "inv:1e-30")
+    done = call("measure", f"{mine}:encoder", "--data", f"{mine}:batches", *wanted, *FAST)
+    assert done.exit_code == 2
+    assert "adaptive" in done.stdout
+
+
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +454,7 @@ def test_modules_that_do_not_import(
 
 FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "the function leaves": (("inspect", "M:leaves"), ("SystemExit", "in leaves")),
+    "the function raises no Exception": (("inspect", "M:base_exception"), ("Outcome", "in base_exception")),
     "the model leaves": (
         ("inspect", "M:leaving_forward", "--inputs", "M:inputs", "--symmetries", "M:swapped"),
         ("has no attention",),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
-from tests.cases import CASES, INVARIANT, Case
+from tests.cases import CASES, INVARIANT, VECTORS, Case
 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_invariant_case = pytest.mark.parametrize("case", INVARIANT, ids=str)
@@ -47,6 +47,18 @@ def test_coordinates_are_an_isometry(case: Case) -> None:
     z = space.coordinates(eta)
     torch.testing.assert_close(torch.linalg.vector_norm(z, dim=(-2, -1)), case.manifold.norm(x, eta), **exact)
     torch.testing.assert_close(space.vector(z), eta, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", [*CASES, *VECTORS], ids=str)
+def test_a_space_stays_that_of_its_point(case: Case) -> None:
+    """Whoever writes to the tensor it was made of, in whatever way."""
+    x, eta = case.point(0), case.vector(1)
+    space = case.manifold.at(x)
+    before = space.project(eta), space.geodesic(0.1 * space.project(eta)), space.point.clone()
+    x.mul_(3.0)
+    x.data.add_(1.0)
+    after = space.project(eta), space.geodesic(0.1 * space.project(eta)), space.point
+    assert all(torch.equal(here, there) for here, there in zip(before, after, strict=True))
 
 
 @every_case

@@ -321,6 +321,20 @@ def test_quotient_measures_and_the_proof_leave_shared_modules_alone(geometry: qm
     assert proof.all_proved
 
 
+def test_losses_that_differentiate_inside_are_measured_in_quotient_geometries_too() -> None:
+    """A gradient penalty: the short proof before a measure evaluates it as well."""
+    model, (x, y) = linear_pair(), batch()
+
+    def penalised(given: nn.Module, batch: Batch) -> Tensor:
+        inputs = batch[0].detach().clone().requires_grad_()
+        outputs = given(inputs)
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return nn.functional.cross_entropy(outputs, batch[1]) + slope.square().mean()
+
+    geometry = qm.Quotient("mix", symmetries=two_pairs(model))
+    assert qm.worst_case_sharpness(model, penalised, [(x, y)], geometry=geometry, radius=0.1, steps=4).mean > 0
+
+
 def test_a_proof_in_single_precision_leaves_the_model_in_it() -> None:
     model, data = linear_pair().float(), batch(torch.float32)
     with untouched(model, data):

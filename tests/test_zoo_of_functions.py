@@ -189,3 +189,13 @@ def test_climbs_that_have_not_converged_are_said(zoo: Path) -> None:
     assert f"{sum(share > 0.05 for share in late)} of 2 values" in said
     assert "Not converged: " in done.stdout
     assert "Climbs that have not converged" in (zoo / "results" / "zoo" / "report.html").read_text()
+
+
+def test_rises_that_are_rounding_are_said(zoo: Path) -> None:
+    near = "measure: worst-case, geometry: adaptive, radius: 3.0e-6, steps: 3"
+    spec = write_spec(zoo, near, head=HEAD.replace("FUNCTION", "own"))
+    done = compare(spec)
+    (said,) = found(spec).rounded
+    assert "of 2 values" in said
+    assert "Near rounding: " in done.stdout
+    assert "Near rounding" in (zoo / "results" / "zoo" / "report.html").read_text()

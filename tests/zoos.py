@@ -149,11 +149,17 @@ class Small(Plain):
         return super().forward(pixels)
 
 
+class Outcome(BaseException):
+    """What test runners and time limits raise."""
+
+
 def small(file: Path) -> nn.Module:
     """A loader of linear classifiers from files with a seed each, or what is to happen instead."""
     text = file.read_text()
     if text == "exit load":
         sys.exit(0)
+    if text == "outcome load":
+        raise Outcome("no Exception")
     with torch.random.fork_rng():
         torch.manual_seed(int(text) if text.isdigit() else 0)
         return Small(text)

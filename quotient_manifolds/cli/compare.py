@@ -134,7 +134,7 @@ def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
     if found.timed is not None:
         terminal.print(table("What there is to measure", columns, rows, [False] + [True] * 4))
     names = [each.name for each in wanted.checkpoints]
-    shown = ", ".join(names if len(names) <= 4 else [*names[:3], "...", names[-1]])
+    shown = ", ".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
     terminal.print(f"{len(names)} checkpoints: {shown}. A unit is a checkpoint and a batch.")
     if wanted.scores:
         terminal.print(f"Scores: of {sum(name in wanted.scores for name in names)} of {len(names)} checkpoints.")
@@ -205,6 +205,8 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
         terminal.print(comparison.few_models)
     for sentence in comparison.unconverged:
         terminal.print(f"Not converged: {sentence}")
+    for sentence in comparison.rounded:
+        terminal.print(f"Near rounding: {sentence}")
     for sentence in comparison.beyond_reach:
         terminal.print(f"Beyond the reach of its geodesics: {sentence}")
     if waiting:

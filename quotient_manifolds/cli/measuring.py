@@ -23,7 +23,7 @@ from quotient_manifolds.cli.options import (
 )
 from quotient_manifolds.cli.subject import batches_from, described, loss_named, model_named, try_loss
 from quotient_manifolds.experiments.orbit import like
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import load_symmetries
 from quotient_manifolds.sharpness import Loss, Measurement, Measurements, MeasurementWarning, worst_case_sharpness
@@ -78,7 +78,7 @@ class Asked:
 
 
 def measure_all(asked: Asked, *, out: Path | None, report: Path | None, quiet: bool) -> None:
-    """Measure in every ball; the files hold each result as soon as it is there."""
+    """Measure in every ball; a file holds each result as soon as it is there, a pipe or device gets all at the end."""
     wanted = balls(asked.geometries, asked.radii, asked.of_geometries, None)  # what is wrong is said before loading
     network = model_named(asked.model)
     if asked.symmetries is not None:
@@ -100,11 +100,16 @@ def measure_all(asked: Asked, *, out: Path | None, report: Path | None, quiet: b
     results = source
     with _told_what_is_kept(out, len(wanted)) as kept, progress_bars(quiet=quiet) as bar:
         for geometry, radius in wanted:
-            result = _measured(network, loss, batches, geometry, radius, asked.ascent, bar)
+            try:
+                result = _measured(network, loss, batches, geometry, radius, asked.ascent, bar)
+            except Exception:
+                if len(results) and not quiet:  # what is there is not lost to the one that fails
+                    _print(results, asked.model, network, found.notes, None)
+                raise
             results = results.with_one(result)
-            if out is not None:
+            if out is not None and (len(results) == len(wanted) or not is_special(out)):
                 results.save(out)
-            kept.count += 1
+                kept.count = len(results)
     if report is not None:
         _write_page(results, [*described(network, asked.model), *found.notes], report)
     if not quiet:

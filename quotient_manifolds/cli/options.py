@@ -74,7 +74,7 @@ def one_sentence_errors(command: Command) -> Command:
             raise BadInput(_with_place(_one_line(error), error)) from error
         except MemoryError as error:
             raise BadInput(f"There is not enough memory for this: {_one_line(error)}") from error
-        except Exception as error:
+        except BaseException as error:
             if type(error).__name__ == "OutOfMemoryError":  # of torch, which need not be imported here
                 raise BadInput(f"The device has not enough memory: {_first_sentence(error)}") from error
             if place_in_users_code(error) is None:

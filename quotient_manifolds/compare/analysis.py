@@ -78,8 +78,14 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
         return None
     batches = tuple(OnBatch.from_dict(payload) for payload in found if payload is not None)
     measurement = measured.measure.measurement(batches)
-    beyond = bool(measurement.beyond_reach)
-    return Value(measurement.mean, measurement.standard_error, measurement.reach, beyond, measurement.late_rise)
+    return Value(
+        measurement.mean,
+        measurement.standard_error,
+        measurement.reach,
+        beyond_reach=bool(measurement.beyond_reach),
+        late_rise=measurement.late_rise,
+        rounded=measurement.rounding_warning is not None,
+    )
 
 
 def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Report) -> tuple[Ranking, ...]:

@@ -51,7 +51,7 @@ class Value:
 
     reach: the largest relative speed of truncated geodesics, None where there are none. beyond_reach: on some batch
     that is where they may be far from the exact ones. late_rise: the share of the rise that the climbs made in the last
-    quarter of their steps, None where nothing climbs.
+    quarter of their steps, None where nothing climbs. rounded: the loss changes by so little that rounding may decide.
     """
 
     mean: float
@@ -59,6 +59,7 @@ class Value:
     reach: float | None = None
     beyond_reach: bool = False
     late_rise: float | None = None
+    rounded: bool = False
 
 
 @final
@@ -163,6 +164,16 @@ class Comparison:
         return tuple(said)
 
     @property
+    def rounded(self) -> tuple[str, ...]:
+        """A sentence for every measure some of whose values are near the rounding of the loss."""
+        said: list[str] = []
+        for label in self.labels:
+            known = [value for row in self.rows if (value := row.values[label]) is not None]
+            if count := sum(value.rounded for value in known):
+                said.append(f"{label}: {count} of {len(known)} values; take larger radii, or dtype: float64.")
+        return tuple(said)
+
+    @property
     def failures(self) -> tuple[Failed, ...]:
         """The troubles, all that failed for one reason on a checkpoint, or alike on several, together."""
         found: dict[tuple[str, str], list[str]] = {}
@@ -207,8 +218,8 @@ class Comparison:
 
         rows="values": a row for every measure of every checkpoint instead, known or not, with the columns checkpoint,
         measure, label, radius, geometry (its name), its settings as geometry.NAME (kind, metric, geodesic, eps, eta,
-        norm, biases, ...), settings.NAME, and mean, standard_error, reach, beyond_reach and late_rise. In comparisons
-        that earlier versions wrote, which did not keep them, settings are missing.
+        norm, biases, ...), settings.NAME, and mean, standard_error, reach, beyond_reach, late_rise and rounded. In
+        comparisons that earlier versions wrote, which did not keep them, settings are missing.
         """
         if rows not in ("checkpoints", "values"):
             raise ValueError(f"rows must be 'checkpoints' or 'values'. Found {rows!r}")

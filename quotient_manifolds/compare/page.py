@@ -81,6 +81,10 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     if comparison.notes:
         yield Section("notes", "Data and scores", [Note("To know beside the numbers", comparison.notes)])
     yield Section("reach", "Geodesics beyond their reach", list(_reach(comparison)))
+    if comparison.rounded:
+        yield Section(
+            "rounding", "Near rounding", [Note("The digits of these values are noise in part", comparison.rounded)]
+        )
     if comparison.unconverged:
         note = Note("The maxima are larger than these values", comparison.unconverged)
         why = Text(

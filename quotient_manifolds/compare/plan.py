@@ -105,7 +105,9 @@ def _first_that_loads(run: Run) -> tuple[Loaded | None, str | None, float, list[
             start = time.perf_counter()
             loaded = run.load(checkpoint)
             loaded.identity  # noqa: B018  (what a run hashes belongs to its loading)
-        except (Exception, SystemExit) as error:  # the model is the user's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the model is the user's
             troubles.append(Failed((checkpoint.name,), (), sentence(error)))
             continue
         return loaded, checkpoint.name, time.perf_counter() - start, troubles
@@ -151,7 +153,9 @@ class _Timer:
                     self._seconds(partial(score, self._loaded.model, self._loaded.data[0], "batch 0 of data")),
                     None,
                 )
-            except (Exception, SystemExit) as error:  # the model is the user's
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the model is the user's
                 return 1, None, sentence(error)
         place = (repr(measured.measure.geometry), measured.normalise_logits)
         new = place not in self._known
@@ -170,7 +174,9 @@ class _Timer:
         try:
             with autograd_available():
                 return made, self._seconds(lambda: objective.value_and_gradient(objective.zero()))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return sentence(error), None
 
     def _seconds(self, work: Callable[[], object]) -> float:

@@ -119,10 +119,9 @@ class Run:
         try:
             loaded = self.load(checkpoint)
             identity = loaded.identity
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever the user's code raises: the rest goes on
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's code raises: the rest goes on
             self._failed.add(checkpoint.name)
             self.store.fail(checkpoint.name, sentence(error))
             return
@@ -219,7 +218,9 @@ class Run:
             self.done += 1
         except StoreError:
             raise
-        except (Exception, SystemExit) as error:  # as above
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as above
             self._failed.add(unit.key)
             self.store.fail(unit, sentence(error))
 
@@ -240,7 +241,9 @@ def subject_of(loaded: Loaded, measured: Measured) -> Subject | str:
     for probe in range(len(loaded.data)):
         try:
             return Subject.of(loaded.model, measured.loss, loaded.data, loaded.geometry(measured), probe=probe)
-        except (Exception, SystemExit) as error:  # the model is the user's
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the model is the user's
             complaints.append(sentence(error))
     return complaints[0]
 

@@ -50,7 +50,9 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
         raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
-    except (Exception, SystemExit) as error:  # the user's code: anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code: anything
         raise ValueError(
             f"{module_name!r}, which should have {wanted}, raised {type(error).__name__} when it was imported: "
             f"{first_line(error)}"
@@ -65,7 +67,9 @@ def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
     function = load_object(reference, wanted)
     try:
         return function(*arguments)
-    except (Exception, SystemExit) as error:  # the user's code: anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code: anything
         called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
         raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 

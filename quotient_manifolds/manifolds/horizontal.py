@@ -50,7 +50,7 @@ class HorizontalSpace(abc.ABC):
     """
 
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
-        self.point = point
+        self.point = point.clone()  # later writes to the caller's tensor would part it from what was factored
         self.dims = tuple(range(-ndim, 0))  # the dimensions of one point; those before are the batch
 
     @abc.abstractmethod

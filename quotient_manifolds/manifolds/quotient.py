@@ -103,7 +103,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         space = self._recent.find(x)
         if space is None:
             try:
-                space = self.at(x.detach().as_subclass(Tensor).clone())
+                space = self.at(x.detach().as_subclass(Tensor))
             except ValueError as error:
                 raise ValueError(self._recent.explain(str(error), x)) from None
             self._recent.keep(x, space)

@@ -152,6 +152,8 @@ def counted(progress: Progress | None, total: int) -> Tick:
 def listed_batches(batches: Iterable[Any]) -> list[Any]:
     """The batches as a list; a single batch, easily passed by mistake, is refused."""
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a list of batches. Found {type(batches).__name__}")
     if isinstance(batches, (Tensor, Mapping, str)) or single:
         raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
     listed = list(batches)

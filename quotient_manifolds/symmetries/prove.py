@@ -217,7 +217,9 @@ class _Run:
         """The floating point outputs with some parameters replaced."""
         params = {name: value.clone() for name, value in (self.params | moved).items()}
         model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
-        return _floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
+        with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
+            outputs = _floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
+        return [output.detach() for output in outputs]
 
     def change(self, moved: Params) -> float:
         """The largest change of an output entry, relative to the largest finite entry of its tensor."""
