@@ -424,7 +424,7 @@ BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
         r"class indices \(integers\). Found torch\.float32",
     ),
     "dict without labels": (lambda _: {"batches": [{"x": torch.zeros(2, 5, 8)}]}, r'needs a "labels" entry'),
-    "strange batch": (lambda _: {"batches": [3]}, "cross_entropy takes batches .* Found int"),
+    "strange batch": (lambda _: {"batches": [3]}, "Cross-entropies take batches .* Found int"),
 }
 
 
