@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Read when a Hugging Face library is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +14,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: two workers share two cores, and the first call in a process pays for imports.
 settings.register_profile(
