@@ -90,7 +90,13 @@ class FixedRankQuotient(QuotientManifold):
         tensor(1.4142)
         """
         self._require_finite(x=x)
-        space = _FixedRankSpace(x, self.n, self.t, self.eps)
+        try:
+            space = _FixedRankSpace(x, self.n, self.t, self.eps)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            largest = float(x.detach().abs().max())
+            raise ValueError(
+                f"products of a point's entries should be finite; found entries up to {largest:.3g}"
+            ) from None
         if not space.full_rank:
             raise ValueError(self._check_point_on_manifold(x)[1] or "the rank of G or of H is below h; use eps > 0")
         return space
