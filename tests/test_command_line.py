@@ -74,6 +74,15 @@ class Leaving(Broken):
     def forward(self, x):
         sys.exit(0)
 
+class Writing(nn.Sequential):
+    def forward(self, x):
+        self[0].weight.data.mul_(0.5)
+        return super().forward(x.mul_(0.5).flatten(1))
+
+def writing():
+    torch.manual_seed(0)
+    return Writing(nn.Linear(40, 3))
+
 class Outcome(BaseException):
     pass
 
@@ -366,6 +375,19 @@ def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert len(Measurements.from_dict(json.loads(os.read(reader, 10**6)))) == 1
     os.close(reader)
+
+
+def test_a_model_that_writes_its_weights_and_inputs_is_measured_as_in_python(mine: str, tmp_path: Path) -> None:
+    import quotient_manifolds as qm
+
+    out = tmp_path / "out.json"
+    wanted = ("--data", f"{mine}:batches", "--geometry", "adaptive:0.1", *FAST, "--quiet", "--out", out)
+    assert call("measure", f"{mine}:writing", *wanted).exit_code == 0
+    own = importlib.import_module(mine)
+    expected = qm.worst_case_sharpness(
+        own.writing().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
+    )
+    assert Measurements.load(out)[0].values == expected.values
 
 
 def test_a_pipe_gets_all_results_at_once(mine: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from quotient_manifolds.cli.blame import place_in_users_code
 from quotient_manifolds.cli.options import BadInput
 from quotient_manifolds.load import DataSource, call_object, example_inputs, first_line, load_model, load_object
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Loss, cross_entropy
 
 # What a model raises on inputs that it cannot take.
@@ -174,11 +175,14 @@ def _check_classifier(model: str, network: nn.Module) -> None:
 
 
 def try_loss(network: nn.Module, loss: Loss, batches: Sequence[Any], data: str) -> None:
-    """Evaluate the loss on every batch once; what a model raises on batches it cannot take is one sentence."""
+    """Evaluate the loss on every batch once; what a model raises on batches it cannot take is one sentence.
+
+    On copies, as measures do: a forward pass that writes must not change what is measured afterwards.
+    """
     for index, batch in enumerate(batches):
         try:
             with torch.no_grad():
-                loss(network, batch)
+                loss(replica(network, {}), private_batch(batch))
         except UNFIT as error:
             if type(error).__name__ == "OutOfMemoryError":
                 raise
