@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.experiments.records import OrbitRow
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Measurement
 from quotient_manifolds.symmetries import Symmetries, random_move
 
@@ -72,7 +73,7 @@ def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
 def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
     """A batch for `distance`: the inputs, and targets that are standard Gaussian, of the shape of the output."""
     with torch.no_grad():
-        output = first_output(_called(model, inputs))
+        output = first_output(_called(replica(model, {}), private_batch(inputs)))  # a forward pass may write
     targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return inputs, targets.to(output)
 
