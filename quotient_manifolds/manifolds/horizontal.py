@@ -47,6 +47,9 @@ class HorizontalSpace(abc.ABC):
     the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space.
 
     Leading dimensions of the point are a batch; vectors broadcast against it.
+
+    The examples below use `manifold = DiagonalQuotient("inv")`, `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and
+    `space = manifold.at(x)`.
     """
 
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
@@ -57,9 +60,6 @@ class HorizontalSpace(abc.ABC):
     def coordinates(self, eta: Tensor) -> Tensor:
         """Orthonormal coordinates z of a tangent vector eta: |z|_F = |eta|_x. Same shape.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.coordinates(x)
         tensor([[1., 1.],
                 [1., 1.]])
@@ -69,9 +69,6 @@ class HorizontalSpace(abc.ABC):
     def vector(self, z: Tensor) -> Tensor:
         """The tangent vector with coordinates z; the inverse of `coordinates`.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.vector(torch.ones(2, 2))
         tensor([[1., 2.],
                 [4., 8.]])
@@ -81,9 +78,6 @@ class HorizontalSpace(abc.ABC):
     def covector(self, egrad: Tensor) -> Tensor:
         """Coordinates of the Riemannian gradient from the Euclidean one: the adjoint of `vector`.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.covector(torch.ones(2, 2))
         tensor([[1., 2.],
                 [4., 8.]])
@@ -93,9 +87,6 @@ class HorizontalSpace(abc.ABC):
     def horizontal(self, z: Tensor) -> Tensor:
         """Coordinates of the horizontal part: the orthogonal projection off the vertical space.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.horizontal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[2., 3.],
                 [2., 3.]])
@@ -107,10 +98,7 @@ class HorizontalSpace(abc.ABC):
 
         Returns the point (differentiable in z) and the time reached, in (0, 1], shape (...,).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> manifold = DiagonalQuotient("mix")
-        >>> space = manifold.at(x)
+        >>> space = DiagonalQuotient("mix").at(x)
         >>> point, reached = space.follow(space.coordinates(-x), "exact")
         >>> f"{float(reached):.3f}"
         '0.500'
@@ -122,9 +110,6 @@ class HorizontalSpace(abc.ABC):
 
         Nothing is in any graph. z is kept, not copied: it must not change while the pull-back is in use.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
         >>> pull_back = space.linearise(torch.zeros(2, 2), "second", (u, v))
         >>> v
@@ -141,9 +126,6 @@ class HorizontalSpace(abc.ABC):
         An invariant of the orbit, in float64. Where it is small, a Taylor polynomial is near the geodesic at t = 1: of
         degree 1 up to its square, of degree 2 up to its cube.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.relative_speed(space.coordinates(torch.tensor([[0.1, -0.6], [0.4, -2.4]])))
         tensor(0.3000, dtype=torch.float64)
         """
@@ -153,9 +135,6 @@ class HorizontalSpace(abc.ABC):
 
         The geodesic ball [paper, Eq. 3] holds only points that are reached, and this map is onto it.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.move(0.5 * torch.ones(2, 2), "second")
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
@@ -165,9 +144,6 @@ class HorizontalSpace(abc.ABC):
     def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
         """The metric <eta, zeta>_x at the point. Shape (...,).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.inner(x, 2 * x)
         tensor(8.)
         """
@@ -176,9 +152,6 @@ class HorizontalSpace(abc.ABC):
     def norm(self, eta: Tensor) -> Tensor:
         """|eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.norm(x)
         tensor(2.)
         """
@@ -190,9 +163,6 @@ class HorizontalSpace(abc.ABC):
         The vertical part is removed twice: the second pass takes away what rounding left of it at a badly conditioned
         representative of the orbit.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.project(torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
                 [4., 4.]])
@@ -205,8 +175,6 @@ class HorizontalSpace(abc.ABC):
     def gradient(self, egrad: Tensor) -> Tensor:
         """The horizontal Riemannian gradient: <gradient, xi>_x = egrad . xi for every horizontal xi.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> loss = lambda p: (p[0] * p[1]).sum()
         >>> manifold.at(x).gradient(torch.func.grad(loss)(x)) / x  # relative changes u v, equal for both
         tensor([[ 4., 16.],
@@ -221,9 +189,6 @@ class HorizontalSpace(abc.ABC):
         leading dimensions of its own it gives the points at many times at once.
         Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> space = manifold.at(x)
         >>> space.geodesic(x, torch.tensor([0.0, 1.0]), "exact")[:, 0]
         tensor([[1.0000, 2.0000],
                 [2.7183, 5.4366]])
@@ -268,8 +233,6 @@ class HorizontalSpace(abc.ABC):
         coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors.
         [Boumal 2023, Prop. 5.44, Sec. 9.12]
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> f = lambda p: (p[0] * p[1]).log().sum()  # linear along the geodesics of inv
         >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
         >>> bool(manifold.at(x).hessian(egrad, ehess, x).norm() < 1e-5)
@@ -286,8 +249,6 @@ class HorizontalSpace(abc.ABC):
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
         """The Riemannian Hessian of a twice differentiable loss (point -> scalar) along xi, by autograd.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 8
         >>> manifold.at(x).hessian_product(f, x) / x
         tensor([[0.5000, 0.5000],
@@ -306,8 +267,6 @@ class HorizontalSpace(abc.ABC):
 
         Mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 4  # half the squared distance to 1
         >>> estimate = manifold.at(x).hessian_trace(f, samples=100, generator=torch.Generator().manual_seed(0))
         >>> abs(estimate.mean - 2) < 4 * estimate.standard_error
@@ -322,8 +281,6 @@ class HorizontalSpace(abc.ABC):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A standard Gaussian vector of the horizontal space, in the metric at the point.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> xi = manifold.at(x).sample(torch.Generator().manual_seed(0))
         >>> torch.allclose(xi[0] / x[0], xi[1] / x[1])
         True

@@ -26,6 +26,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
     that need values are left out. Manifolds of one class with the same parameters are equal.
+
+    The examples below use `manifold = DiagonalQuotient("inv")` and `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """
 
     __scaling__ = geoopt.Manifold.__scaling__.copy()
@@ -52,8 +54,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def at(self, x: Tensor) -> HorizontalSpace:
         """The horizontal space at x, factored: keep it to do many things at one point.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.at(x).norm(x)
         tensor(2.)
         """
@@ -62,8 +62,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """The group element A applied to the point (or, the action being linear, to a tangent vector) x.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.action(torch.tensor([2.0, 2.0]), x)
         tensor([[ 0.5000,  1.0000],
                 [ 8.0000, 16.0000]])
@@ -73,8 +71,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def balance(self, x: Tensor) -> Tensor:
         """The canonical representative of the orbit of x: the same tensor for every point of the orbit.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.balance(x)
         tensor([[2., 4.],
                 [2., 4.]])
@@ -84,8 +80,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
         """Whether x and y represent the same point of the quotient, to relative tolerance `rtol`. Shape (...,).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.same_orbit(x, manifold.balance(x))
         tensor(True)
         """
@@ -114,8 +108,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
         """<u, v>_x; |u|_x^2 without v. Shape (...,), or (..., 1, 1) with `keepdim`.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.inner(x, x, keepdim=True)
         tensor([[4.]])
         """
@@ -126,8 +118,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """|u|_x, with gradient 0 at u = 0. Shape (...,), or (..., 1, 1) with `keepdim`.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.norm(x, x)
         tensor(2.)
         """
@@ -137,8 +127,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal projection of u at x.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.proju(x, torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
                 [4., 4.]])
@@ -148,8 +136,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5].
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.egrad2rgrad(x, torch.tensor([[4.0, 8.0], [1.0, 2.0]]))
         tensor([[  4.,  32.],
                 [ 16., 128.]])
@@ -160,8 +146,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
         """The horizontal Riemannian Hessian along u, from the Euclidean gradient and the Euclidean Hessian times u.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> f = lambda p: (p[0] * p[1]).log().sum()
         >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
         >>> bool(manifold.ehess2rhess(x, egrad, ehess, x).norm() < 1e-5)
@@ -172,8 +156,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """The second-order geodesic x + u - Gamma(u, u) / 2 [paper, Eq. 4].
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.retr(x, 0.5 * x)
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
@@ -183,8 +165,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """The exact geodesic at t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.expmap(x, x)
         tensor([[ 2.7183,  5.4366],
                 [10.8731, 21.7463]])
@@ -194,8 +174,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         """Vector transport from x to y by horizontal projection at y.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.transp(x, 2 * x, x)
         tensor([[1., 2.],
                 [4., 8.]])
@@ -210,8 +188,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.dist(x, 2 * x)
         tensor(1.3863)
         """
@@ -221,8 +197,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """The horizontal vector at x whose geodesic reaches the orbit of y; NotImplementedError where none is known.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.logmap(x, 2 * x) / x
         tensor([[0.6931, 0.6931],
                 [0.6931, 0.6931]])
@@ -235,8 +209,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
         times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
         tensor([[4., 8.],
                 [4., 8.]])
@@ -265,8 +237,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         """The point at time t of the geodesic from x with velocity u; `order` as in `GEODESICS`.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> manifold.geodesic(x, x, 0.5)
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
@@ -282,7 +252,6 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     ) -> geoopt.ManifoldTensor:
         """A point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
         >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 2, 3])
         """

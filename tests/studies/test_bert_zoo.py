@@ -35,7 +35,7 @@ from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation, partial_correlation
 
-RECORD = Path(__file__).parents[1] / "notebooks" / "records" / "bert"
+RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "bert"
 TRAIN, HELD_BACK = training_pairs(TRAINING, SEED), test_pairs(TEST, SEED)
 
 test_pairs.__test__ = False  # type: ignore[attr-defined]  # no test, for all its name

@@ -39,7 +39,7 @@ from quotient_manifolds.experiments.zoo_study import Cost, write_record
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.statistics import correlation
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 COMMITTED = NOTEBOOKS / "records"
 COSTS = (Cost("a measure", 1, 1.0),)

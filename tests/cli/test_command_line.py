@@ -514,7 +514,7 @@ def test_a_defect_of_ours_is_no_bad_input(monkeypatch: pytest.MonkeyPatch, bert:
     from quotient_manifolds.cli import proving
 
     monkeypatch.setattr(proving, "count_symmetries", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a defect")))
-    monkeypatch.setattr("quotient_manifolds.cli.blame._OURS", Path(__file__).parents[1])
+    monkeypatch.setattr("quotient_manifolds.cli.blame._OURS", Path(__file__).parents[2])
     shown = call("inspect", bert)
     assert isinstance(shown.exception, ZeroDivisionError)
 

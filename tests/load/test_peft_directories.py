@@ -19,7 +19,7 @@ from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.load import DataSource, example_inputs, find_checkpoints, load_checkpoint, load_model
 from quotient_manifolds.load.labels import head_of
 from tests import hugging_face
-from tests.test_load import one_sentence
+from tests.load.test_load import one_sentence
 
 peft = pytest.importorskip("peft")
 

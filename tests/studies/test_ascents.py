@@ -43,7 +43,7 @@ def test_the_median_lies_in_its_interval(found: Ascents) -> None:
 
 
 def test_the_readme_says_what_the_record_holds() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
     record = Ascents.load(root / "notebooks" / "records" / "ascents.json")
     names = {"euclidean": "Euclidean l2", "adaptive": "adaptive l2", "euclidean linf": "Euclidean linf"}

@@ -18,7 +18,7 @@ from quotient_manifolds.experiments.full_scale.page import PAGE, full_scale_page
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.sharpness import AverageCase, GradientNorm, WorstCase
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CLIP, BERT = EXPERIMENTS
 
 

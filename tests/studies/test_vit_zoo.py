@@ -32,7 +32,7 @@ from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation, partial_correlation
 
-RECORD = Path(__file__).parents[1] / "notebooks" / "records" / "vit"
+RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "vit"
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 STILL = Recipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
 

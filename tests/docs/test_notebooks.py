@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FAST = "QUOTIENT_MANIFOLDS_FAST"  # set: notebooks whose full run takes long run on something small
 LARGEST = 1_500_000  # bytes

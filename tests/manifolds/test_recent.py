@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, fixed_rank, quotient
 from tests.cases import Case
-from tests.test_arguments import EVERY
+from tests.manifolds.test_arguments import EVERY
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 

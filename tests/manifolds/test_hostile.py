@@ -35,7 +35,7 @@ from quotient_manifolds.load.headers import TooLarge, at_most
 from quotient_manifolds.load.listing import beside
 from quotient_manifolds.load.offline import no_network
 from tests import hugging_face
-from tests.test_load import edit_config, one_sentence
+from tests.load.test_load import edit_config, one_sentence
 
 PLAIN = nn.Flatten()
 
@@ -261,7 +261,7 @@ def test_pictures(spoil: Callable[[Path], Any], match: str, tmp_path: Path, monk
 
 
 def test_thin_pictures_for_a_model_that_says_how_they_are_resized(tmp_path: Path) -> None:
-    from tests.test_preparation import tell
+    from tests.load.test_preparation import tell
 
     model = hugging_face.vit_classifier(tmp_path / "model")
     tell(model, image_processor_type="CLIPImageProcessor", size={"shortest_edge": 224})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds import QuotientManifold
-from tests.test_arguments import EVERY, Case
+from tests.manifolds.test_arguments import EVERY, Case
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 

@@ -40,7 +40,7 @@ from quotient_manifolds.symmetries import bottleneck, find_symmetries
 ONE = Scalar()
 SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
 POINTS = (Point(0.4, 0.9), Point(2.0, -1.5), Point(-0.6, -2.5))
-RECORD = Path(__file__).parent.parent / "notebooks" / "records" / "toy.json"
+RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "toy.json"
 
 # Along the geodesics of either metric G H becomes p times this, at relative velocity b.
 GEODESICS = {

@@ -16,7 +16,7 @@ from PIL import Image
 from quotient_manifolds.cli.app import cli
 from tests import hugging_face
 
-PAGE = (Path(__file__).parents[1] / "docs" / "command_line.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
 FAST = {"measure": ["--steps", "2"], "orbit": ["--steps", "2", "--scale", "10"]}
 ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "bad"), ("a film", "good")]

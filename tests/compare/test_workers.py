@@ -32,7 +32,7 @@ MEASURES = (
     "measure: gradient-norm, geometry: [euclidean, mix]",
 )
 UNITS = 4 * (4 + 1 + 5 * 4)  # of 4 models: scores on 4 batches and on test data, 5 measures on 4 batches
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 
 
