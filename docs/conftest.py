@@ -23,7 +23,8 @@ def is_missing(page: Path) -> bool:
     return any(importlib.util.find_spec(name) is None for name in names)
 
 
-collect_ignore = [page.name for page in Path(__file__).parent.glob("*.md") if is_missing(page)]
+HERE = Path(__file__).parent
+collect_ignore = ["build_hook.py", *(str(page.relative_to(HERE)) for page in HERE.rglob("*.md") if is_missing(page))]
 
 
 @pytest.fixture(autouse=True)
