@@ -15,7 +15,6 @@ from torch import nn
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.cli.options import (
     INTERRUPTED,
-    Report,
     command_line,
     console,
     progress_bars,
@@ -26,6 +25,7 @@ from quotient_manifolds.experiments.orbit import like
 from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import load_symmetries
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import Loss, Measurement, Measurements, MeasurementWarning, worst_case_sharpness
 
 
@@ -138,16 +138,11 @@ def _measured(
     geometry: Geometry,
     radius: float,
     ascent: dict[str, Any],
-    report: Report,
+    report: Progress,
 ) -> Measurement:
-    def progress(done: int, total: int) -> None:
-        report(f"{geometry.name}, radius {radius:g}", done, total)
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasurementWarning)  # they stand below the table
-        return worst_case_sharpness(
-            network, loss, batches, geometry=geometry, radius=radius, progress=progress, **ascent
-        )
+        return worst_case_sharpness(network, loss, batches, geometry=geometry, radius=radius, progress=report, **ascent)
 
 
 def _write_page(results: Measurements, notes: Sequence[str], report: Path) -> None:

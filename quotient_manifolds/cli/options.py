@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from quotient_manifolds.cli.blame import place_in_users_code
 from quotient_manifolds.cli.exits import INTERRUPTED as INTERRUPTED
 from quotient_manifolds.files import is_special, write_text
+from quotient_manifolds.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,6 @@ Exit codes:
 DTYPES = ("float32", "float64")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Report = Callable[[str, int, int], None]  # (what is being done, units finished, units in all)
 
 
 class BadInput(click.ClickException):
@@ -198,16 +198,16 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], nume
 
 
 @contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[Report]:
-    """A function (what, finished, in all) that shows one bar for each `what`, on standard error."""
+def progress_bars(*, quiet: bool) -> Iterator[Progress]:
+    """Yield a function that shows one bar for each thing it is told about, on standard error."""
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+    with progress.Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
         tasks: dict[str, Any] = {}
 
         def report(what: str, finished: int, total: int) -> None:

@@ -15,14 +15,13 @@ from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import unit_key
 from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
 from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import OnBatch
 from quotient_manifolds.statistics import KINDS, Correlation, agreement, correlation, partial_correlation
 from quotient_manifolds.version import VERSION
 
-Report = Callable[[str, int, int], None]
 
-
-def analyse(run: Run, *, command: str, report: Report) -> Comparison:
+def analyse(run: Run, *, command: str, report: Progress) -> Comparison:
     """Everything the store knows of the run's checkpoints."""
     spec = run.spec
     rows = tuple(_row(run, checkpoint, spec.scores.get(checkpoint.name, {})) for checkpoint in spec.checkpoints)
@@ -88,7 +87,7 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
     )
 
 
-def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Report) -> tuple[Ranking, ...]:
+def _rankings(run: Run, comparison: Comparison, targets: Sequence[str], report: Progress) -> tuple[Ranking, ...]:
     covariates = {name: comparison.column(name) for name in run.spec.given}
     found: list[Ranking] = []
     total = len(comparison.labels) * len(targets) * (len(KINDS) + len(covariates))

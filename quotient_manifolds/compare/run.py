@@ -33,14 +33,13 @@ from quotient_manifolds.compare.workers import Worker
 from quotient_manifolds.geometry import Geometry, Quotient
 from quotient_manifolds.load import Checkpoint, load_checkpoint, load_symmetries
 from quotient_manifolds.load.points import Batches
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Subject
 from quotient_manifolds.sharpness.losses import logits_and_labels
 from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.version import VERSION
-
-Report = Callable[[str, int, int], None]  # (what is being done, finished, in all)
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -75,7 +74,7 @@ class Loaded:
 class Run:
     """One process's part of a comparison."""
 
-    def __init__(self, spec: Spec, store: Store, worker: Worker, report: Report) -> None:
+    def __init__(self, spec: Spec, store: Store, worker: Worker, report: Progress) -> None:
         self.spec = spec
         self.store = store
         self.worker = worker

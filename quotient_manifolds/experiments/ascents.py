@@ -23,10 +23,9 @@ from quotient_manifolds.experiments.kept import one_thread
 from quotient_manifolds.experiments.zoo import draw_recipe, train
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import Measurement, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
-
-Report = Callable[[str, int, int], None]
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -92,7 +91,7 @@ class Ascents:
 
 
 @one_thread()
-def compare_ascents(*, fast: bool = False, command: str = "", progress: Report | None = None) -> Ascents:
+def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Ascents:
     """Every network, ball and radius; with `fast` two networks, hardly trained, to try the code."""
     digits = load_digits()
     images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.experiments.digits import TRAIN_POINTS, Batch, Digits, load_digits
-from quotient_manifolds.experiments.kept import Progress, one_thread
+from quotient_manifolds.experiments.kept import one_thread
 from quotient_manifolds.experiments.measuring import across_zoo, measures, on_orbit, pair_rows, rank
 from quotient_manifolds.experiments.orbit import DTYPES
 from quotient_manifolds.experiments.page import demo_page
@@ -28,6 +28,7 @@ from quotient_manifolds.experiments.records import (
 )
 from quotient_manifolds.experiments.zoo import TrainedModel, draw_recipe, train_zoo
 from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import render
 from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
 from quotient_manifolds.version import VERSION

@@ -18,8 +18,6 @@ import torch
 
 from quotient_manifolds.files import write_text
 
-Progress = Callable[[str, int, int], None]  # (what is being done, units finished, units in all)
-
 
 @dataclass(frozen=True)
 class Scores:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from torch import nn
 
 from quotient_manifolds.experiments.digits import Batch
-from quotient_manifolds.experiments.kept import Progress
 from quotient_manifolds.experiments.orbit import DTYPES, along_orbit, like
 from quotient_manifolds.experiments.records import (
     CorrelationRow,
@@ -21,6 +20,7 @@ from quotient_manifolds.experiments.records import (
 )
 from quotient_manifolds.experiments.zoo import TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import Measurement, MeasurementWarning, cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation
 from quotient_manifolds.symmetries import Proof, Symmetries

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.experiments.records import OrbitRow
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Measurement
 from quotient_manifolds.symmetries import Symmetries, random_move
@@ -20,7 +21,6 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 Sharpness = Callable[[nn.Module, str], Measurement]  # (model, key of the measure)
-Progress = Callable[[str, int, int], None]
 
 
 def along_orbit(

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quotient_manifolds.experiments.kept import Progress
 from quotient_manifolds.experiments.vit_page import vit_page
 from quotient_manifolds.experiments.vit_zoo import FAST, FULL, prepare
 from quotient_manifolds.experiments.zoo_study import measure_zoo
+from quotient_manifolds.progress import Progress
 
 if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.experiments.digits import Digits, load_digits, shifted
-from quotient_manifolds.experiments.kept import Progress, write_rows
+from quotient_manifolds.experiments.kept import write_rows
 from quotient_manifolds.experiments.vit_spec import fast_spec, full_spec
 from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, TrainedModel, draw_recipe, train_zoo
 from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.progress import Progress
 
 START_POINTS = 500
 POINTS = 256

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.experiments.digits import Digits, shifted
-from quotient_manifolds.experiments.kept import Progress, Scores, digest, keep, kept_scores, one_thread
+from quotient_manifolds.experiments.kept import Scores, digest, keep, kept_scores, one_thread
 from quotient_manifolds.load import load_model, load_object
+from quotient_manifolds.progress import Progress
 
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
 # 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.

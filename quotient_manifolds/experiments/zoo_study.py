@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from quotient_manifolds.experiments.kept import Progress, one_thread, write_rows
+from quotient_manifolds.experiments.kept import one_thread, write_rows
 from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Page, render
 
 if TYPE_CHECKING:

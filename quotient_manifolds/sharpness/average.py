@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import scale
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress
+from quotient_manifolds.sharpness.objective import BatchObjective
 
 
 @final

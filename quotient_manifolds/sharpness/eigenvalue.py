@@ -12,12 +12,12 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import Progress
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 

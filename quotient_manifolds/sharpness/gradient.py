@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import Blocks, norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import Progress
 
 
 @final

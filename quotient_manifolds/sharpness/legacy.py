@@ -37,12 +37,13 @@ from scipy.optimize import brentq
 from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.blocks import norm as l2_norm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import BatchObjective, Progress
+from quotient_manifolds.sharpness.objective import BatchObjective
 
 _MOMENTUM = 0.75
 _PROGRESS = 0.75  # of k iterations that have to find a new best

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.ascent import Ascent
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, Setting
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
     LossOf,
-    Progress,
     autograd_available,
     check_loss,
     check_model,
@@ -92,6 +92,12 @@ class Measure(ABC):
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "geometry"}
         return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in found.items()}
 
+    @property
+    def label(self) -> str:
+        """Return what progress calls this measure: its name, geometry and, if it has one, radius."""
+        radius = self.settings.get("radius")
+        return f"{self.name}, {self.geometry.name}" + ("" if radius is None else f", radius {radius:g}")
+
     def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], progress: Progress | None = None) -> Measurement:
         """The measure of a model on every batch."""
         subject = Subject.of(model, loss, batches, self.geometry)
@@ -99,7 +105,7 @@ class Measure(ABC):
 
     def over(self, subject: Subject, progress: Progress | None = None) -> Measurement:
         """The measure on every batch of a subject that was made for its geometry."""
-        tick = counted(progress, len(subject.batches) * self.ticks(subject))
+        tick = counted(progress, self.label, len(subject.batches) * self.ticks(subject))
         with autograd_available():
             found = tuple(self.on(subject, index, tick) for index in range(len(subject.batches)))
         return self.measurement(found)
@@ -136,15 +142,15 @@ def warned(measurement: Measurement) -> Measurement:
     return measurement
 
 
-def counted(progress: Progress | None, total: int) -> Tick:
-    """A tick that calls progress(done, total)."""
+def counted(progress: Progress | None, what: str, total: int) -> Tick:
+    """Return a tick that counts how often it was called and tells `progress`."""
     done = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(done, total)
+            progress(what, done, total)
 
     return tick
 

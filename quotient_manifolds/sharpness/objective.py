@@ -15,8 +15,6 @@ from quotient_manifolds.replica import parameter_reached, private_batch, replica
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.symmetries import Params
 
-Progress = Callable[[int, int], None]
-
 _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.FractionalMaxPool2d)
 
 

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Euclidean, Geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.hessian import connected_loss
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import LossOf, Progress, evaluate
+from quotient_manifolds.sharpness.objective import LossOf, evaluate
 
 METHODS = ("closed", "loop")
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import dot
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
-from quotient_manifolds.sharpness.objective import Progress
 
 
 @final

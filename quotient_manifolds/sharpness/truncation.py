@@ -9,10 +9,10 @@ from typing import Any, ClassVar, final
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import Progress
 from quotient_manifolds.sharpness.worst_case import WorstCase
 
 

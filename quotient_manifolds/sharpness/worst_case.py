@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, counted, warned
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
-from quotient_manifolds.sharpness.objective import Progress, autograd_available
+from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.symmetries import Params
 
 
@@ -138,8 +139,8 @@ def worst_case_sharpness(
     and `truncation_error`); where more than 5 % of the rise came in the last quarter of the steps, a
     `ConvergenceWarning` (see `Measurement.late_rise`).
 
-    progress(done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
-    sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
+    progress(what, finished, total) is called after every forward pass of the ascent. Raises ValueError or TypeError,
+    one sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
     ball: a maximum that ignored such points would mean nothing.
     """
     measure = WorstCase(as_geometry(geometry), radius, steps=steps, restarts=restarts, tolerance=tolerance, seed=seed)
@@ -171,7 +172,8 @@ def worst_case_profile(
         for k, radius in enumerate(radii)
     ]
     subject = Subject.of(model, loss, batches, chain[0].geometry)
-    tick = counted(progress, len(subject.batches) * sum(measure.ticks(subject) for measure in chain))
+    total = len(subject.batches) * sum(measure.ticks(subject) for measure in chain)
+    tick = counted(progress, f"{chain[0].name}, {chain[0].geometry.name}", total)
     with autograd_available():
         found = [[measure.on(subject, index, tick) for measure in chain] for index in range(len(subject.batches))]
     by_radius = zip(chain, zip(*found, strict=True), strict=True)

@@ -131,7 +131,7 @@ def test_the_best_of_all_climbs_counts(norm: Any) -> None:
         legacy_sharpness(
             Point(W), waves, [batch(7.0), batch(9.0)], restarts=5, seed=seed, progress=progress, **settings
         )
-        for seed, progress in ((0, lambda *counts: seen.append(counts)), (0, None), (1, None))
+        for seed, progress in ((0, lambda _, *counts: seen.append(counts)), (0, None), (1, None))
     )
     assert more == again != other
     assert all(b >= a for a, b in zip(plain.values, more.values, strict=True))

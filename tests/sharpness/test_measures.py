@@ -262,7 +262,7 @@ def test_records_last_and_the_model_is_untouched(
 def test_progress_counts_to_its_total(name: str, model: Classifier, batches: list[Batch]) -> None:
     measure, settings = MEASURES[name]
     seen: list[tuple[int, int]] = []
-    measure(model, cross_entropy, batches, progress=lambda done, total: seen.append((done, total)), **settings)
+    measure(model, cross_entropy, batches, progress=lambda _, *counts: seen.append(counts), **settings)
     assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
     assert seen
 
@@ -539,7 +539,7 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     settings: dict[str, Any] = {"geometry": geometry, "steps": 5}
     seen: list[tuple[int, int]] = []
     profile = worst_case_profile(
-        model, cross_entropy, batches, radii=radii, progress=lambda *counts: seen.append(counts), **settings
+        model, cross_entropy, batches, radii=radii, progress=lambda _, *counts: seen.append(counts), **settings
     )
     assert [each.settings["radius"] for each in profile] == list(radii)
     assert seen == [(done, 3 * 3 * 6) for done in range(1, 55)]

@@ -376,7 +376,7 @@ def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier,
         assert next(ticks) == passes
     seen: list[tuple[int, int]] = []
     truncation_error(
-        model, cross_entropy, batches, geometry=geometry, radius=0.05, steps=3, progress=lambda *at: seen.append(at)
+        model, cross_entropy, batches, geometry=geometry, radius=0.05, steps=3, progress=lambda _, *at: seen.append(at)
     )
     assert seen == [(k, 10) for k in range(1, 11)]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from quotient_manifolds.experiments.bert.page import bert_page
 from quotient_manifolds.experiments.bert.zoo import FAST, FULL, prepare
-from quotient_manifolds.experiments.kept import Progress
 from quotient_manifolds.experiments.zoo_study import measure_zoo
+from quotient_manifolds.progress import Progress
 
 if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison

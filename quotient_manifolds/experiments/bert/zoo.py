@@ -21,9 +21,10 @@ from quotient_manifolds.experiments.bert.training import (
     save,
     score,
 )
-from quotient_manifolds.experiments.kept import Progress, Scores, digest, keep, kept_scores, write_rows
+from quotient_manifolds.experiments.kept import Scores, digest, keep, kept_scores, write_rows
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_object
+from quotient_manifolds.progress import Progress
 
 SEED = 6  # of sentences and recipes
 TRAINING, TEST = 10, 10  # pairs of a template: 240 to train on, 480 to test

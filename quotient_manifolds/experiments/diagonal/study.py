@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,9 +39,9 @@ from quotient_manifolds.experiments.diagonal.records import (
 )
 from quotient_manifolds.experiments.kept import one_thread
 from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
 
-Report = Callable[[str, int, int], None]
 Floats = NDArray[np.float64]
 Climbs = dict[str, list[Climbed]]  # by measure, one a radius, of all networks
 
@@ -52,7 +51,7 @@ SHOWN = (1, 0, 0.1)  # place of the setting, seed and radius whose networks are 
 
 
 @one_thread()
-def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Report | None = None) -> DiagonalStudy:
+def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Progress | None = None) -> DiagonalStudy:
     """All cells of the plan; those that OUT/cells holds from an earlier run of the same plan are read."""
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -15,9 +14,8 @@ from quotient_manifolds.experiments.toy.closed import MEASURES, first_term, shar
 from quotient_manifolds.experiments.toy.landscape import GEOMETRIES, landscape
 from quotient_manifolds.experiments.toy.network import Point, Scalar
 from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
-
-Report = Callable[[str, int, int], None]
 
 PROBLEM = Scalar()
 PRODUCTS = (-0.5, 0.25, 1.0, 1.5)  # of the orbits that are followed; 1 is the minima's
@@ -109,7 +107,7 @@ class Toy:
 
 
 @one_thread()
-def study_toy(*, fast: bool = False, command: str = "", progress: Report | None = None) -> Toy:
+def study_toy(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Toy:
     """Everything; with `fast` two orbits at three points, and one case of ascent a measure, to try the code."""
     sizes = (0.1, 1.0, 10.0) if fast else SIZES
     products = PRODUCTS[1:3] if fast else PRODUCTS
