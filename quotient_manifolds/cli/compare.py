@@ -27,7 +27,7 @@ from quotient_manifolds.cli.options import (
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.compare import Comparison, Plan, Spec, Worker
+    from quotient_manifolds.compare import Comparison, Plan, Spec
 
 
 @click.command(epilog=EXIT_CODES)
@@ -75,7 +75,7 @@ def compare(spec: Path, out: Path | None, check: bool, device: torch.device, qui
 
     The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
     """
-    from quotient_manifolds.compare import Run, Store, analyse, joined, read_spec, write_comparison
+    from quotient_manifolds.compare import leads, read_spec, run_comparison
 
     folder = spec.resolve().parent / "results" / spec.stem if out is None else out
     with _said_once():
@@ -83,22 +83,13 @@ def compare(spec: Path, out: Path | None, check: bool, device: torch.device, qui
         if check:
             _check(wanted, folder, device, quiet)
             return
-        store = Store(folder / "store.sqlite")
-    with store, joined(device) as worker:
-        silent = quiet or not worker.leads
-        with _told_how_to_go_on(worker), progress_bars(quiet=silent) as report:
-            run = Run(wanted, store, worker, report)
-            run.measure_all()
-            measured = worker.total(run.done)
-        if not worker.leads:
-            return
-        with progress_bars(quiet=silent) as report:
-            command = shlex.join(["quotient-manifolds", "compare", str(spec)])
-            comparison = analyse(run, command=command, report=report)
-        write_comparison(comparison, run, folder)
-        waiting = run.waiting()
+    with _told_how_to_go_on(), progress_bars(quiet=quiet or not leads()) as progress:
+        command = shlex.join(["quotient-manifolds", "compare", str(spec)])
+        comparison = run_comparison(wanted, folder, device=device, progress=progress, command=command)
+    if not leads():
+        return
     if not quiet:
-        _print(comparison, measured, waiting, folder)
+        _print(comparison, folder)
     for failed in comparison.failures:
         click.echo(f"Failed: {failed}", err=True)
     if comparison.troubles:
@@ -180,23 +171,26 @@ def _said_once() -> Iterator[None]:
 
 
 @contextmanager
-def _told_how_to_go_on(worker: Worker) -> Iterator[None]:
+def _told_how_to_go_on() -> Iterator[None]:
     """Ctrl-C inside ends with exit code 130 and a sentence."""
+    from quotient_manifolds.compare import leads
+
     try:
         yield
     except KeyboardInterrupt:
-        if worker.leads:
+        if leads():
             click.echo("Interrupted: what was measured is kept. The same command goes on from here.", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) -> None:
+def _print(comparison: Comparison, folder: Path) -> None:
     from quotient_manifolds.compare import summary_tables
 
     terminal = console(quiet=False)
     for block in summary_tables(comparison):
         terminal.print(table(block.caption, block.columns, block.rows, block.numeric))
     known, values = comparison.known
+    measured = comparison.measured_now
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
     terminal.print(f"{now} Known: {known} of {values} values.")
     for note in comparison.notes:
@@ -209,6 +203,4 @@ def _print(comparison: Comparison, measured: int, waiting: int, folder: Path) ->
         terminal.print(f"Near rounding: {sentence}")
     for sentence in comparison.beyond_reach:
         terminal.print(f"Beyond the reach of its geodesics: {sentence}")
-    if waiting:
-        terminal.print(f"{waiting} are being measured by other processes; run again when they are done.")
     terminal.print(f"Report: {folder / 'report.html'}")

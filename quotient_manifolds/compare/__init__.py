@@ -4,6 +4,7 @@ from __future__ import annotations
 
 try:
     from quotient_manifolds.compare.analysis import analyse
+    from quotient_manifolds.compare.comparing import run_comparison
     from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value
     from quotient_manifolds.compare.database import StoreError
     from quotient_manifolds.compare.page import summary_tables, write_comparison
@@ -41,6 +42,7 @@ __all__ = [
     "leads",
     "plan",
     "read_spec",
+    "run_comparison",
     "summary_tables",
     "unit_key",
     "write_comparison",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -114,7 +114,8 @@ class Comparison:
     """What a comparison has found; `save` and `load` are inverse to each other, `frame` makes tables.
 
     symmetries: the function that declares those of each model, None where they are found. notes: sentences that must
-    stand beside the numbers, such as how many texts were cut.
+    stand beside the numbers, such as how many texts were cut. measured_now: how many units were measured by the call
+    that made it; not saved.
     """
 
     spec: str
@@ -127,6 +128,7 @@ class Comparison:
     troubles: tuple[Trouble, ...]
     symmetries: str | None = None
     notes: tuple[str, ...] = ()
+    measured_now: int = field(default=0, compare=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -237,7 +239,9 @@ class Comparison:
         return [None if value is None else value.standard_error for value in values]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
+        record = {"format": FORMAT, **asdict(self)}
+        del record["measured_now"]
+        return record
 
     def save(self, path: str | Path) -> None:
         """Writes comparison.json, whole or not at all."""
