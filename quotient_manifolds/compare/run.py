@@ -31,8 +31,7 @@ from quotient_manifolds.compare.unit import Unit
 from quotient_manifolds.compare.units import Identity, MeasureUnit, ScoreUnit, measure_units, score_units
 from quotient_manifolds.compare.workers import Worker
 from quotient_manifolds.geometry import Geometry, Quotient
-from quotient_manifolds.load import Checkpoint, load_checkpoint, load_symmetries
-from quotient_manifolds.load.points import Batches
+from quotient_manifolds.load import Batches, Checkpoint, load_checkpoint, load_symmetries
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Subject

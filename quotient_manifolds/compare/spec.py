@@ -16,8 +16,8 @@ from quotient_manifolds.compare.schema import DataSection, Schema, validated
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
+from quotient_manifolds.load.messages import expanded
 from quotient_manifolds.load.models import load_object
-from quotient_manifolds.load.names import expanded
 
 
 @final

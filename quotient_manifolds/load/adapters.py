@@ -10,18 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.load.headers import Shapes, at_most
-from quotient_manifolds.load.huggingface import (
-    OWN_CODE,
-    check_regular,
-    load_pretrained,
-    read_object,
-    refusal,
-    without_weights,
-)
-from quotient_manifolds.load.names import expanded, first_line, shown
-from quotient_manifolds.load.offline import no_network
-from quotient_manifolds.load.weights import read_tensors
+from quotient_manifolds.load.huggingface import OWN_CODE, load_pretrained, loading, read_object, without_weights
+from quotient_manifolds.load.messages import expanded, first_line, shown
+from quotient_manifolds.load.untrusted import at_most, check_regular
+from quotient_manifolds.load.weights import Shapes, check_names, read_tensors, shapes_of
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Kinds that are tensors and nothing else: others read tokenizers, import modules or fetch what their settings name.
@@ -59,7 +51,7 @@ def load_adapter(path: Path) -> nn.Module:
     if not (path / WEIGHTS).is_file():
         raise ValueError(without_weights(path))
     saved = read_tensors(path / WEIGHTS)
-    shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    shapes = shapes_of(saved)
     network = load_pretrained(
         base,
         architecture=_architecture(settings),
@@ -99,14 +91,14 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
 
 
 def _architecture(settings: Mapping[str, Any]) -> str | None:
-    """The class of the base: that of the adapter's task, the one it was trained on, or the base's own."""
+    """Return the class of the base: that of the adapter's task, else the one it was trained on, else None."""
     trained = settings.get("auto_mapping")
     named = trained.get("base_model_class") if isinstance(trained, dict) else None
     return TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None)
 
 
 def _classes(shapes: Shapes) -> dict[str, Any]:
-    """As many classes as the head has that was saved with the adapter."""
+    """Return the setting that gives the base as many classes as the head that was saved with the adapter."""
     heads = [shape[0] for name, shape in shapes.items() if name.endswith(HEADS) and len(shape) == 2]
     return {"num_labels": heads[0]} if heads else {}
 
@@ -120,17 +112,14 @@ def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) ->
             f"{shown(path)} is an adapter of {shown(base)}, which needs the peft library: "
             'pip install "quotient-manifolds[peft]".'
         ) from error
-    held = {name: tuple(value.shape) for name, value in network.named_parameters()}
-    try:
-        with warnings.catch_warnings(), no_network(), at_most({**held, **shapes}, shown(path / SETTINGS)):
-            warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
+    held = shapes_of(dict(network.named_parameters()))
+    what = f"The adapter in {shown(path)}"
+    with warnings.catch_warnings(), loading(what), at_most({**held, **shapes}, shown(path / SETTINGS)):
+        warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
+        try:
             model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
-            wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-    except KeyError as error:
-        raise ValueError(f"The adapter in {shown(path)} lacks parameter {first_line(error)}.") from error
-    except Exception as error:  # peft and what it calls raise a dozen kinds
-        raise refusal(error, f"The adapter in {shown(path)}") from error
-    for odd, verb in ((sorted(wanted - set(shapes)), "lacks"), (sorted(set(shapes) - wanted), "has the unexpected")):
-        if odd:
-            raise ValueError(f"The adapter in {shown(path)} {verb} parameter {odd[0]} (of {len(odd)} such).")
+            wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+        except KeyError as error:  # peft looks up each parameter that it expects
+            raise ValueError(f"it lacks parameter {first_line(error)}.") from error
+    check_names(shapes, wanted, what)
     return model

@@ -1,4 +1,4 @@
-"""The models of a zoo: found by patterns, named, and each read by the loader of its layout."""
+"""The models of a zoo: found by patterns, named, and each read by the loader of its format."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from pathlib import Path
 from torch import nn
 
 from quotient_manifolds.load.adapters import load_directory
-from quotient_manifolds.load.bert import load_bert
-from quotient_manifolds.load.bundle import bundle_of
-from quotient_manifolds.load.clip import load_clip_soup
+from quotient_manifolds.load.bert_tensorflow import load_bert, prefix_of
+from quotient_manifolds.load.clip_soup import load_clip_soup
+from quotient_manifolds.load.messages import expanded, first_line, shown
 from quotient_manifolds.load.models import call_module
-from quotient_manifolds.load.names import expanded, first_line, shown
 from quotient_manifolds.load.weights import SUFFIXES
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One model of a zoo: its name in tables, where its weights lie (None: nowhere) and what reads them.
+    """Describe one model of a zoo: its name in tables, where its weights lie (None: nowhere) and what reads them.
 
     loader: "huggingface" (a directory), "clip-soup" (a model-soups state dict), "bert-tensorflow" (a TensorFlow-1
     checkpoint of a BERT classifier) or package.module:function (called with the path where there is one).
@@ -35,32 +34,34 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """What a loader reads: the checkpoint that a matched file belongs to (None: no checkpoint), and how it loads."""
+class _Format:
+    """Describe what a loader reads: the checkpoint that a matched file belongs to, if to any, and how it loads."""
 
     wanted: str
     checkpoint_of: Callable[[Path], Path | None]
     load: Callable[[Path, Path | None], nn.Module]  # (path, cache)
 
 
-def _bundle(path: Path) -> Path | None:
-    """A directory with one TensorFlow checkpoint stands for it, and so gives its name; a file, for its prefix."""
-    prefix = bundle_of(path)
+def _tensorflow(path: Path) -> Path | None:
+    """Return the checkpoint's prefix, or its directory if that is what was matched: it gives the model its name."""
+    prefix = prefix_of(path)
     return path if prefix is not None and path.is_dir() else prefix
 
 
-_LAYOUTS = {
-    "huggingface": _Layout(
+_FORMATS = {
+    "huggingface": _Format(
         "a directory", lambda path: path if path.is_dir() else None, lambda path, _: load_directory(path)
     ),
-    "clip-soup": _Layout(
+    "clip-soup": _Format(
         f"a {', '.join(SUFFIXES)} file",
         lambda path: path if path.suffix in SUFFIXES and path.is_file() else None,
         lambda path, _: load_clip_soup(path),
     ),
-    "bert-tensorflow": _Layout("a TensorFlow checkpoint (an .index file, or a directory with one)", _bundle, load_bert),
+    "bert-tensorflow": _Format(
+        "a TensorFlow checkpoint (an .index file, or a directory with one)", _tensorflow, load_bert
+    ),
 }
-LOADERS = tuple(_LAYOUTS)
+LOADERS = tuple(_FORMATS)
 
 
 def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".") -> tuple[Checkpoint, ...]:
@@ -72,13 +73,13 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
 
     Raises ValueError for an unknown loader and for a pattern that matches no checkpoint.
     """
-    layout = _layout(loader)
+    known = _format(loader)
     if not patterns:
-        if layout is not None:
+        if known is not None:
             raise ValueError(f"The loader {loader!r} needs patterns that say which checkpoints to read.")
         return (Checkpoint(loader, None, loader),)
     folder = expanded(base)
-    found = {path for pattern in patterns for path in _matches(pattern, folder, loader, layout)}
+    found = {path for pattern in patterns for path in _matches(pattern, folder, loader, known)}
     paths = sorted(found, key=lambda path: [_natural(part) for part in _relative(path, folder).parts])
     return tuple(Checkpoint(name, path, loader) for name, path in zip(_names(paths, folder), paths, strict=True))
 
@@ -90,55 +91,55 @@ def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) 
     is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an optional
     package is wanted.
     """
-    layout = _layout(checkpoint.loader)
-    if layout is None:
+    known = _format(checkpoint.loader)
+    if known is None:
         model = call_module(checkpoint.loader, *([] if checkpoint.path is None else [checkpoint.path]))
     elif checkpoint.path is None:
         raise ValueError(f"{checkpoint.name} has no path, which the loader {checkpoint.loader!r} needs.")
     else:
         try:
-            model = layout.load(checkpoint.path, None if cache is None else expanded(cache))
+            model = known.load(checkpoint.path, None if cache is None else expanded(cache))
         except OSError as error:
             raise ValueError(f"{shown(checkpoint.path)} cannot be read: {first_line(error)}") from error
     return model.float().eval()
 
 
-def _layout(loader: str) -> _Layout | None:
-    """None for a function of the user's."""
-    if loader not in _LAYOUTS and ":" not in loader:
+def _format(loader: str) -> _Format | None:
+    """Return the format that a loader reads; None for a function of the user's."""
+    if loader not in _FORMATS and ":" not in loader:
         raise ValueError(
             f"The loader must be one of {', '.join(LOADERS)}, or package.module:function; found {loader!r}."
         )
-    return _LAYOUTS.get(loader)
+    return _FORMATS.get(loader)
 
 
-def _matches(pattern: str, folder: Path, loader: str, layout: _Layout | None) -> list[Path]:
+def _matches(pattern: str, folder: Path, loader: str, known: _Format | None) -> list[Path]:
     pattern = os.path.expanduser(pattern)
     literal = folder / pattern  # tried first, for a name may hold brackets
     names = [pattern] if literal.exists() else glob.glob(pattern, root_dir=folder, recursive=True)
     paths = [Path(os.path.normpath(folder / name)) for name in names]
-    if layout is None:
+    if known is None:
         checkpoints = paths
     else:
-        checkpoints = [found for path in paths if (found := layout.checkpoint_of(path)) is not None]
+        checkpoints = [found for path in paths if (found := known.checkpoint_of(path)) is not None]
     if not checkpoints and not paths:
         raise ValueError(f"The pattern {pattern!r} matches nothing in {shown(folder)}.")
-    if not checkpoints and layout is not None:
+    if not checkpoints and known is not None:
         raise ValueError(
-            f"The pattern {pattern!r} matches no checkpoint in {shown(folder)}: {loader} reads {layout.wanted}, and "
+            f"The pattern {pattern!r} matches no checkpoint in {shown(folder)}: {loader} reads {known.wanted}, and "
             f"this matches {shown(paths[0].name)}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}."
         )
     return checkpoints
 
 
 def _natural(text: str) -> tuple[list[str | int], str]:
-    """A sort key in which numbers count as numbers: words and numbers take turns, so like meets like."""
+    """Return a sort key in which numbers count as numbers: words and numbers take turns, so like meets like."""
     pieces = re.split(r"([0-9]+)", text)
     return [int(piece) if place % 2 else piece for place, piece in enumerate(pieces)], text
 
 
 def _names(paths: list[Path], folder: Path) -> list[str]:
-    """The shortest of file name, relative path, relative path with its ending, that no other checkpoint has."""
+    """Return for each path the shortest name of its own: the file's, the relative path, that with its ending."""
     relative = [_relative(path, folder) for path in paths]
     bare = [place.with_suffix("") if path.is_file() else place for path, place in zip(paths, relative, strict=True)]
     offers = [[shown(place.name) for place in bare], [shown(place.as_posix()) for place in bare]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.headers import Shapes, TooLarge, at_most, check_config, shapes_in
-from quotient_manifolds.load.names import brief, first_line, shown
-from quotient_manifolds.load.offline import asked_network, no_network
+from quotient_manifolds.load.messages import brief, first_line, shown
+from quotient_manifolds.load.untrusted import (
+    TooLarge,
+    asked_network,
+    at_most,
+    check_config,
+    check_regular,
+    no_network,
+)
+from quotient_manifolds.load.weights import Shapes, shapes_in, shapes_of
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
@@ -56,11 +62,12 @@ def load_pretrained(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
-    try:
-        with no_network(), at_most(shapes, shown(path / "config.json")), _quiet(architecture is not None):
-            model, info = model_class.from_pretrained(os.fspath(path), **options)
-    except Exception as error:  # transformers raises a dozen kinds, from KeyError to safetensors' own
-        raise refusal(error, f"The {name} in {shown(path)}") from error
+    with (
+        loading(f"The {name} in {shown(path)}"),
+        at_most(shapes, shown(path / "config.json")),
+        _quiet(architecture is not None),
+    ):
+        model, info = model_class.from_pretrained(os.fspath(path), **options)
     mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
     given = {key: (instead or {})[key] for key in {*info["missing_keys"], *mismatched} & set(instead or {})}
     if wrong := sorted(set(mismatched) - set(given)):
@@ -79,7 +86,7 @@ def load_pretrained(
 
 @contextmanager
 def _quiet(quiet: bool) -> Iterator[None]:
-    """No report of transformers on what is missing, where that is expected and looked at here."""
+    """Silence the report of transformers on missing parameters, where some are expected and checked here."""
     logging = _transformers().logging
     before = logging.get_verbosity()
     if quiet:
@@ -90,16 +97,21 @@ def _quiet(quiet: bool) -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def refusal(error: Exception, what: str) -> ValueError:
-    """What to say of an error that loading `what` has raised."""
-    if isinstance(error, TooLarge):
-        return error
-    if asked_network(error):
-        return ValueError(
-            f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration "
-            f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
-        )
-    return ValueError(f"{what} does not load: {first_line(error)}")
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Refuse every network request inside the block, and say in one ValueError about `what` why it does not load."""
+    try:
+        with no_network():
+            yield
+    except TooLarge:
+        raise
+    except Exception as error:  # transformers and peft raise a dozen kinds, from KeyError to safetensors' own
+        if asked_network(error):
+            raise ValueError(
+                f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration "
+                f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
+            ) from error
+        raise ValueError(f"{what} does not load: {first_line(error)}") from error
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
@@ -112,7 +124,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 
 
 def _model_class(name: str, path: Path) -> Any:
-    """A class of models; a name of anything else in transformers is as unknown as one of nothing."""
+    """Return the model class of that name; any other object of transformers counts as unknown."""
     transformers = _transformers()
     found = getattr(transformers, name, None)
     models = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
@@ -125,19 +137,8 @@ def _model_class(name: str, path: Path) -> Any:
     return found
 
 
-def check_regular(path: Path) -> None:
-    """Raise ValueError for a pipe or a device in a directory: reading one may never end."""
-    for entry in path.iterdir():
-        try:
-            mode = entry.stat().st_mode
-        except OSError:  # a link to nothing
-            continue
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{shown(entry)} is no regular file (a pipe or a device), and is not read.")
-
-
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a model's directory."""
+    """Return the content of config.json in a model's directory."""
     if not path.is_dir():
         raise ValueError(
             f"No model at {shown(path)}: expected a directory with config.json and safetensors weights, "
@@ -152,7 +153,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+    """Return the JSON object in a file."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
@@ -163,7 +164,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """One model.safetensors, or every shard that an index names, all of them safetensors in the directory itself."""
+    """Return model.safetensors, or every shard that an index names: all of them must lie in the directory itself."""
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     index = path / "model.safetensors.index.json"
@@ -205,40 +206,36 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def shapes_of(architecture: str, config: Mapping[str, Any]) -> Shapes:
-    """Name and shape of every parameter of the model that a configuration describes, without making it."""
+def shapes_described(architecture: str, config: Mapping[str, Any]) -> Shapes:
+    """Return name and shape of every parameter of the model that a configuration describes, without making it."""
     transformers = _transformers()
     model_class = getattr(transformers, architecture)
     with torch.device("meta"):
         model = model_class(model_class.config_class(**config))
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    return shapes_of(model.state_dict())
 
 
 def tokenizer_files(path: Path) -> list[Path]:
-    """The vocabulary, and what else decides the tokens."""
+    """Return the files of a directory that decide its tokens: the vocabulary and the settings of the tokenizer."""
     return [file for pattern in (*VOCABULARIES, *TOKENIZER_SETTINGS) for file in path.glob(pattern)]
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a directory has a vocabulary: without one, transformers builds a tokenizer that knows no word."""
+    """Return whether a directory has a vocabulary: without one, transformers builds a tokenizer that knows no word."""
     return any(file for pattern in VOCABULARIES for file in path.glob(pattern))
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer in a directory."""
+    """Return the tokenizer in a directory."""
     if not has_tokenizer(path):
         raise ValueError(f"{shown(path)} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
     check_regular(path)
-    transformers = _transformers()
-    try:
-        with no_network():
-            return transformers.AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
-    except Exception as error:  # transformers raises a dozen kinds
-        raise refusal(error, f"The tokenizer in {shown(path)}") from error
+    with loading(f"The tokenizer in {shown(path)}"):
+        return _transformers().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
 
 
 def has_image_processor(path: Path) -> bool:
-    """Whether a directory says how pictures are prepared for its model."""
+    """Return whether a directory says how pictures are prepared for its model."""
     old, new = (path / name for name in PROCESSORS)
     return old.is_file() or (new.is_file() and "image_processor" in read_object(new))
 
@@ -261,8 +258,5 @@ def load_image_processor(path: Path) -> Any:
     transformers = _transformers()
     modern = int(transformers.__version__.split(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
-    try:
-        with no_network():
-            return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)
-    except Exception as error:  # transformers raises a dozen kinds
-        raise refusal(error, f"The image processor in {shown(path)}") from error
+    with loading(f"The image processor in {shown(path)}"):
+        return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)

@@ -1,4 +1,4 @@
-"""Models by name: a Hugging Face directory, or a function of the user's."""
+"""Models and functions of the user's by name: a Hugging Face directory, or package.module:function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quotient_manifolds.load.adapters import load_directory
-from quotient_manifolds.load.names import expanded, first_line
+from quotient_manifolds.load.messages import expanded, first_line
+from quotient_manifolds.symmetries import Symmetries
 
 
 def load_model(source: str | Path) -> nn.Module:
@@ -31,16 +33,60 @@ def load_model(source: str | Path) -> nn.Module:
     return load_directory(expanded(source))
 
 
+def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
+    """Return what the function `package.module:function` declares of the model, checked against its parameters.
+
+    The function is called with the model and returns its `Symmetries`. ValueError, in one sentence, where there is no
+    such function, where it raises or returns anything else, and where a pair or a translation names a parameter that
+    the model does not have, or reads it in a shape that it does not have. Whether the symmetries are true is for
+    `prove_symmetries` to say.
+    """
+    declared = call_object(reference, "a function of the model that returns its Symmetries", model)
+    if not isinstance(declared, Symmetries):
+        raise ValueError(
+            f"{reference} must return quotient_manifolds.Symmetries, as find_symmetries does, but it returned "
+            f"an object of type {type(declared).__name__}."
+        )
+    shapes = {name: torch.empty(value.shape, device="meta") for name, value in model.named_parameters()}
+    if unknown := [name for name in declared.moved if name not in shapes]:
+        raise ValueError(
+            f"{reference} declares a symmetry of the parameter {unknown[0]!r}, which {type(model).__name__} does not "
+            "have; names are those of model.named_parameters()."
+        )
+    try:
+        for pair in declared.pairs:
+            pair.write(shapes, pair.read(shapes))
+        for shift in declared.translations:
+            shift.remove(shapes)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{reference} declares a symmetry that does not fit {type(model).__name__}: {error}"
+        ) from error
+    return declared
+
+
 def call_module(reference: str, *arguments: Any) -> nn.Module:
-    """The nn.Module that the function `package.module:function` returns for the arguments, as it is."""
+    """Return the nn.Module that the function `package.module:function` makes of the arguments, as it is."""
     model = call_object(reference, "a function that returns an nn.Module", *arguments)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{reference} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
     return model
 
 
+def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
+    """Return what the function `package.module:function` returns; whatever it raises becomes one ValueError."""
+    function = load_object(reference, wanted)
+    try:
+        return function(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code: anything
+        called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
+        raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
+
+
 def load_object(reference: str, wanted: str) -> Callable[..., Any]:
-    """The callable that `package.module:function` names; modules of the current directory are found too."""
+    """Return the callable that `package.module:function` names; modules of the current directory are found too."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise ValueError(f"Expected package.module:function naming {wanted}, found {reference!r}.")
@@ -60,18 +106,6 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found
-
-
-def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
-    """What the function that `package.module:function` names returns; whatever it raises becomes one sentence."""
-    function = load_object(reference, wanted)
-    try:
-        return function(*arguments)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the user's code: anything
-        called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
-        raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 
 
 def _article(noun: str) -> str:

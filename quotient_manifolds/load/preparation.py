@@ -1,4 +1,4 @@
-"""From pictures of 8 bits to what a model was trained on: as its directory says, or as the user does."""
+"""Pixels as a model expects them: resized, cropped and normalised as its directory says, or as the user does."""
 
 from __future__ import annotations
 
@@ -15,21 +15,61 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.load.huggingface import PROCESSORS, has_image_processor, load_image_processor
-from quotient_manifolds.load.names import first_line, shown
-from quotient_manifolds.load.pixels import Normalisation
+from quotient_manifolds.load.messages import first_line, shown
 
 Picture = NDArray[np.uint8]  # (channels, height, width)
 
+# Per channel, for values in 0 ... 1: of CLIP (Radford et al., 2021) and of ImageNet's training images.
+PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+RAW = "none"  # said in place of a mean: values in 0 ... 1 as they are
 PREPARED = 2**24  # pixels of a picture after it was resized or cropped; no model takes more than 4096 x 4096
 
 
 @final
 @dataclass(frozen=True)
-class Preparation:
-    """What becomes of a picture: in brackets, where nothing else is said, as transformers' image processor has it.
+class Normalisation:
+    """Compute (x - mean) / std for each channel; without figures, x itself."""
 
-    It is resized and cropped (size: its shorter side resized to that, bicubic, and size x size cut from the middle, as
-    CLIP does), its values are divided by 255, and normalised.
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, mean: Sequence[float] | str | None, std: Sequence[float] | None) -> Normalisation | None:
+        """Return what mean and std say, or the name of a preset, or "none", in place of mean; None if nothing does."""
+        if isinstance(mean, str):
+            if mean not in (*PRESETS, RAW) or std is not None:
+                raise ValueError(
+                    f"mean must be figures beside std, or one of {', '.join(PRESETS)}, {RAW} alone; found {mean!r}."
+                )
+            return cls((), ()) if mean == RAW else cls(*PRESETS[mean])
+        if mean is None and std is None:
+            return None
+        if mean is None or std is None or len(mean) != len(std) or not mean or not min(std) > 0:
+            raise ValueError(f"mean and std must have a figure for each channel, std above 0; found {mean} and {std}.")
+        return cls(tuple(map(float, mean)), tuple(map(float, std)))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Map (N, channels, height, width) to the same shape; a single figure serves all channels."""
+        channels = images.shape[1]
+        if not self.mean:
+            return images
+        if len(self.mean) not in (1, channels):
+            raise ValueError(f"The images have {channels} channels, but mean and std are given for {len(self.mean)}.")
+        mean, std = (torch.tensor(figures, dtype=images.dtype).view(-1, 1, 1) for figures in (self.mean, self.std))
+        return (images - mean) / std
+
+
+@final
+@dataclass(frozen=True)
+class Preparation:
+    """Turn pictures of 8 bits into what a model was trained on.
+
+    A picture is resized and cropped (size: its shorter side resized to that, bicubic, and size x size cut from the
+    middle, as CLIP does), its values are divided by 255, and normalised. What is None, geometry or normalisation, is
+    done by the image processor of the model's directory.
     """
 
     size: int | None
@@ -58,30 +98,29 @@ class Preparation:
         return cls(size, normalisation, processor, home)
 
     def __call__(self, pictures: Sequence[Picture], places: Sequence[str]) -> Tensor:
-        """(N, channels, height, width) in float32; `places` says where each picture stands."""
+        """Return (N, channels, height, width) in float32; `places` says where each picture stands."""
         for picture, where in zip(pictures, places, strict=True):
             self._check_area(picture, where)
         if self.size is not None:
             pictures = [cropped(picture, self.size) for picture in pictures]
-        if self.processor is None:
-            return self._normalised(_stacked(pictures, places) / 255)
-        own = self.normalisation is None
-        geometry = {} if self.size is None else {"do_resize": False, "do_center_crop": False, "do_pad": False}
-        found = [self._processed(each, where, own, geometry) for each, where in zip(pictures, places, strict=True)]
-        values = _stacked(found, places)
-        if not torch.isfinite(values).all():
-            raise ValueError(f"The image processor in {shown(self.home or '')} makes values that are not finite.")
-        return values if own else self._normalised(values / 255)
+        if self.processor is not None:
+            prepared = [self._processed(each, where) for each, where in zip(pictures, places, strict=True)]
+            values = _stacked(prepared, places)
+            if not torch.isfinite(values).all():
+                raise ValueError(f"The image processor in {shown(self.home or '')} makes values that are not finite.")
+        else:
+            values = _stacked(pictures, places)
+        return values if self.normalisation is None else self.normalisation(values / 255)
 
-    def _normalised(self, values: Tensor) -> Tensor:
-        return values if self.normalisation is None else self.normalisation(values)
-
-    def _processed(self, picture: Picture, where: str, normalised: bool, geometry: dict[str, bool]) -> NDArray[Any]:
-        values = {} if normalised else {"do_rescale": False, "do_normalize": False}
+    def _processed(self, picture: Picture, where: str) -> NDArray[Any]:
+        """Let transformers do what the user has not said how to do."""
+        options: dict[str, bool] = {}
+        if self.normalisation is not None:
+            options |= {"do_rescale": False, "do_normalize": False}
+        if self.size is not None:
+            options |= {"do_resize": False, "do_center_crop": False, "do_pad": False}
         try:
-            answer = self.processor(
-                picture, input_data_format="channels_first", return_tensors="np", **values, **geometry
-            )
+            answer = self.processor(picture, input_data_format="channels_first", return_tensors="np", **options)
             pixels = np.asarray(answer["pixel_values"])
         except Exception as error:  # transformers raises a dozen kinds
             raise ValueError(
@@ -123,7 +162,11 @@ def cropped(picture: Picture, size: int) -> Picture:
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    pixels = np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.uint8)
+    return channels_first(np.asarray(image.crop((left, top, left + size, top + size)), dtype=np.uint8))
+
+
+def channels_first(pixels: Picture) -> Picture:
+    """Return (channels, height, width) for what Pillow gives as (height, width) or (height, width, channels)."""
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -135,7 +178,7 @@ def _stacked(pictures: Sequence[NDArray[Any]], places: Sequence[str]) -> Tensor:
 
 
 def _sizes(processor: Any) -> dict[str, dict[str, int]]:
-    """The lengths an image processor is set to, by setting and side, whatever form its version keeps them in."""
+    """Return the lengths an image processor is set to, by setting and side, whatever form its version keeps them in."""
     settings = {} if processor is None else json.loads(processor.to_json_string())
     found = {name: settings.get(name) for name in ("size", "crop_size", "pad_size")}
     sides = {name: value if isinstance(value, dict) else {"": value} for name, value in found.items()}

@@ -7,36 +7,30 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from quotient_manifolds.load.labels import Labels, check_label, new_label
-from quotient_manifolds.load.names import brief, expanded, shown
+from quotient_manifolds.load.examples import Labels, check_label, new_label
+from quotient_manifolds.load.messages import brief, expanded, shown
 
 COLUMNS = ("text", "text_pair", "label")
 TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv")
 LONGEST = 10_000_000  # characters of a line: one that has more is no example
 
 
-@dataclass(frozen=True)
-class LabelledText:
-    """One example of sequence classification: a text or a pair of texts, and the index of its class."""
-
-    text: str
-    text_pair: str | None
-    label: int
-
-
 @final
 @dataclass(frozen=True)
-class Example:
-    """An example as it stands in a file: its label may be a word that only the model knows the class of."""
+class LabelledText:
+    """Hold one example of sequence classification: a text or a pair of texts, and the index of its class.
 
-    line: int
+    As it stands in a file, the label may be a word that only a model's configuration gives a class.
+    """
+
     text: str
     text_pair: str | None
     label: int | str
+    line: int = field(default=0, compare=False, repr=False)  # of the file it was read from
 
 
 def read_text_labels(
@@ -58,7 +52,7 @@ def read_text_labels(
         where = f"{shown(file)}, line {example.line}"
         label = new_label(example.label, None, where)
         check_label(label, num_labels, where)
-        found.append(LabelledText(example.text, example.text_pair, label))
+        found.append(replace(example, label=label))
     return found
 
 
@@ -68,7 +62,7 @@ def read_examples(
     labels: Labels | None = None,
     columns: Mapping[str, str] | None = None,
     first: int | None = None,
-) -> list[Example]:
+) -> list[LabelledText]:
     """Return every example, or so many of the first; the rest of the file is then not read.
 
     Without `labels`, a label that is a word stays that word.
@@ -80,10 +74,8 @@ def read_examples(
         raise ValueError(f"There is no data file {shown(path)}.")
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
     try:
-        if path.suffix.lower() == ".jsonl":
-            records = list(itertools.islice(_jsonl_records(path), first))
-        else:
-            records = list(itertools.islice(_table_records(path, names["label"]), first))
+        read = _jsonl_records(path) if path.suffix.lower() == ".jsonl" else _table_records(path, names["label"])
+        records = list(itertools.islice(read, first))
     except csv.Error as error:
         raise ValueError(f"{shown(path)} cannot be read as a table: {error}.") from error
     except (UnicodeDecodeError, OSError) as error:
@@ -91,17 +83,18 @@ def read_examples(
     if not records:
         raise ValueError(f"{shown(path)} is empty: expected lines with a text and a label.")
     given = set(columns or ())
-    return [_example(line, record, names, given, labels, f"{shown(path)}, line {line}") for line, record in records]
+    return [_example(path, line, record, names, given, labels) for line, record in records]
 
 
 def _example(
+    path: Path,
     line: int,
     record: Mapping[str, Any],
     names: Mapping[str, str],
     given: set[str],
     labels: Labels | None,
-    where: str,
-) -> Example:
+) -> LabelledText:
+    where = f"{shown(path)}, line {line}"
     for column in COLUMNS:
         if record.get(names[column]) is None and (column != "text_pair" or column in given):
             raise ValueError(
@@ -114,11 +107,11 @@ def _example(
     if any("\ud800" <= letter <= "\udfff" for letter in f"{text}{pair or ''}"):
         raise ValueError(f"{where}: the text is not valid Unicode (it has half of a pair of surrogates).")
     word = isinstance(label, str) and labels is None
-    return Example(line, text, pair, str(label) if word else new_label(label, labels, where))
+    return LabelledText(text, pair, str(label) if word else new_label(label, labels, where), line)
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines, none of them longer than an example can be."""
+    """Yield the lines, none of them longer than an example can be."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         for number in itertools.count(1):
             line = stream.readline(LONGEST + 1)
@@ -145,7 +138,7 @@ def _jsonl_records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _table_records(path: Path, label_column: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows of a .csv file (quoted where needed) or of a .tsv file (never quoted)."""
+    """Yield the rows of a .csv file (quoted where needed) or of a .tsv file (never quoted)."""
     tabs = path.suffix.lower() == ".tsv"
     style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
     reader = csv.DictReader(_lines(path), **style)

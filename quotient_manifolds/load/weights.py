@@ -1,22 +1,26 @@
-"""Tensors by name from a file, without running code that may be in it, and into a module, every one accounted for."""
+"""Files of weights: tensors by name, read without running code that may be in a file, and every one accounted for."""
 
 from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quotient_manifolds.load.names import first_line
+from quotient_manifolds.load.messages import first_line, shown
 
 SUFFIXES = (".pt", ".pth", ".safetensors")
 
+Shapes = Mapping[str, tuple[int, ...]]
+
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a flat state dict, by name, on the CPU and mapped from the file where that is possible.
+    """Return the tensors of a flat state dict, by name, on the CPU and mapped from the file where that is possible.
 
     Raises ValueError if the file is damaged (the checksums of a zip archive are compared) or holds anything else.
     """
@@ -24,7 +28,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"There is no file {path}.")
     if path.suffix not in SUFFIXES:
         raise ValueError(f"Expected weights in a file that ends in {', '.join(SUFFIXES)}, found {path}.")
-    found = _safetensors(path) if path.suffix == ".safetensors" else _torch_file(path)
+    if path.suffix == ".safetensors":
+        with _open_safetensors(path) as weights:
+            found: Any = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+    else:
+        found = _torch_file(path)
     if not isinstance(found, Mapping) or not found:
         raise ValueError(f"{path} must hold a flat dict of tensors by name, found {type(found).__name__}.")
     for name, value in found.items():
@@ -51,21 +59,37 @@ def _torch_file(path: Path) -> object:
     raise ValueError(f"{path} is damaged: the checksum of its part {damaged} is not the stored one.")
 
 
-def _safetensors(path: Path) -> object:
+@contextmanager
+def _open_safetensors(file: Path) -> Iterator[Any]:
     try:
-        from safetensors.torch import load_file
+        from safetensors import safe_open
     except ImportError as error:
         raise ImportError(
             'Files of safetensors need that library: pip install "quotient-manifolds[transformers]".'
         ) from error
     try:
-        return load_file(path)
+        with safe_open(file, framework="pt") as weights:
+            yield weights
     except Exception as error:  # safetensors' own kind, or the system's
-        raise ValueError(f"{path} is no readable safetensors file: {first_line(error)}") from error
+        raise ValueError(f"{shown(file)} does not load: {first_line(error)}") from error
+
+
+def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor in files of safetensors; only their headers are read."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with _open_safetensors(file) as weights:
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return shapes
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def check_names(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
-    """Raises ValueError naming the first parameter that `what` lacks, or has and should not have."""
+    """Raise ValueError naming the first parameter that `what` lacks, or has and should not have."""
     have, want = set(found), set(wanted)
     for odd, verb in ((sorted(want - have), "lacks"), (sorted(have - want), "has the unexpected")):
         if odd:
@@ -73,26 +97,8 @@ def check_names(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
             raise ValueError(f"{what} {verb} parameter {odd[0]}{more}.")
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Raises ValueError naming the first parameter of another shape; both must have the same names."""
+def check_shapes(found: Shapes, wanted: Shapes, what: str) -> None:
+    """Raise ValueError naming the first parameter of another shape; both must have the same names."""
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ValueError(f"{what} has {name} of shape {found[name]}, expected {shape}.")
-
-
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], names: Mapping[str, str], what: str) -> nn.Module:
-    """The module (it may be on the meta device) with float32 copies of the tensors as its parameters.
-
-    names: for each of the module's, the tensor's name. Raises ValueError naming the tensor that is missing, unexpected,
-    of another shape or not floating point.
-    """
-    check_names(tensors, names.values(), what)
-    wanted = {names[name]: tuple(value.shape) for name, value in module.state_dict().items()}
-    check_shapes({name: tuple(value.shape) for name, value in tensors.items()}, wanted, what)
-    for name, value in tensors.items():
-        if not value.is_floating_point():
-            raise ValueError(f"{what} has {name} of dtype {value.dtype}, expected floating point numbers.")
-    # Copies, so that no parameter hangs on a mapped file that may change.
-    copies = {name: tensors[source].to(torch.float32, copy=True).contiguous() for name, source in names.items()}
-    module.load_state_dict(copies, strict=True, assign=True)
-    return module

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quotient_manifolds.load import Checkpoint, DataSource, LabelledText, load_model, read_text_labels
-from quotient_manifolds.load.labels import Head
+from quotient_manifolds.load.examples import Head
 from quotient_manifolds.sharpness import cross_entropy
 from tests import hugging_face
 

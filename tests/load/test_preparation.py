@@ -17,8 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from quotient_manifolds.load import DataSource, load_model
-from quotient_manifolds.load.pixels import Normalisation
-from quotient_manifolds.load.preparation import Preparation
+from quotient_manifolds.load.preparation import Normalisation, Preparation
 from tests import hugging_face
 
 PLAIN = nn.Flatten()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import ClipClassifier, load_object
-from quotient_manifolds.load.clip import ClipSizes
+from quotient_manifolds.load.clip_soup import ClipSizes
 
 VIT_B_32 = ClipSizes(3, 32, 7, 768, 12, 12, 3072, 512, 1000)
 TOKENS = 128

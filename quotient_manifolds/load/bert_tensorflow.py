@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quotient_manifolds.load.bundle import VariableReader, bundle_of, content_hash, open_bundle, read_variable
-from quotient_manifolds.load.huggingface import load_pretrained, read_object, shapes_of
-from quotient_manifolds.load.names import first_line
-from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors
+from quotient_manifolds.files import siblings
+from quotient_manifolds.load.huggingface import load_pretrained, read_object, shapes_described
+from quotient_manifolds.load.messages import first_line
+from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors, shapes_of
 
 ARCHITECTURE = "BertForSequenceClassification"
 CONVERSION = 1  # raise when what is written changes: older conversions are then made anew
@@ -29,12 +31,20 @@ SKIPPED = re.compile(r".*/adam_[mv]|global_step")  # the optimizer's, not the mo
 LAST = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
 
+class VariableReader(Protocol):
+    """Describe what tensorflow reads a checkpoint with."""
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]: ...
+
+    def get_tensor(self, name: str) -> Any: ...
+
+
 def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
-    """The classifier in a TensorFlow checkpoint, in eval mode, by way of its conversion.
+    """Return the classifier in a TensorFlow checkpoint, in eval mode, by way of its conversion.
 
     path: the checkpoint's prefix (dir/model.ckpt-3), one of its files, or a directory with no other.
     """
-    prefix = bundle_of(path)
+    prefix = prefix_of(path)
     if prefix is None:
         raise ValueError(
             f"There is no TensorFlow checkpoint {path}: expected its .index file, or a directory with one."
@@ -42,8 +52,21 @@ def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
     return load_pretrained(convert_bert(prefix, cache))
 
 
+def prefix_of(path: Path) -> Path | None:
+    """Return the prefix (dir/model.ckpt-3) of the checkpoint that `path` is a file of, or of the only one in `path`.
+
+    None if there is none, or a directory has several: then one of their .index files has to be named.
+    """
+    if path.is_dir():
+        found = list(path.glob("*.index"))
+        return found[0].with_suffix("") if len(found) == 1 else None
+    named = re.fullmatch(r"(.+)\.(index|meta|data-\d{5}-of-\d{5})", path.name)
+    prefix = path.with_name(named[1]) if named else path
+    return prefix if _index(prefix).is_file() else None
+
+
 def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
-    """The Hugging Face directory of a TensorFlow checkpoint, made if it is not there, beside it or in `cache`.
+    """Return the Hugging Face directory of a TensorFlow checkpoint, made if it is not there, beside it or in `cache`.
 
     The directory is called after the checkpoint and a hash of its content, and appears when it is complete and every
     parameter in it has been compared with its source. vocab.txt and bert_config.json (for the number of heads, else
@@ -52,24 +75,37 @@ def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
     Raises ValueError naming the variable that has no place in the model, the parameter that has no variable, or the one
     of another shape; and where the directory cannot be written.
     """
-    beside = {name: _beside(prefix, name) for name in ("vocab.txt", "bert_config.json")}
-    identity = content_hash(prefix, *filter(None, beside.values()))
+    vocabulary, settings = (_beside(prefix, name) for name in ("vocab.txt", "bert_config.json"))
+    identity = _content_hash(prefix, *filter(None, (vocabulary, settings)))
     home = cache or prefix.parent
     directory = home / f"{prefix.name}-{identity[:12]}-{CONVERSION}"
     if directory.is_dir():
         return directory
-    reader = open_bundle(prefix)
-    tensors, skipped = _tensors(reader, prefix)
-    config = _config(tensors, prefix, beside["bert_config.json"])
-    _check_against_model(tensors, config, prefix)
+    reader = _open(prefix)
+    tensors = {name: torch.from_numpy(value) for name, _, value in _parameters(reader, prefix)}
+    config = _config(tensors, prefix, settings)
+    wanted = shapes_described(ARCHITECTURE, config)
+    check_names(tensors, wanted, f"{prefix}, read as a BERT classifier,")
+    check_shapes(shapes_of(tensors), wanted, str(prefix))
+    skipped = sorted(filter(SKIPPED.fullmatch, reader.get_variable_to_shape_map()))
     unfinished = home / f".unfinished-{directory.name}-{uuid.uuid4().hex[:8]}"
     try:
-        _write(unfinished, tensors, config, beside["vocab.txt"], {"source": prefix.name, "skipped": skipped})
-        _compare(unfinished / "model.safetensors", reader, prefix)
+        _write(unfinished, tensors, config, vocabulary, {"source": prefix.name, "skipped": skipped})
+        written = read_tensors(unfinished / "model.safetensors")
+        for name, variable, value in _parameters(reader, prefix):  # read anew: disks and memory fail silently
+            if not np.array_equal(written[name].numpy(), value, equal_nan=True):
+                raise ValueError(
+                    f"{unfinished / 'model.safetensors'} does not hold {variable} of {prefix} as it was read; the disk "
+                    "may be damaged."
+                )
         _publish(unfinished, directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return directory
+
+
+def _index(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}.index")
 
 
 def _beside(prefix: Path, name: str) -> Path | None:
@@ -77,8 +113,53 @@ def _beside(prefix: Path, name: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
+def _content_hash(prefix: Path, *also: Path) -> str:
+    """Hash what tells a checkpoint from every other without reading it all: its index has a checksum of each variable.
+
+    The sizes of its data files count too, and the files `also` with all they hold.
+    """
+    digest = hashlib.sha256(_index(prefix).read_bytes())
+    for file in siblings(prefix, f"{prefix.name}.data-"):
+        digest.update(os.fsencode(file.name) + f" {file.stat().st_size}\n".encode())
+    for file in also:
+        digest.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _open(prefix: Path) -> VariableReader:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tensorflow reports on the processor when it is imported
+    try:
+        from tensorflow import train
+    except ImportError as error:
+        raise ImportError(
+            f'{prefix} is a TensorFlow checkpoint, read by tensorflow: pip install "quotient-manifolds[tensorflow]" '
+            "(it is converted once; without tensorflow the conversion is read)."
+        ) from error
+    try:
+        return train.load_checkpoint(str(prefix))
+    except Exception as error:  # tensorflow has kinds of its own, which derive from Exception
+        raise ValueError(f"{prefix} is no readable TensorFlow checkpoint: {first_line(error)}") from error
+
+
+def _parameters(reader: VariableReader, prefix: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """Yield (parameter, variable, value) for the model's variables, a kernel (in, out) transposed to (out, in)."""
+    for variable in sorted(reader.get_variable_to_shape_map()):
+        if SKIPPED.fullmatch(variable):
+            continue
+        try:
+            value = np.asarray(reader.get_tensor(variable))  # tensorflow compares it with its checksum
+        except Exception as error:  # as above, and IndexError for a file that is too short
+            raise ValueError(f"{prefix} is damaged: {variable} cannot be read: {first_line(error)}") from error
+        if value.dtype.kind != "f":
+            raise ValueError(f"{prefix} has {variable} of dtype {value.dtype}, expected floating point numbers.")
+        value = value.T if variable.endswith("/kernel") else value
+        yield parameter_name(variable), variable, np.ascontiguousarray(value, dtype=np.float32)
+
+
 def parameter_name(variable: str) -> str:
-    """bert/encoder/layer_0/output/dense/kernel -> bert.encoder.layer.0.output.dense.weight, and so on."""
+    """Return the parameter of a variable: bert/encoder/layer_0/output/dense/kernel is
+    bert.encoder.layer.0.output.dense.weight, and so on.
+    """
     if variable in ("output_weights", "output_bias"):
         return {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}[variable]
     *path, last = variable.split("/")
@@ -86,28 +167,8 @@ def parameter_name(variable: str) -> str:
     return ".".join([re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in path] + [last])
 
 
-def _values(reader: VariableReader, variable: str, prefix: Path) -> Any:
-    """The variable as the parameter it becomes: float32, a kernel (in, out) transposed, output_weights not."""
-    value = np.asarray(read_variable(reader, variable, prefix))
-    if value.dtype.kind != "f":
-        raise ValueError(f"{prefix} has {variable} of dtype {value.dtype}, expected floating point numbers.")
-    return (value.T if variable.endswith("/kernel") else value).astype(np.float32)
-
-
-def _model_variables(reader: VariableReader) -> tuple[list[str], list[str]]:
-    names = sorted(reader.get_variable_to_shape_map())
-    skipped = [name for name in names if SKIPPED.fullmatch(name)]
-    return [name for name in names if not SKIPPED.fullmatch(name)], skipped
-
-
-def _tensors(reader: VariableReader, prefix: Path) -> tuple[dict[str, Tensor], list[str]]:
-    used, skipped = _model_variables(reader)
-    arrays = {parameter_name(name): np.ascontiguousarray(_values(reader, name, prefix)) for name in used}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, skipped
-
-
 def _config(tensors: Mapping[str, Tensor], prefix: Path, given: Path | None) -> dict[str, Any]:
-    """config.json of the classifier whose parameters have these shapes."""
+    """Return config.json of the classifier whose parameters have these shapes."""
 
     def rows(name: str) -> int:
         if name not in tensors or tensors[name].ndim != 2:
@@ -140,24 +201,17 @@ def _config(tensors: Mapping[str, Tensor], prefix: Path, given: Path | None) -> 
     }
 
 
-def _check_against_model(tensors: Mapping[str, Tensor], config: dict[str, Any], prefix: Path) -> None:
-    wanted = shapes_of(ARCHITECTURE, config)
-    check_names(tensors, wanted, f"{prefix}, read as a BERT classifier,")
-    check_shapes({name: tuple(value.shape) for name, value in tensors.items()}, wanted, str(prefix))
-
-
 def _write(
     directory: Path, tensors: dict[str, Tensor], config: dict[str, Any], vocabulary: Path | None, record: dict[str, Any]
 ) -> None:
-    from safetensors.torch import save_file  # load_directory needs transformers, which brings it
+    from safetensors.torch import save_file  # load_pretrained needs transformers, which brings it
 
     texts = {"config.json": config, "conversion.json": record}
     if vocabulary is not None:
-        longest = config["max_position_embeddings"]
         texts["tokenizer_config.json"] = {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": True,
-            "model_max_length": longest,
+            "model_max_length": config["max_position_embeddings"],
         }
     try:
         directory.mkdir(parents=True)
@@ -171,15 +225,6 @@ def _write(
             f"The conversion of a TensorFlow checkpoint cannot be written to {directory.parent}: {first_line(error)}; "
             "give a directory to keep conversions in."
         ) from error
-
-
-def _compare(file: Path, reader: VariableReader, prefix: Path) -> None:
-    """Every parameter on disk equals its variable, read anew."""
-    written = read_tensors(file)
-    for variable in _model_variables(reader)[0]:
-        source = _values(reader, variable, prefix)
-        if not np.array_equal(written[parameter_name(variable)].numpy(), source, equal_nan=True):
-            raise ValueError(f"{file} does not hold {variable} of {prefix} as it was read; the disk may be damaged.")
 
 
 def _publish(unfinished: Path, directory: Path) -> None:

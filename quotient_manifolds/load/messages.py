@@ -1,4 +1,4 @@
-"""Names, values and errors as they go into a sentence."""
+"""Paths, values and errors as they are written into a sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the pages some libraries append."""
+    """Return what an error says, without the pages that some libraries append."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
 
@@ -20,12 +20,12 @@ def shown(path: Path | str) -> str:
 
 def brief(value: Any, width: int = 60) -> str:
     """Return what a value looks like, cut where it is long."""
-    if isinstance(value, int) and abs(value) >= 10**width:  # text of it is refused by Python beyond some 4,300 digits
+    if isinstance(value, int) and abs(value) >= 10**width:  # Python refuses to print more than some 4,300 digits
         return f"a number of about {round(value.bit_length() * 0.30103)} digits"
     text = repr(value if not isinstance(value, str) else value[: width + 1])
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def expanded(path: Path | str) -> Path:
-    """Return the path with ~ for a home directory; the home of nobody stays as it is written."""
-    return Path(os.path.expanduser(path))
+    """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user

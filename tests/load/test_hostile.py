@@ -22,6 +22,7 @@ from PIL import EpsImagePlugin, Image
 from safetensors.torch import load_file
 from torch import nn
 
+from quotient_manifolds.files import siblings
 from quotient_manifolds.load import (
     DataSource,
     LabelledText,
@@ -30,10 +31,8 @@ from quotient_manifolds.load import (
     read_text_labels,
     tokenised_batches,
 )
-from quotient_manifolds.load.arrays import StoredArray
-from quotient_manifolds.load.headers import TooLarge, at_most
-from quotient_manifolds.load.listing import beside
-from quotient_manifolds.load.offline import no_network
+from quotient_manifolds.load.image_arrays import StoredArray
+from quotient_manifolds.load.untrusted import TooLarge, at_most, no_network
 from tests import hugging_face
 from tests.load.test_load import edit_config, one_sentence
 
@@ -306,12 +305,12 @@ def test_folders_of_thousands_are_listed_once(tmp_path: Path, monkeypatch: pytes
     listed = []
     names = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or names(folder))
-    found = [beside(file, file.stem) for file in files]
+    found = [siblings(file, file.stem) for file in files]
     assert len(listed) == 1
     assert [path.name for path in found[7]] == ["m7.json", "m7.safetensors"]
     assert len(found[4]) == 11  # m4 and m40 to m49
     (tmp_path / "m4.json").touch()
-    assert len(beside(files[4], "m4")) == 12
+    assert len(siblings(files[4], "m4")) == 12
 
 
 # ---- arrays

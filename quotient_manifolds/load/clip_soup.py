@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.weights import fill, read_tensors
+from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors, shapes_of
 
 HEAD_WIDTH = 64
 PREFIX = "model."  # of everything but the classification head
@@ -33,7 +33,7 @@ TEXT_TOWER = {
 
 @dataclass(frozen=True)
 class ClipSizes:
-    """What a CLIP classifier is made of; `grid` patches a side, `hidden` neurons in a block, `features` after proj."""
+    """Describe a CLIP classifier; `grid` patches a side, `hidden` neurons in a block, `features` after proj."""
 
     channels: int
     patch: int
@@ -48,7 +48,7 @@ class ClipSizes:
 
 @final
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x)"""
+    """Compute x sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
@@ -56,7 +56,7 @@ class QuickGELU(nn.Module):
 
 @final
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """Compute x + attention(norm x), then x + mlp(norm x)."""
 
     def __init__(self, sizes: ClipSizes) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 @final
 class ClipVision(nn.Module):
-    """Images (N, channels, side, side) -> features of the class token (N, features)."""
+    """Map images (N, channels, side, side) to features of the class token, (N, features)."""
 
     def __init__(self, sizes: ClipSizes) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class ClipVision(nn.Module):
 
 @final
 class ClipClassifier(nn.Module):
-    """logits = head(f / |f|), f the features of CLIP's vision transformer.
+    """Compute logits = head(f / |f|), f the features of CLIP's vision transformer.
 
     Parameters are named as in model-soups, without the leading "model.". Their values are not initialised.
     """
@@ -119,18 +119,27 @@ class ClipClassifier(nn.Module):
 
 
 def load_clip_soup(path: Path, *, heads: int | None = None) -> nn.Module:
-    """The classifier in a state dict of model-soups (.pt, .pth or .safetensors), in float32 and eval mode.
+    """Return the classifier in a state dict of model-soups (.pt, .pth or .safetensors), in float32 and eval mode.
 
     Sizes are read off the tensors; heads are 64 wide unless their number is given. The six tensors of the text tower
     that those files keep are left out, and every other one must be a parameter of the model and the reverse. Raises
     ValueError naming the parameter where that is not so.
     """
     tensors = {name: value for name, value in read_tensors(path).items() if name not in TEXT_TOWER}
-    sizes = _sizes(tensors, path, heads)
     with torch.device("meta"):
-        model = ClipClassifier(sizes)
-    names = {name: f"{PREFIX}{name}" if name.startswith("visual.") else name for name in model.state_dict()}
-    return fill(model, tensors, names, str(path)).eval()
+        model = ClipClassifier(_sizes(tensors, path, heads))
+    stored = {name: f"{PREFIX}{name}" if name.startswith("visual.") else name for name in model.state_dict()}
+    check_names(tensors, stored.values(), str(path))
+    check_shapes(
+        shapes_of(tensors), {stored[name]: shape for name, shape in shapes_of(model.state_dict()).items()}, str(path)
+    )
+    for name, value in tensors.items():
+        if not value.is_floating_point():
+            raise ValueError(f"{path} has {name} of dtype {value.dtype}, expected floating point numbers.")
+    # Copies, so that no parameter depends on a mapped file that may change.
+    copies = {name: tensors[other].to(torch.float32, copy=True).contiguous() for name, other in stored.items()}
+    model.load_state_dict(copies, assign=True)
+    return model.eval()
 
 
 def _sizes(tensors: Mapping[str, Tensor], path: Path, heads: int | None) -> ClipSizes:

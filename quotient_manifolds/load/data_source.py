@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.arrays import ArrayPoints
 from quotient_manifolds.load.checkpoints import Checkpoint
+from quotient_manifolds.load.example_inputs import accepted_by
+from quotient_manifolds.load.examples import Batches, Examples, Head, Labels, check_label, check_renaming
 from quotient_manifolds.load.huggingface import tokenizer_files
-from quotient_manifolds.load.inputs import accepted_by
-from quotient_manifolds.load.labels import Labels, check_label, check_renaming, head_of
-from quotient_manifolds.load.names import expanded, shown
-from quotient_manifolds.load.pictures import MODES, PicturePoints
-from quotient_manifolds.load.pixels import normalisation_of
-from quotient_manifolds.load.points import Batches, Points
+from quotient_manifolds.load.image_arrays import ArrayExamples
+from quotient_manifolds.load.images import MODES, FolderExamples
+from quotient_manifolds.load.messages import expanded, shown
+from quotient_manifolds.load.preparation import Normalisation
 from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, read_examples
-from quotient_manifolds.load.tokens import TextPoints
+from quotient_manifolds.load.tokens import TextExamples
 
 FORMATS = {  # and the settings that mean something there
     "text": {"max_length", "tokenizer", "columns"},
@@ -34,7 +33,7 @@ FORMATS = {  # and the settings that mean something there
 
 @dataclass(frozen=True)
 class DataSource:
-    """The batches that a zoo is measured on: the first rows of a data set, or with a seed some drawn at random.
+    """Describe the batches that a zoo is measured on: the first rows of a data set, or some drawn at random by a seed.
 
     path: a .jsonl, .csv or .tsv file, a .npz file, or a folder with a folder of images for each class; `format`
     ("text", "npz", "images") says which where the name does not. max_batches: that many batches of batch_size, the last
@@ -63,7 +62,7 @@ class DataSource:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a setting that is out of range or means nothing for the format."""
+        """Raise ValueError for a setting that is out of range or means nothing for the format."""
         if self.format not in ("auto", *FORMATS):
             raise ValueError(f"The format must be one of {', '.join(FORMATS)}, found {self.format!r}.")
         for name in ("batch_size", "max_batches", "max_examples", "max_length", "size"):
@@ -80,18 +79,18 @@ class DataSource:
         if unknown := sorted(set(self.columns or ()) - set(COLUMNS)):
             raise ValueError(f"columns must name some of {', '.join(COLUMNS)}, found {unknown[0]!r}.")
         check_renaming(self.labels)
-        normalisation_of(self.mean, self.std)
+        Normalisation.of(self.mean, self.std)
 
     @property
     def kind(self) -> str:
-        """The format, as the name of the path tells it where nothing else does."""
+        """Return the format, as the name of the path tells it where nothing else does."""
         if self.format != "auto":
             return self.format
         suffix = Path(self.path).suffix.lower()
         return "text" if suffix in TEXT_SUFFIXES else "npz" if suffix == ".npz" else "images"
 
     def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
-        """What cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
+        """Return what cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
 
         Dicts for a model whose forward has the keyword input_ids or pixel_values, or is a Hugging Face model that
         passes keywords on; a model that takes one tensor gets that. The answer is a list with `notes`, sentences that
@@ -100,34 +99,32 @@ class DataSource:
         Raises ValueError naming the file, and the line or row, of what cannot be read, of a label that the model does
         not have, and where nothing says how pixels are normalised.
         """
-        points = self._points()
-        rows, head = self._rows(points), head_of(model)
-        classes = points.classes(rows, head)
+        examples = self._examples()
+        rows, head = self._rows(examples), Head.of(model)
+        classes = examples.classes(rows, head)
         for row, label in zip(rows, classes, strict=True):
-            check_label(label, head.count, points.where(row))
-        read = points.reader(model, _homes(model, checkpoint))
-        batches: list[Any] = []
-        for start in range(0, len(rows), self.batch_size):
-            labels = torch.tensor(classes[start : start + self.batch_size])
-            batches.append(_batch(model, points.keyword, read(rows[start : start + self.batch_size]), labels))
-        read.check()
-        return Batches(
-            batches, examples=len(rows), truncated=read.truncated, max_length=read.length, unknown=read.unknown
-        )
+            check_label(label, head.count, examples.where(row))
+        starts = range(0, len(rows), self.batch_size)
+        chunks = [rows[start : start + self.batch_size] for start in starts]
+        inputs, made = examples.inputs(chunks, model, _homes(model, checkpoint))
+        batches = [
+            _batch(model, examples.keyword, each, torch.tensor(classes[start : start + self.batch_size]))
+            for start, each in zip(starts, inputs, strict=True)
+        ]
+        return Batches(batches, examples=len(rows), **made)
 
     def check(self, num_labels: int) -> None:
-        """Raises ValueError naming the line or row of a label that a head of so many classes does not have.
+        """Raise ValueError naming the line or row of a label that a head of so many classes does not have.
 
         Words that only a model's configuration can say the class of are left to `batches`.
         """
-        points = self._points()
-        labels = points.labels
-        for row in self._rows(points):
-            if isinstance(label := labels[row], int):
-                check_label(label, num_labels, points.where(row))
+        examples = self._examples()
+        for row in self._rows(examples):
+            if isinstance(label := examples.labels[row], int):
+                check_label(label, num_labels, examples.where(row))
 
     def fingerprint(self) -> str:
-        """A hash of all that decides the batches, but for the model's own tokenizer.
+        """Return a hash of all that decides the batches, but for the model's own tokenizer.
 
         Settings, and path, size and time of change of every file (of images: of those that are measured on, whose
         order tells their classes); the files are not read.
@@ -144,33 +141,33 @@ class DataSource:
         return digest.hexdigest()
 
     def _files(self) -> list[Path]:
-        """The files that decide the batches."""
+        """Return the files that decide the batches."""
         if self.kind == "images":
-            points = self._points()
-            return [points.file(row) for row in self._rows(points)]
+            examples = self._examples()
+            return [examples.file(row) for row in self._rows(examples)]
         tokenizer = [] if self.tokenizer is None else sorted(tokenizer_files(expanded(self.tokenizer)))
         return [expanded(self.path), *tokenizer]
 
-    def _points(self) -> Points:
+    def _examples(self) -> Examples:
         path = expanded(self.path)
-        normalisation = normalisation_of(self.mean, self.std)
+        normalisation = Normalisation.of(self.mean, self.std)
         if self.kind == "npz":
-            return ArrayPoints(path, self.labels, normalisation)
+            return ArrayExamples(path, self.labels, normalisation)
         if self.kind == "images":
-            return PicturePoints(path, self.labels, normalisation, size=self.size, channels=self.channels)
+            return FolderExamples(path, self.labels, normalisation, size=self.size, channels=self.channels)
         first = self._most if self.seed is None else None
-        examples = read_examples(path, labels=self.labels, columns=self.columns, first=first)
+        texts = read_examples(path, labels=self.labels, columns=self.columns, first=first)
         tokenizer = None if self.tokenizer is None else expanded(self.tokenizer)
-        return TextPoints(path, examples, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
+        return TextExamples(path, texts, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
 
     @property
     def _most(self) -> int | None:
-        """How many examples are wanted at most; None: all."""
+        """Return how many examples are wanted at most; None: all."""
         in_batches = None if self.max_batches is None else self.max_batches * self.batch_size
         return min((most for most in (in_batches, self.max_examples) if most is not None), default=None)
 
-    def _rows(self, points: Points) -> list[int]:
-        count = len(points.labels)
+    def _rows(self, examples: Examples) -> list[int]:
+        count = len(examples.labels)
         wanted = count if self._most is None else min(count, self._most)
         if self.seed is None:
             return list(range(wanted))
@@ -178,7 +175,7 @@ class DataSource:
 
 
 def _homes(model: nn.Module, checkpoint: Checkpoint | None) -> list[Path]:
-    """The directories that the model was loaded from: of a converted checkpoint, the conversion's."""
+    """Return the directories that the model was loaded from: of a converted checkpoint, the conversion's."""
     own = [*getattr(model, "directories", ()), getattr(model, "name_or_path", None)]
     places = [*own, None if checkpoint is None else checkpoint.path]
     return [Path(place) for place in dict.fromkeys(places) if place and Path(place).is_dir()]

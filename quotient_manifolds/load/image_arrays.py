@@ -14,11 +14,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quotient_manifolds.load.labels import Labels, new_label
-from quotient_manifolds.load.names import first_line, shown
-from quotient_manifolds.load.pixels import Normalisation
-from quotient_manifolds.load.points import Points, Reader
-from quotient_manifolds.load.preparation import Preparation, normalising_home
+from quotient_manifolds.load.examples import Examples, Labels, new_label
+from quotient_manifolds.load.messages import first_line, shown
+from quotient_manifolds.load.preparation import Normalisation, Preparation, normalising_home
 
 CHANNELS = (1, 3)  # grey, RGB
 BOMB, RATIO = 2**26, 100  # bytes, and how many times its place in the file: no images or labels are packed so well
@@ -26,8 +24,8 @@ PIECE = 2**20  # bytes read at a time
 
 
 @final
-class ArrayPoints(Points):
-    """The arrays `images` and `labels` (N,) of a .npz file; nothing in it is unpickled.
+class ArrayExamples(Examples):
+    """Read the arrays `images` and `labels` (N,) of a .npz file; nothing in it is unpickled.
 
     images: (N, channels, height, width), (N, height, width, channels) or (N, height, width), uint8 (then prepared like
     pictures: divided by 255 and normalised) or floating point (taken as it is, unless mean and std are given).
@@ -41,11 +39,7 @@ class ArrayPoints(Points):
         if len(header.shape) != 1 or header.dtype.kind not in "iu" or not header.shape[0]:
             raise ValueError(f"{shown(path)}: labels must be integers (N,), found {header.dtype} {header.shape}.")
         found = header.rows(range(header.shape[0])).tolist()
-        self._labels = [new_label(label, labels, self.where(row)) for row, label in enumerate(found)]
-
-    @property
-    def labels(self) -> Sequence[int]:
-        return self._labels
+        self.labels = [new_label(label, labels, self.where(row)) for row, label in enumerate(found)]
 
     def file(self, row: int) -> Path:
         return self._path
@@ -53,55 +47,38 @@ class ArrayPoints(Points):
     def where(self, row: int) -> str:
         return f"{shown(self._path)}, row {row}"
 
-    def reader(self, model: nn.Module, homes: Sequence[Path]) -> Reader:
+    def inputs(
+        self, batches: Sequence[Sequence[int]], model: nn.Module, homes: Sequence[Path]
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
         images = StoredArray(self._path, "images")
         _check_images(images.shape, images.dtype, self._path)
-        if images.shape[0] != len(self._labels):
-            raise ValueError(f"{shown(self._path)} has {images.shape[0]} images and {len(self._labels)} labels.")
+        if images.shape[0] != len(self.labels):
+            raise ValueError(f"{shown(self._path)} has {images.shape[0]} images and {len(self.labels)} labels.")
         if images.dtype == np.uint8:
-            return _Bytes(self, images, Preparation.of(None, self._normalisation, model, homes))
-        return _Floats(self, images, self._normalisation, normalising_home(homes))
+            prepare = Preparation.of(None, self._normalisation, model, homes)
+            return [
+                {self.keyword: prepare(list(_channels_first(images.rows(rows))), list(map(self.where, rows)))}
+                for rows in batches
+            ], {}
+        given = [torch.from_numpy(np.ascontiguousarray(_channels_first(images.rows(rows)))).float() for rows in batches]
+        if self._normalisation is None:
+            self._check_normalised(given, homes)
+            return [{self.keyword: pixels} for pixels in given], {}
+        return [{self.keyword: self._normalisation(pixels)} for pixels in given], {}
 
-
-@final
-class _Bytes(Reader):
-    """Pixel values of the images of 8 bits in these rows."""
-
-    def __init__(self, points: ArrayPoints, images: StoredArray, prepare: Preparation) -> None:
-        self._points, self._images, self._prepare = points, images, prepare
-
-    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        found = _channels_first(self._images.rows(rows))
-        return {self._points.keyword: self._prepare(list(found), list(map(self._points.where, rows)))}
-
-
-@final
-class _Floats(Reader):
-    """The images in these rows as they are, or as mean and std make them; `home` normalises the pixels it gets."""
-
-    def __init__(
-        self, points: ArrayPoints, images: StoredArray, normalisation: Normalisation | None, home: Path | None
-    ) -> None:
-        self._points, self._images, self._normalisation, self._home = points, images, normalisation, home
-        self._raw = normalisation is None and home is not None  # until a value is seen that no raw pixel has
-
-    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        found = _channels_first(self._images.rows(rows))
-        pixels = torch.from_numpy(np.ascontiguousarray(found)).float()
-        self._raw = self._raw and bool(pixels.amin() >= 0) and bool(pixels.amax() <= 1)
-        return {self._points.keyword: pixels if self._normalisation is None else self._normalisation(pixels)}
-
-    def check(self) -> None:
-        if self._raw and self._home is not None:
+    def _check_normalised(self, given: Sequence[Tensor], homes: Sequence[Path]) -> None:
+        """Raise ValueError for values that are all in 0 ... 1 where the model's directory says that it normalises."""
+        raw = all(bool(pixels.amin() >= 0) and bool(pixels.amax() <= 1) for pixels in given)
+        if raw and (home := normalising_home(homes)) is not None:
             raise ValueError(
-                f"The images in {shown(self._points.file(0))} lie in 0 ... 1, and the model in {shown(self._home)} was "
-                "trained on normalised ones; give mean and std, or mean: none if they are to be taken as they are."
+                f"The images in {shown(self._path)} lie in 0 ... 1, and the model in {shown(home)} was trained on "
+                "normalised ones; give mean and std, or mean: none if they are to be taken as they are."
             )
 
 
 @final
 class StoredArray:
-    """An array in a .npz file, whose header has been read and found to agree with the size of what it heads."""
+    """Describe an array in a .npz file, whose header has been read and agrees with the size of what it heads."""
 
     def __init__(self, path: Path, name: str) -> None:
         if not path.is_file():
@@ -128,7 +105,7 @@ class StoredArray:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> ValueError:
-        """zipfile, zlib and numpy raise half a dozen kinds for damaged files."""
+        # zipfile, zlib and numpy raise half a dozen kinds for damaged files
         return ValueError(f"{shown(self.path)} is no readable .npz file of plain arrays: {first_line(error)}")
 
     def _read_header(self, stream: IO[bytes]) -> None:
@@ -184,7 +161,7 @@ def _check_images(shape: tuple[int, ...], dtype: Any, path: Path) -> None:
 
 
 def _channels_first(images: NDArray[Any]) -> NDArray[Any]:
-    """(N, channels, height, width)"""
+    """Return images as (N, channels, height, width)."""
     if images.ndim == 3:
         return images[:, None]
     return images if images.shape[1] in CHANNELS else images.transpose(0, 3, 1, 2)

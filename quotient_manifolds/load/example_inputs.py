@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What a model's inputs are made of: its configuration, its class, the text length, the randomness."""
+    """Hold what a model's inputs are made of: its configuration, its class, the text length, the randomness."""
 
     config: Any
     model: nn.Module
@@ -25,7 +25,7 @@ class _Wanted:
         return values.to(next(self.model.parameters()).dtype)
 
     def first(self, *names: str, default: int) -> int:
-        """The first attribute that the configuration, or its vision or audio part, has as a number."""
+        """Return the first attribute that the configuration, or its vision or audio part, has as a number."""
         parts = [self.config, *(getattr(self.config, part, None) for part in ("vision_config", "audio_config"))]
         found = (getattr(part, name, None) for name in names for part in parts)
         return next((value for value in found if isinstance(value, int) and not isinstance(value, bool)), default)
@@ -83,7 +83,7 @@ def _text(wanted: _Wanted) -> dict[str, Tensor]:
 
 
 def _with_image_tokens(wanted: _Wanted, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Text that begins with an image token for each feature the model makes of a picture, where it has such a token."""
+    """Return text that begins with an image token for each feature of a picture, if the model has such a token."""
     token = getattr(wanted.config, "image_token_id", None) or getattr(wanted.config, "image_token_index", None)
     features = getattr(wanted.model, "get_image_features", None)
     if not isinstance(token, int) or features is None:
@@ -106,7 +106,7 @@ def _decoder_text(wanted: _Wanted) -> dict[str, Tensor]:
 
 
 def _encoded(wanted: _Wanted) -> dict[str, Tensor]:
-    """What a decoder with cross-attention reads when no encoder stands before it."""
+    """Return what a decoder with cross-attention reads when no encoder stands before it."""
     if not getattr(wanted.config, "add_cross_attention", False):
         return {}
     rows = len(_text(wanted)["input_ids"])
@@ -123,7 +123,7 @@ def _images(wanted: _Wanted) -> dict[str, Tensor]:
 
 
 def _sound(wanted: _Wanted) -> dict[str, Tensor]:
-    """Spectrograms where the configuration counts mel bins, a waveform otherwise."""
+    """Return spectrograms where the configuration counts mel bins, a waveform otherwise."""
     mels, frames = wanted.first("num_mel_bins", default=0), wanted.first("max_length", default=0)
     return {"input_values": wanted.noise(2, frames, mels) if mels and frames else wanted.noise(2, 1600)}
 
@@ -139,7 +139,7 @@ def _features(wanted: _Wanted) -> dict[str, Tensor]:
 
 
 def _boxes(wanted: _Wanted) -> dict[str, Tensor]:
-    """Boxes (left, top, right, bottom) on a page of 0 to 20 points."""
+    """Return boxes (left, top, right, bottom) on a page of 0 to 20 points."""
     shape = _text(wanted)["input_ids"].shape
     corners = torch.randint(1, 9, (*shape, 4), generator=wanted.generator)
     return {"bbox": corners + torch.tensor([0, 0, 10, 10])}

@@ -10,11 +10,9 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor, nn
 
-from quotient_manifolds.load.labels import Head, Labels, named_label, new_label
-from quotient_manifolds.load.names import first_line, shown
-from quotient_manifolds.load.pixels import Normalisation
-from quotient_manifolds.load.points import Points, Reader
-from quotient_manifolds.load.preparation import Picture, Preparation
+from quotient_manifolds.load.examples import Examples, Head, Labels, named_label, new_label
+from quotient_manifolds.load.messages import first_line, shown
+from quotient_manifolds.load.preparation import Normalisation, Picture, Preparation, channels_first
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # as Pillow calls them; others run programs
@@ -24,8 +22,8 @@ LARGEST = 89_478_485  # pixels; above it Pillow suspects a bomb
 
 
 @final
-class PicturePoints(Points):
-    """The pictures in the folders of `path`, in the order of their names; the folders stand for classes.
+class FolderExamples(Examples):
+    """Find the pictures in the folders of `path`, in the order of their names; the folders stand for classes.
 
     Names sort as text (10 before 2). A folder's own folders belong to it; hidden files and files that are no pictures
     do not count. The class of a folder is the one that `labels` gives its name or its place; without them, that of its
@@ -51,29 +49,25 @@ class PicturePoints(Points):
             raise ValueError(f"{shown(path)} has no folders: expected one for each class, with its images.")
         by_name = isinstance(labels, Mapping)
         self._files: list[Path] = []
-        self._labels: list[int] = []
+        self.labels: list[int] = []
         for place, name in enumerate(self._names):
             files = _pictures(path / name)
             self._files += files
-            self._labels += [new_label(name if by_name else place, labels, shown(path / name))] * len(files)
+            self.labels += [new_label(name if by_name else place, labels, shown(path / name))] * len(files)
         self._by_place = labels is None
         self._normalisation, self._size, self._channels = normalisation, size, channels
-
-    @property
-    def labels(self) -> Sequence[int]:
-        return self._labels
 
     def classes(self, rows: Sequence[int], head: Head) -> list[int]:
         known = [name for name in self._names if head.find(name) is not None]
         if self._by_place and known:  # all of them, or the one that is not is named
             table = [named_label(name, head, shown(self._path / name)) for name in self._names]
-            return [table[self._labels[row]] for row in rows]
+            return [table[self.labels[row]] for row in rows]
         if self._by_place and head.count not in (None, len(self._names)):
             raise ValueError(
                 f"{shown(self._path)} has {len(self._names)} folders and the model {head.count} classes "
                 f"({head.listed()}), none of them called like a folder; give labels, the class of each folder."
             )
-        return [self._labels[row] for row in rows]
+        return [self.labels[row] for row in rows]
 
     def file(self, row: int) -> Path:
         return self._files[row]
@@ -81,22 +75,16 @@ class PicturePoints(Points):
     def where(self, row: int) -> str:
         return shown(self._files[row])
 
-    def reader(self, model: nn.Module, homes: Sequence[Path]) -> Reader:
+    def inputs(
+        self, batches: Sequence[Sequence[int]], model: nn.Module, homes: Sequence[Path]
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
         wanted = getattr(getattr(model, "config", None), "num_channels", None)
-        channels = self._channels or (wanted if isinstance(wanted, int) and wanted in MODES else 3)
-        return _PictureReader(self, channels, Preparation.of(self._size, self._normalisation, model, homes))
-
-
-@final
-class _PictureReader(Reader):
-    """Pixel values of the pictures in these rows."""
-
-    def __init__(self, points: PicturePoints, channels: int, prepare: Preparation) -> None:
-        self._points, self._channels, self._prepare = points, channels, prepare
-
-    def __call__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        pictures = [_pixels(self._points.file(row), MODES[self._channels]) for row in rows]
-        return {self._points.keyword: self._prepare(pictures, list(map(self._points.where, rows)))}
+        mode = MODES[self._channels or (wanted if isinstance(wanted, int) and wanted in MODES else 3)]
+        prepare = Preparation.of(self._size, self._normalisation, model, homes)
+        return [
+            {self.keyword: prepare([_pixels(self.file(row), mode) for row in rows], list(map(self.where, rows)))}
+            for rows in batches
+        ], {}
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -108,7 +96,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _pixels(file: Path, mode: str) -> Picture:
-    """uint8 (channels, height, width)"""
+    """Return the values of a picture, uint8 (channels, height, width)."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -123,7 +111,7 @@ def _pixels(file: Path, mode: str) -> Picture:
         raise ValueError(f"{shown(file)} is no readable image: {shown(first_line(error))}") from error
     if pixels is None:
         raise ValueError(f"{shown(file)} has {refused}.")
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return channels_first(pixels)
 
 
 def _why_not(picture: Any) -> str | None:
