@@ -23,7 +23,7 @@ run: $(STAMP)  ## the demonstration: a zoo of small transformers, measured, with
 	$(BIN)/quotient-manifolds demo --out $(OUT)
 
 study: $(STAMP)  ## one of the studies, into results/NAME:  make study NAME=diagonal
-	$(BIN)/quotient-manifolds study $(NAME)
+	PYTHONPATH=notebooks $(BIN)/python -m studies $(NAME) $(ARGS)
 
 test: $(STAMP)  ## all tests and doctests
 	$(BIN)/python -m pytest

@@ -21,7 +21,6 @@ COMMANDS = {  # and the first sentence of the help of each
     "measure": "Measure the worst-case sharpness of MODEL on DATA.",
     "move": "Move the Hugging Face model in IN along its symmetry orbit and write it to OUT.",
     "orbit": "Measure the sharpness of MODEL before and after moving it along its symmetry orbit.",
-    "study": "Redo one of the package's own experiments.",
 }
 
 

@@ -22,7 +22,6 @@ import quotient_manifolds.cli
 from quotient_manifolds import Measurements
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments import DemoResult, run_demo
-from quotient_manifolds.experiments.ascents import Ascents
 from quotient_manifolds.experiments.wording import ratio
 from quotient_manifolds.manifolds import runge_kutta
 from quotient_manifolds.version import VERSION
@@ -460,14 +459,3 @@ def test_export_writes_what_a_store_holds(tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "Results are exported as .csv, .parquet, .json" in refused.stderr
     assert call("export", tmp_path / "nothing", tmp_path / "units.csv").exit_code == 2
-
-
-# ---- study
-
-
-def test_study_writes_a_record_that_loads(tmp_path: Path) -> None:
-    shown = call("study", "ascents", "--fast", "--out", tmp_path)
-    assert shown.exit_code == 0, shown.output
-    found = Ascents.load(tmp_path / "ascents.json")
-    assert found.command == "quotient-manifolds study ascents --fast"
-    assert f"{found.cases[0].ratio:.3f}" in shown.stdout

@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import quotient_manifolds as qm
-from quotient_manifolds.experiments.diagonal import measuring
-from quotient_manifolds.experiments.diagonal.ascent import climb
-from quotient_manifolds.experiments.diagonal.networks import Regression
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.geometry.pairs import REACH
 from quotient_manifolds.manifolds import (
@@ -47,6 +44,9 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries, find_symmetries, random_move
+from studies.diagonal import measuring
+from studies.diagonal.ascent import climb
+from studies.diagonal.networks import Regression
 from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
 
 Batch = tuple[Tensor, Tensor]

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from quotient_manifolds.experiments.ascents import RADII, Ascents, compare_ascents
 from quotient_manifolds.geometry import Adaptive, Euclidean
+from studies.__main__ import study
+from studies.ascents import RADII, Ascents, compare_ascents
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,13 @@ def test_the_readme_says_what_the_record_holds() -> None:
         less, more = sum(ratio < 0.99 for ratio in ratios), sum(ratio > 1.01 for ratio in ratios)
         row = f"| {median:.3f} [{low:.3f}, {high:.3f}] | {less} of {len(ratios)} | {more} |"
         assert f"| {names.get(geometry, geometry)} {row}" in text
-    assert record.command in text
     more_found = sorted(case.ratio for case in record.cases if case.ratio > 1.01)
     assert [f"{100 * (ratio - 1):.0f}" for ratio in more_found] == ["38", "75"]
+
+
+def test_the_command_writes_a_record_that_loads(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(study, ["ascents", "--fast", "--out", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    found = Ascents.load(tmp_path / "ascents.json")
+    assert found.command == "make study NAME=ascents ARGS=--fast"
+    assert f"{found.cases[0].ratio:.3f}" in shown.stdout

@@ -19,21 +19,21 @@ from click.testing import CliRunner
 from filelock import FileLock, Timeout
 from scipy import stats
 
-from quotient_manifolds.cli.study import study
 from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
 from quotient_manifolds.compare.comparison import Named
-from quotient_manifolds.experiments.bert.page import BERT, bert_page
-from quotient_manifolds.experiments.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_pairs
-from quotient_manifolds.experiments.bert.spec import PLAN, full_spec
-from quotient_manifolds.experiments.bert.training import draw_recipe, fine_tune, pretrained_encoder
-from quotient_manifolds.experiments.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, _free_first, prepare
-from quotient_manifolds.experiments.vit_figures import tau_of
-from quotient_manifolds.experiments.zoo_study import Cost, load_record
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import LabelledText, load_model, read_text_labels, tokenised_batches
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation, partial_correlation
+from studies.__main__ import study
+from studies.bert.page import BERT, bert_page
+from studies.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_pairs
+from studies.bert.spec import PLAN, full_spec
+from studies.bert.training import draw_recipe, fine_tune, pretrained_encoder
+from studies.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, _free_first, prepare
+from studies.vit_figures import tau_of
+from studies.zoo_study import Cost, load_record
 
 RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "bert"
 TRAIN, HELD_BACK = training_pairs(TRAINING, SEED), test_pairs(TEST, SEED)
@@ -222,7 +222,7 @@ def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPa
     with Store(out / "store.sqlite") as store:
         before = stamps(), store.results()
     first = load_record(out / "record")
-    monkeypatch.setattr("quotient_manifolds.experiments.bert.zoo.fine_tune", None)  # calling it would fail
+    monkeypatch.setattr("studies.bert.zoo.fine_tune", None)  # calling it would fail
     done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(out), "--quiet"])
     assert (done.exit_code, done.output) == (0, "")
     with Store(out / "store.sqlite") as store:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quotient_manifolds.experiments.completion import GEOOPT, Completion, complete, random_completion
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.pymanopt import SOLVERS
+from studies.completion import GEOOPT, Completion, complete, random_completion
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from quotient_manifolds.cli.study import study
 from quotient_manifolds.compare import read_spec
-from quotient_manifolds.experiments.full_scale import cost as costs
-from quotient_manifolds.experiments.full_scale.cost import OVERHEAD, Operations, cost, operations_of, passes_of
-from quotient_manifolds.experiments.full_scale.experiments import EXPERIMENTS, write_specs
-from quotient_manifolds.experiments.full_scale.page import PAGE, full_scale_page
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.sharpness import AverageCase, GradientNorm, WorstCase
+from studies.__main__ import study
+from studies.full_scale import cost as costs
+from studies.full_scale.cost import OVERHEAD, Operations, cost, operations_of, passes_of
+from studies.full_scale.experiments import EXPERIMENTS, write_specs
+from studies.full_scale.page import PAGE, full_scale_page
 
 ROOT = Path(__file__).parents[2]
 CLIP, BERT = EXPERIMENTS

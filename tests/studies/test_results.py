@@ -17,27 +17,27 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from quotient_manifolds.cli.study import study
 from quotient_manifolds.compare import Comparison, Ranking, Row, Value
 from quotient_manifolds.compare.comparison import Named
-from quotient_manifolds.experiments.bert.spec import PLAN as BERT
-from quotient_manifolds.experiments.diagonal import Cell, DiagonalStudy, Plan
-from quotient_manifolds.experiments.diagonal.networks import Drawing, Setting
-from quotient_manifolds.experiments.markdown import table
-from quotient_manifolds.experiments.results.claims import claims
-from quotient_manifolds.experiments.results.estimates import RULES, Estimate
-from quotient_manifolds.experiments.results.page import BEGIN, END, PAGE, into_readme, results_page, write_results
-from quotient_manifolds.experiments.results.paper import TAU
-from quotient_manifolds.experiments.results.pictures import pictures
-from quotient_manifolds.experiments.results.records import Records
-from quotient_manifolds.experiments.results.rows import NOT_RUN, beyond, figures, table_one
-from quotient_manifolds.experiments.results.zoos import weighted_tau
-from quotient_manifolds.experiments.vit_spec import PLAN as VIT
-from quotient_manifolds.experiments.zoo_spec import Plan as ZooPlan
-from quotient_manifolds.experiments.zoo_spec import of_family
-from quotient_manifolds.experiments.zoo_study import Cost, write_record
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.statistics import correlation
+from studies.__main__ import study
+from studies.bert.spec import PLAN as BERT
+from studies.diagonal import Cell, DiagonalStudy, Plan
+from studies.diagonal.networks import Drawing, Setting
+from studies.markdown import table
+from studies.results.claims import claims
+from studies.results.estimates import RULES, Estimate
+from studies.results.page import BEGIN, END, PAGE, into_readme, results_page, write_results
+from studies.results.paper import TAU
+from studies.results.pictures import pictures
+from studies.results.records import Records
+from studies.results.rows import NOT_RUN, beyond, figures, table_one
+from studies.results.zoos import weighted_tau
+from studies.vit_spec import PLAN as VIT
+from studies.zoo_spec import Plan as ZooPlan
+from studies.zoo_spec import of_family
+from studies.zoo_study import Cost, write_record
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -427,7 +427,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_committed_page_and_readme_are_what_the_command_writes(written: Path) -> None:
-    again = "run `quotient-manifolds study results --readme README.md`"
+    again = 'run `make study NAME=results ARGS="--readme README.md"`'
     assert (written / PAGE).read_text(encoding="utf-8") == (NOTEBOOKS / PAGE).read_text(encoding="utf-8"), again
     assert (written / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
         again

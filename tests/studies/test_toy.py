@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from scipy.optimize import minimize_scalar
 
 import quotient_manifolds as qm
-from quotient_manifolds.cli.study_toy import toy
-from quotient_manifolds.experiments.toy import (
+from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
+from quotient_manifolds.symmetries import bottleneck, find_symmetries
+from studies.commands.toy import toy
+from studies.toy import (
     MEASURES,
     Point,
     Scalar,
@@ -31,11 +33,9 @@ from quotient_manifolds.experiments.toy import (
     squared_error,
     study_toy,
 )
-from quotient_manifolds.experiments.toy.claims import judge
-from quotient_manifolds.experiments.toy.closed import exact_direction, paper_direction, term_at_minimum
-from quotient_manifolds.experiments.toy.study import Along
-from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
-from quotient_manifolds.symmetries import bottleneck, find_symmetries
+from studies.toy.claims import judge
+from studies.toy.closed import exact_direction, paper_direction, term_at_minimum
+from studies.toy.study import Along
 
 ONE = Scalar()
 SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
@@ -255,7 +255,7 @@ def test_a_spread_is_that_of_magnitudes() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Toy:
-    return study_toy(fast=True, command="quotient-manifolds study toy --fast")
+    return study_toy(fast=True, command="make study NAME=toy ARGS=--fast")
 
 
 def test_the_study_finds_what_is_constant(found: Toy) -> None:
@@ -277,7 +277,7 @@ def test_the_record_lasts(found: Toy, tmp_path: Path) -> None:
 def test_the_committed_record_is_what_the_code_finds() -> None:
     """Closed forms to their digits, ascents by their agreement; of the orbits a value each."""
     record = Toy.load(RECORD)
-    assert record.command == "quotient-manifolds study toy"
+    assert record.command == "quotient-manifolds study toy"  # of the version that wrote it
     for one in record.series:
         for name, order in (("first", "first order"), ("second", "second order"), ("exact", "exact")):
             expected = sharpness(ONE, Point.balanced(one.product), f"{one.metric} ({order})", one.radius)
@@ -300,15 +300,15 @@ def test_the_command_writes_record_and_report(found: Toy, tmp_path: Path, monkey
         asked.update(options)
         return found
 
-    monkeypatch.setattr("quotient_manifolds.cli.study_toy.study_toy", study)
+    monkeypatch.setattr("studies.commands.toy.study_toy", study)
     done = CliRunner().invoke(toy, ["--fast", "--out", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert (asked["fast"], asked["command"]) == (True, "quotient-manifolds study toy --fast")
+    assert (asked["fast"], asked["command"]) == (True, "make study NAME=toy ARGS=--fast")
     assert Toy.load(tmp_path / "toy.json") == found
     assert "worst-case sharpness" in done.output
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert html.count("<svg") == 2 + 1 + 4
-    assert "quotient-manifolds study toy --fast" in html
+    assert "make study NAME=toy ARGS=--fast" in html
     assert all(claim.claim.split(";")[0] in html for claim in found.claims)
     assert {"toy.json", "report.html"} == {file.name for file in tmp_path.iterdir()}
 

@@ -16,21 +16,21 @@ from click.testing import CliRunner
 from scipy import stats
 from torch.nn import functional as F
 
-from quotient_manifolds.cli.study import study
 from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
 from quotient_manifolds.compare.comparison import Named
 from quotient_manifolds.experiments.digits import Digits, load_digits
-from quotient_manifolds.experiments.vit_figures import tau_line, tau_of
-from quotient_manifolds.experiments.vit_page import VIT, vit_page
-from quotient_manifolds.experiments.vit_spec import FAMILY, full_spec, label, of_family
-from quotient_manifolds.experiments.vit_zoo import FAST, few_shot_digits, prepare, related_digits
 from quotient_manifolds.experiments.zoo import ARCHITECTURE, Recipe, train, train_zoo
-from quotient_manifolds.experiments.zoo_study import Cost, load_record, write_record
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import load_model
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation, partial_correlation
+from studies.__main__ import study
+from studies.vit_figures import tau_line, tau_of
+from studies.vit_page import VIT, vit_page
+from studies.vit_spec import FAMILY, full_spec, label, of_family
+from studies.vit_zoo import FAST, few_shot_digits, prepare, related_digits
+from studies.zoo_study import Cost, load_record, write_record
 
 RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "vit"
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

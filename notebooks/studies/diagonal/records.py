@@ -1,0 +1,281 @@
+"""What the study of diagonal networks found: tau cell by cell, and its mean over seeds with an interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from scipy import stats
+
+from quotient_manifolds.files import write_text
+from studies.diagonal.networks import NETWORKS, Drawing, Setting
+
+FAMILY_GEODESICS = ("second", "exact")
+FORMAT = 1  # of diagonal.json; raise when a reader of the old form would misread the new one
+
+Values = tuple[float | None, ...]
+Columns = dict[str, Values]
+
+COLUMNS = (
+    *("taus", "family", "cornered", "rises", "matches", "far", "truncation", "truncated", "agreement"),
+    "points",
+)
+
+SETTINGS = tuple(
+    Setting(points, scales, rates)
+    for scales in ((0.1, 1.0), (0.01, 0.1))
+    for rates in ((0.01, 0.1), (0.1, 0.3))
+    for points in (50, 100, 150)
+)
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. All settings at `radii`; the first `profiled` of them at `profile` too, which holds `radii`.
+
+    steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent
+    of `thorough_steps` with `thorough_restarts`. family: the t of the metrics that all settings are measured in at
+    `family_radii`; above those a metric with t < 0 may be infinitely sharp.
+    """
+
+    settings: tuple[Setting, ...] = SETTINGS
+    seeds: int = 20
+    networks: int = NETWORKS
+    radii: tuple[float, ...] = (0.01, 0.1, 1.0)
+    profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
+    profiled: int = 3
+    family: tuple[float, ...] = tuple(k / 4 for k in range(-2, 7))
+    family_radii: tuple[float, ...] = (0.01, 0.1)
+    steps: int = 20
+    thorough: int = 5
+    thorough_steps: int = 100
+    thorough_restarts: int = 10
+
+    def __post_init__(self) -> None:
+        if not set(self.radii) <= set(self.profile):
+            raise ValueError(f"The profile must hold the radii {self.radii}. Found {self.profile}")
+
+    @classmethod
+    def fast(cls) -> Plan:
+        """Seconds instead of an hour, to try the code."""
+        return cls(
+            settings=(Setting(50, (0.1, 1.0), (0.03, 0.1)), Setting(50, (0.3, 1.0), (0.03, 0.1))),
+            seeds=3,
+            networks=8,
+            radii=(0.1,),
+            profile=(1e-3, 0.1),
+            profiled=1,
+            family=(0.0, 0.5, 1.0),
+            family_radii=(0.1,),
+            steps=5,
+            thorough=1,
+            thorough_steps=20,
+            thorough_restarts=1,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """The ascent against a thorough one, network by network: tau by the thorough one, and ratios of the rises found.
+
+    found: median and least of (ascent / thorough). bound: for mix exact, median and least of (thorough / upper bound).
+    """
+
+    tau: float | None
+    found: tuple[float, float]
+    bound: tuple[float, float] | None
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One setting with one seed: its own X, beta* and networks. Columns hold a value for every one of `radii`.
+
+    smallest: the median over networks of min |beta_i|. taus: Kendall's tau-b between test loss and each measure;
+    "mix endless" is the upper bound of mix exact. family: the same along the family of metrics, at the plan's
+    `family_radii`. cornered: the same with the best single coordinate where that rises
+    more than the ascent. rises: the median of the measure. references: tau-b of test loss with what has no radius.
+    matches: tau-b between a measure and a reference. far: the median share of |z|^2 in coordinates with |b| > 1/2.
+    truncation: by metric, the median of the truncation error over the rise; truncated: in how many of all networks that
+    is above 0.1. agreement: tau-b between second-order and exact sharpness. checks: by measure, at the plan's radii.
+    points: of one cell, test loss and the measures at one radius, network by network.
+    """
+
+    setting: Setting
+    seed: int
+    drawing: Drawing
+    train_loss: tuple[float, float]  # least, largest
+    test_loss: tuple[float, float, float]  # least, median, largest
+    smallest: float
+    radii: tuple[float, ...]
+    taus: Columns
+    family: Columns
+    cornered: Columns
+    rises: Columns
+    references: dict[str, float | None]
+    matches: Columns
+    far: Columns
+    truncation: Columns
+    truncated: Columns
+    agreement: Columns
+    checks: dict[str, tuple[Check, ...]]
+    points: dict[str, tuple[float, ...]]
+    seconds: float
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Cell:
+        def rows(name: str) -> dict[str, Any]:
+            return {key: tuple(values) for key, values in record[name].items()}
+
+        return cls(
+            **{
+                **record,
+                **{name: tuple(record[name]) for name in ("train_loss", "test_loss", "radii")},
+                **{name: rows(name) for name in COLUMNS},
+                "setting": _setting(record["setting"]),
+                "drawing": Drawing(**record["drawing"]),
+                "checks": {name: tuple(map(_check, found)) for name, found in record["checks"].items()},
+            }
+        )
+
+
+def family_name(t: float, geodesic: str) -> str:
+    """How the columns of the family are called: "0.5 exact"."""
+    return f"{t:g} {geodesic}"
+
+
+@final
+@dataclass(frozen=True)
+class Mean:
+    """The mean of a quantity over seeds with the bootstrap interval (95 %, percentile, over seeds), and its signs."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    negative: int
+    positive: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Mean | None:
+        """None without values; those that are not defined are left out. One value has itself as interval."""
+        known = np.array([value for value in values if value is not None])
+        if not len(known):
+            return None
+        low = high = float(known.mean())
+        if len(known) > 1 and float(np.ptp(known)) > 0:
+            found = stats.bootstrap((known,), np.mean, method="percentile", rng=np.random.default_rng(0))
+            low, high = map(float, found.confidence_interval)
+        return cls(float(known.mean()), low, high, len(known), int(np.sum(known < 0)), int(np.sum(known > 0)))
+
+
+@final
+@dataclass(frozen=True)
+class DiagonalStudy:
+    """All cells; `save` and `load` are inverse to each other."""
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    command: str
+    version: str
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        return tuple(self.cells[0].taus)
+
+    @property
+    def profiled(self) -> tuple[Setting, ...]:
+        """The settings whose cells have all radii of the profile."""
+        return self.plan.settings[: self.plan.profiled]
+
+    def of(self, setting: Setting) -> tuple[Cell, ...]:
+        """The setting's cells, a seed each."""
+        return tuple(cell for cell in self.cells if cell.setting == setting)
+
+    def tau(self, setting: Setting, measure: str, radius: float) -> Mean | None:
+        """Over seeds; `measure` is one of `measures`."""
+        return Mean.of(cell.taus[measure][cell.radii.index(radius)] for cell in self.of(setting))
+
+    def of_family(self, setting: Setting, t: float, geodesic: str, radius: float) -> Mean | None:
+        """tau in the metric t along geodesics of the order given, at one of the plan's `family_radii`, over seeds."""
+        name, place = family_name(t, geodesic), self.plan.family_radii.index(radius)
+        return Mean.of(cell.family[name][place] for cell in self.of(setting))
+
+    def signs(self, measure: str, radius: float) -> tuple[int, int, int]:
+        """In how many settings the interval of tau lies below 0, holds 0, lies above 0."""
+        found = [self.tau(setting, measure, radius) for setting in self.plan.settings]
+        known = [mean for mean in found if mean is not None]
+        below, above = sum(mean.high < 0 for mean in known), sum(mean.low > 0 for mean in known)
+        return below, len(known) - below - above, above
+
+    def column(self, name: str, key: str, radius: float, settings: Sequence[Setting] | None = None) -> list[float]:
+        """One of the columns ("taus", "far", ...) of all cells that have the radius, of the settings given."""
+        chosen = self.plan.settings if settings is None else settings
+        found = [
+            getattr(cell, name)[key][cell.radii.index(radius)]
+            for cell in self.cells
+            if radius in cell.radii and cell.setting in chosen
+        ]
+        return [value for value in found if value is not None]
+
+    def reference(self, setting: Setting, name: str) -> Mean | None:
+        return Mean.of(cell.references[name] for cell in self.of(setting))
+
+    def checked(self, setting: Setting, measure: str, radius: float) -> list[tuple[Cell, Check]]:
+        """The cells that a thorough ascent measured again."""
+        place = self.plan.radii.index(radius)
+        return [(cell, cell.checks[measure][place]) for cell in self.of(setting) if cell.checks]
+
+    def save(self, path: Path) -> None:
+        """Compact JSON, five significant digits, a line a cell."""
+        head = {"format": FORMAT, "version": self.version, "command": self.command, "plan": asdict(self.plan)}
+        cells = ",\n".join(to_json(asdict(cell)) for cell in self.cells)
+        write_text(path, to_json(head)[:-1] + f', "cells": [\n{cells}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: Path) -> DiagonalStudy:
+        """Raises ValueError for anything but what `save` wrote."""
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ValueError(f"{path} must have format {FORMAT}. Found {record['format']!r}; run the study again")
+            cells = tuple(map(Cell.from_dict, record["cells"]))
+            return cls(plan_from_dict(record["plan"]), cells, record["command"], record["version"])
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} must hold a study of diagonal networks. Found none ({type(error).__name__}: {error}); take a "
+                f"diagonal.json that the study wrote"
+            ) from error
+
+
+def plan_from_dict(record: Mapping[str, Any]) -> Plan:
+    tuples = {name: tuple(record[name]) for name in ("radii", "profile", "family", "family_radii")}
+    return Plan(**{**record, **tuples, "settings": tuple(map(_setting, record["settings"]))})
+
+
+def to_json(record: Any) -> str:
+    return json.dumps(_rounded(record), allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _setting(record: Mapping[str, Any]) -> Setting:
+    return Setting(record["points"], tuple(record["scales"]), tuple(record["rates"]))
+
+
+def _check(record: Mapping[str, Any]) -> Check:
+    bound = record["bound"]
+    return Check(record["tau"], tuple(record["found"]), None if bound is None else tuple(bound))

@@ -1,0 +1,51 @@
+"""The records that the results are read from; one that is not there yet is None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import final
+
+from studies.ascents import Ascents
+from studies.bert.spec import PLAN as BERT
+from studies.diagonal import DiagonalStudy
+from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
+from studies.toy import Toy
+from studies.vit_spec import PLAN as VIT
+from studies.zoo_spec import Plan
+from studies.zoo_study import load_record
+
+
+@final
+@dataclass(frozen=True)
+class Records:
+    """What the studies left in a folder."""
+
+    ascents: Ascents | None
+    toy: Toy | None
+    diagonal: DiagonalZoo | None
+    vit: ModelZoo | None
+    bert: ModelZoo | None
+
+    @classmethod
+    def load(cls, folder: Path) -> Records:
+        """Raises ValueError for a folder that is not there, and for a record that is not as its study writes it."""
+        if not folder.is_dir():
+            raise ValueError(f"{folder} must be the folder of records that the studies wrote. Found no such folder")
+        ascents, toy, diagonal = (folder / f"{name}.json" for name in ("ascents", "toy", "diagonal"))
+        return cls(
+            Ascents.load(ascents) if ascents.exists() else None,
+            Toy.load(toy) if toy.exists() else None,
+            DiagonalZoo(DiagonalStudy.load(diagonal)) if diagonal.exists() else None,
+            _models(folder, VIT, "vit"),
+            _models(folder, BERT, "bert"),
+        )
+
+    @cached_property
+    def zoos(self) -> dict[str, Zoo | None]:
+        return {"diagonal": self.diagonal, "vit": self.vit, "bert": self.bert}
+
+
+def _models(folder: Path, plan: Plan, key: str) -> ModelZoo | None:
+    return ModelZoo(key, load_record(folder / key)[0], plan) if (folder / key).is_dir() else None

@@ -1,0 +1,168 @@
+"""The table of the page: what the paper found, and what was found here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from quotient_manifolds.experiments.wording import minus, signed
+from studies.ascents import Ascents
+from studies.results.claims import METRICS, ZOOS, said
+from studies.results.estimates import Estimate
+from studies.results.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
+from studies.results.records import Records
+from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
+from studies.toy import Toy
+
+NOT_RUN = "not run"
+NOTEBOOKS = {
+    "1": "1_symmetry_and_the_toy_model.ipynb",
+    "2": "2_quotient_manifolds_from_scratch.ipynb",
+    "3": "3_attention_and_its_orbit.ipynb",
+    "4": "4_diagonal_networks_and_the_sign.ipynb",
+    "5": "5_sharpness_of_a_real_transformer.ipynb",
+    "6": "6_a_zoo_from_start_to_end.ipynb",
+}
+RECORDS = {
+    "toy": "toy.json",
+    "ascents": "ascents.json",
+    "diagonal": "diagonal.json",
+    "vit": "vit",
+    "bert": "bert",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One result. paper, here: lines of a cell; study: the command's name and its record's, "" where there is none."""
+
+    what: str
+    paper: tuple[str, ...]
+    here: tuple[str, ...]
+    study: str
+    notebook: str = ""
+
+
+def table_one(records: Records) -> Iterator[Row]:
+    """Every row of the paper's Table 1."""
+    for key, taus in TAU.items():
+        zoo = records.zoos[key]
+        for name, tau in taus.items():
+            paper = (f"{signed(tau)}", f"{MODELS[key]}; Table 1")
+            names = [name, f"{name} exact"] if key == "diagonal" and name in METRICS else [name]
+            yield Row(f"{SETTING[key]}: {name}", paper, _lines(zoo, names), key, NOTEBOOK_OF[key])
+
+
+NOTEBOOK_OF = {"diagonal": "4", "vit": "6", "bert": "6"}
+
+
+def figures(records: Records) -> Iterator[Row]:
+    """A counterpart of every figure of the paper."""
+    toy, zoos = records.toy, records.zoos
+    yield Row("Fig. 1: level sets of the toy model", ("no number",), _spread(toy, "gradient norm"), "toy", "1")
+    yield Row("Fig. 2: sketch of the quotient", ("no number",), ("built step by step, no number",), "", "2")
+    yield Row("Fig. 3: diagonal networks", ("as in Table 1",), _signs(records.diagonal), "diagonal", "4")
+    for figure, key in (("Fig. 4", "vit"), ("Fig. 5", "bert")):
+        zoo = zoos[key]
+        here = _loss_gap(zoo) if isinstance(zoo, ModelZoo) else (NOT_RUN,)
+        yield Row(f"{figure}: {SETTING[key]}, with the gap in loss", ("not given",), here, key, NOTEBOOK_OF[key])
+    yield Row("Fig. 6: Hessian traces of the toy model", ("no number",), _spread(toy, "Hessian trace"), "toy", "1")
+    for figure, metric in (("Fig. 7", "inv"), ("Fig. 8", "mix")):
+        straight = [f"{signed(MIX_STRAIGHT)} without curvature (Fig. 8)"] if metric == "mix" else []
+        paper = (f"{signed(TAU['bert'][metric])} whole (Table 1)", *straight, "MNLI")
+        names = [metric, f"{metric} first", f"{metric} adaptive norm"]
+        for key in ("vit", "bert"):
+            what = f"{figure}: ablation of {metric}, {ZOOS[key]}"
+            yield Row(what, paper, _lines(zoos[key], names, ABLATED), key, NOTEBOOK_OF[key])
+    for key in ("vit", "bert"):
+        zoo = zoos[key]
+        here = _lines(zoo, ["inv", *(zoo.relaxed if zoo else [])], RELAXED)
+        yield Row(
+            f"Fig. 9: relaxation, {ZOOS[key]}", ("hardly any effect (MNLI, App. H.2)",), here, key, NOTEBOOK_OF[key]
+        )
+
+
+def beyond(records: Records) -> Iterator[Row]:
+    """What the paper leaves open."""
+    orders = ["mix first", "mix", "mix exact", "inv first", "inv", "inv exact"]
+    paper = ("open (Sec. 7)",)
+    yield Row(
+        "Sign: order of the geodesics, diagonal networks", paper, _lines(records.diagonal, orders), "diagonal", "4"
+    )
+    for key in ("vit", "bert"):
+        names = ["mix first", "mix", "inv first", "inv", "inv exact"]
+        yield Row(f"Sign: order of the geodesics, {ZOOS[key]}", paper, _lines(records.zoos[key], names), key, "5")
+    for key, zoo in records.zoos.items():
+        lines = (NOT_RUN,) if zoo is None else _family(zoo)
+        yield Row(
+            f"Metric: t from inv to mix and beyond, {ZOOS[key]}", ("inv and mix only",), lines, key, NOTEBOOK_OF[key]
+        )
+
+
+ABLATED = {"first": "without curvature", "adaptive norm": "without its norm", "": "whole"}
+RELAXED = {"": "eps 0"}
+
+
+def counted(found: Estimate, zoo: Zoo) -> str:
+    return f"{found}, {zoo.count} {zoo.units}"
+
+
+def _lines(zoo: Zoo | None, names: list[str], words: dict[str, str] | None = None) -> tuple[str, ...]:
+    if zoo is None:
+        return (NOT_RUN,)
+    lines = []
+    for name in names:
+        if (found := zoo.tau(name)) is not None:
+            shown = said(name) if words is None else words.get(name.partition(" ")[2], name.partition(" ")[2])
+            lines.append(counted(found, zoo) if len(names) == 1 else f"{shown}: {found}")
+    if len(names) > 1 and lines:
+        lines.append(f"{zoo.count} {zoo.units}")
+    return (*lines,) or ("not measured",)
+
+
+def _spread(toy: Toy | None, quantity: str) -> tuple[str, ...]:
+    """Largest over smallest along an orbit."""
+    if toy is None:
+        return (NOT_RUN,)
+    found = {geometry: toy.spread(quantity, geometry) for geometry in ("euclidean", "inv", "mix")}
+    lines = [f"{geometry}: {_factor(spread)}" for geometry, spread in found.items() if spread is not None]
+    return (f"{quantity} along an orbit, largest over smallest:", *lines)
+
+
+def _ascents(found: Ascents | None) -> tuple[str, ...]:
+    if found is None:
+        return (NOT_RUN,)
+    median, low, high = found.median_ratio("adaptive")
+    cases = sum(case.geometry == "adaptive" for case in found.cases)
+    return (f"{median:.3f} [{low:.3f}, {high:.3f}], {cases} cases",)
+
+
+def _factor(spread: float) -> str:
+    return f"1 + {minus(f'{spread - 1:.0e}')}" if spread < 1.001 else f"{spread:.3g}"
+
+
+def _signs(zoo: DiagonalZoo | None) -> tuple[str, ...]:
+    if zoo is None:
+        return (NOT_RUN,)
+    names = ("adaptive", "inv", "inv exact", "mix", "mix exact")
+    lines = [f"{said(name)}: {' · '.join(map(str, zoo.signs(name, zoo.middle)))}" for name in names]
+    return (f"of {len(zoo.study.plan.settings)} settings, tau below · around · above 0:", *lines)
+
+
+def _loss_gap(zoo: ModelZoo) -> tuple[str, ...]:
+    found = {name: zoo.tau(name, "loss_gap") for name in ("adaptive", *METRICS)}
+    return (*(f"{name}: {tau}" for name, tau in found.items() if tau is not None), f"{zoo.count} {zoo.units}")
+
+
+def _family(zoo: Zoo) -> tuple[str, ...]:
+    taus = zoo.family()
+    if not taus:
+        return ("not measured",)
+    least, most = (pick(taus, key=lambda t: taus[t].value) for pick in (min, max))
+    return (
+        f"smallest at t = {minus(f'{least:g}')}: {taus[least]}",
+        f"largest at t = {minus(f'{most:g}')}: {taus[most]}",
+        f"{zoo.count} {zoo.units}",
+    )

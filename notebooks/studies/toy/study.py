@@ -1,0 +1,165 @@
+"""What changes along an orbit of the scalar network, and how far ascent and expansions are from the closed forms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from quotient_manifolds.experiments.kept import one_thread
+from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.version import VERSION
+from studies.toy.claims import Claim, judge
+from studies.toy.climb import climb
+from studies.toy.closed import MEASURES, first_term, sharpness
+from studies.toy.landscape import GEOMETRIES, landscape
+from studies.toy.network import Point, Scalar
+
+PROBLEM = Scalar()
+PRODUCTS = (-0.5, 0.25, 1.0, 1.5)  # of the orbits that are followed; 1 is the minima's
+SIZES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # (G / a, H a)
+RADIUS = 0.1
+VANISHES = 1e-10
+CLIMBED = {"euclidean": "euclidean", "adaptive": "adaptive", "inv": "inv (exact)", "mix": "mix (exact)"}
+
+POINTS = (Point(0.4, 0.9), Point(2.0, -1.5), Point(0.6, 2.5))
+SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
+RADII = (0.01, 0.1, 1.0)
+
+SERIES_PRODUCTS = (1.0, 1.01, 1.5)
+SERIES_RADII = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+@final
+@dataclass(frozen=True)
+class Along:
+    """One quantity in one geometry at the points (G / a, H a) of an orbit, a in `sizes`."""
+
+    quantity: str
+    geometry: str
+    product: float
+    values: tuple[float, ...]
+
+    @property
+    def spread(self) -> float | None:
+        """The largest value over the smallest, in magnitude: 1 is constant. None where it vanishes all along."""
+        magnitudes = [abs(value) for value in self.values]
+        return None if max(magnitudes) < VANISHES else max(magnitudes) / min(magnitudes)
+
+
+@final
+@dataclass(frozen=True)
+class Agreement:
+    """The largest relative difference between ascent and closed form, and the product and radius where it is."""
+
+    measure: str
+    cases: int
+    difference: float
+    product: float
+    radius: float
+
+
+@final
+@dataclass(frozen=True)
+class Series:
+    """Sharpness with the geodesic to first and second order, exact, and the term of first order in the radius."""
+
+    metric: str
+    product: float
+    radius: float
+    term: float
+    first: float
+    second: float
+    exact: float
+
+
+@final
+@dataclass(frozen=True)
+class Toy:
+    """All of the study; `save` and `load` are inverse to each other."""
+
+    sizes: tuple[float, ...]
+    radius: float
+    along: tuple[Along, ...]
+    agreements: tuple[Agreement, ...]
+    series: tuple[Series, ...]
+    claims: tuple[Claim, ...]
+    command: str
+    version: str
+
+    def spread(self, quantity: str, geometry: str) -> float | None:
+        """The largest over all orbits; None where there is none."""
+        found = [one.spread for one in self.along if (one.quantity, one.geometry) == (quantity, geometry)]
+        return max((spread for spread in found if spread is not None), default=None)
+
+    def save(self, path: Path) -> None:
+        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Toy:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        kinds: dict[str, Any] = {"along": Along, "agreements": Agreement, "series": Series, "claims": Claim}
+        rows = {name: tuple(kind(**row) for row in record[name]) for name, kind in kinds.items()}
+        rows["along"] = tuple(replace(one, values=(*one.values,)) for one in rows["along"])
+        return cls(**{**record, **rows, "sizes": (*record["sizes"],)})
+
+
+@one_thread()
+def study_toy(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Toy:
+    """Everything; with `fast` two orbits at three points, and one case of ascent a measure, to try the code."""
+    sizes = (0.1, 1.0, 10.0) if fast else SIZES
+    products = PRODUCTS[1:3] if fast else PRODUCTS
+    say = progress or (lambda what, done, total: None)
+    rows: list[Along] = []
+    for place, product in enumerate(products):
+        say("orbits", place, len(products))
+        rows += _along(product, sizes)
+    say("orbits", len(products), len(products))
+    agreements = []
+    for place, measure in enumerate(MEASURES):
+        say("ascents", place, len(MEASURES))
+        agreements.append(_agreement(measure, POINTS[:1] if fast else POINTS, RADII[1:2] if fast else RADII))
+    say("ascents", len(MEASURES), len(MEASURES))
+    return Toy(sizes, RADIUS, (*rows,), (*agreements,), _series(), judge(PROBLEM), command, VERSION)
+
+
+def _along(product: float, sizes: tuple[float, ...]) -> list[Along]:
+    """Loss, gradient norm, Hessian trace and worst-case sharpness on one orbit, in every geometry."""
+    points = [Point.balanced(product).moved(a) for a in sizes]
+    here = landscape(PROBLEM, points)
+    rows = [Along("loss", geometry, product, (*here.loss.tolist(),)) for geometry in GEOMETRIES]
+    for name, values in (("gradient norm", here.gradient_norm), ("Hessian trace", here.hessian_trace)):
+        rows += [Along(name, geometry, product, (*values[geometry].tolist(),)) for geometry in GEOMETRIES]
+    for geometry, measure in CLIMBED.items():
+        found = tuple(climb(PROBLEM, point, measure, RADIUS) for point in points)
+        rows.append(Along("worst-case sharpness", geometry, product, found))
+    return rows
+
+
+def _agreement(measure: str, points: tuple[Point, ...], radii: tuple[float, ...]) -> Agreement:
+    """Over one point of data, a minimum, and several points of data."""
+    worst = (-1.0, 0.0, 0.0)
+    cases = 0
+    for point in points:
+        for problem in (PROBLEM, Scalar((1.0,), (point.product,)), SEVERAL):
+            for radius in radii:
+                exact = sharpness(problem, point, measure, radius)
+                difference = abs(climb(problem, point, measure, radius) / exact - 1)
+                worst = max(worst, (difference, point.product, radius))
+                cases += 1
+    return Agreement(measure, cases, *worst)
+
+
+def _series() -> tuple[Series, ...]:
+    rows = []
+    for metric in ("inv", "mix"):
+        for product in SERIES_PRODUCTS:
+            point = Point.balanced(product)
+            for radius in SERIES_RADII:
+                term = first_term(PROBLEM, point, metric, radius)
+                orders = (f"{metric} ({order})" for order in ("first order", "second order", "exact"))
+                found = (sharpness(PROBLEM, point, measure, radius) for measure in orders)
+                rows.append(Series(metric, product, radius, term, *found))
+    return (*rows,)
