@@ -95,7 +95,7 @@ class _View:
         return float(self._at(point).norm(_tensor(tangent_vector)))
 
     def projection(self, point: Array, vector: Array) -> Array:
-        return _array(self._at(point).project(_tensor(vector)))
+        return _array(self._at(point).proju(_tensor(vector)))
 
     def to_tangent_space(self, point: Array, vector: Array) -> Array:
         return self.projection(point, vector)
@@ -243,7 +243,7 @@ def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
         probes = 8
         while True:
             z = torch.randn(probes, *shape, dtype=torch.float64)
-            vertical = (z - space.horizontal(z)).flatten(1)
+            vertical = (z - space.project(z)).flatten(1)
             # relative to the probes, not to the largest vertical part: there may be no vertical vectors at all
             rank = int((torch.linalg.svdvals(vertical) > 1e-8 * torch.linalg.matrix_norm(z.flatten(1))).sum())
             if rank < min(probes, size):

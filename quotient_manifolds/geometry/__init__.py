@@ -12,7 +12,7 @@ from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
 from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, as_geometry, geometry_from_dict, geometry_of
 from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
 from quotient_manifolds.geometry.parameters import measured_parameters
-from quotient_manifolds.geometry.space import Norm, TangentSpace
+from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 
 __all__ = [
     "GEOMETRY_OPTIONS",

@@ -17,7 +17,7 @@ from quotient_manifolds.geometry.parameters import (
     measured_parameters,
     scales_outside,
 )
-from quotient_manifolds.geometry.space import Norm, TangentSpace
+from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
 from quotient_manifolds.symmetries import HOW_TO, Evaluate, Symmetries, find_symmetries, prove_on_batch
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quotient_manifolds.manifolds import HorizontalSpace, Metric, QuotientManifold
-from quotient_manifolds.manifolds.horizontal import PullBack, write_rows
+from quotient_manifolds.manifolds.horizontal import PullBack
 from quotient_manifolds.manifolds.relative import RelativeSpace
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
@@ -94,20 +94,19 @@ class StackedPairs:
         with torch.no_grad():
             return max(float(space.relative_speed(part).max()) for _, space, part in self._parts(z))
 
-    def move(self, z: Tensor, out: Params) -> None:
+    def move(self, z: Tensor, out: Params, order: str | None = None) -> None:
         """Writes the moved pairs into `out`."""
-        with torch.no_grad():
-            for pairs, space, part in self._parts(z):
-                rows = _rows(pairs, out)
-                write_rows(space.move(part, self.order), rows)
-                _settle(pairs, rows, out)
+        for pairs, space, part in self._parts(z):
+            moved = space.follow(part, order or self.order)[0]
+            for pair, heads in zip(pairs, moved.split([pair.heads for pair in pairs]), strict=True):
+                pair.write(out, heads)
 
     def linearise(self, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
         """The same; returns the pull-back of the gradients of all parameters at a point."""
         pull_backs: list[PullBack] = []
         for pairs, space, part in self._parts(z):
             rows = _rows(pairs, out)
-            pull_backs.append(space.linearise(part, self.order, rows))
+            pull_backs.append(space.linearised(self.order)(part, rows))
             _settle(pairs, rows, out)
 
         def pull(grads: Gradients, point: Params) -> Tensor:
@@ -122,10 +121,6 @@ class StackedPairs:
     def _parts(self, z: Tensor) -> Iterator[tuple[tuple[SymmetricPair, ...], HorizontalSpace, Tensor]]:
         pairs, spaces = zip(*self._groups, strict=True)
         return zip(pairs, spaces, z.split([len(space.point) for space in spaces]), strict=True)
-
-    def write(self, x: Tensor, out: Params) -> None:
-        for pair, part in zip(self.pairs, x.split([pair.heads for pair in self.pairs]), strict=True):
-            pair.write(out, part)
 
 
 def equal_shapes(pairs: Iterable[SymmetricPair], point: Params) -> list[tuple[SymmetricPair, ...]]:

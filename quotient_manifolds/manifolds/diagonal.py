@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector, some
-from quotient_manifolds.manifolds.horizontal import (
-    HorizontalSpace,
-    Metric,
-    PullBack,
-    Rows,
-    linearised,
-    require_followed,
-)
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -179,30 +172,23 @@ class _DiagonalSpace(HorizontalSpace):
         require_vector(self.point, egrad)
         return egrad * self.point / self._scale
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         return z.mean(dim=-2, keepdim=True).expand_as(z)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """max |b_i|, where x moves to (1 + b) x."""
         return (z / self._scale).abs().amax(dim=(-2, -1)).double()
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        return linearised(self, z, order, out)
-
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    def _step(self, z: Tensor, order: str) -> Tensor:
         b = z / self._scale
-        reached = torch.ones(b.shape[:-2], dtype=b.dtype, device=b.device)
-        if order == "first":
-            return self.point * (1 + b), reached
-        if order == "second":
-            return self.point * (1 + b + (1 - 2 * self._t) * b**2 / 2), reached
+        return self.point * (b if order == "first" else b + (1 - 2 * self._t) * b**2 / 2)
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        b = z / self._scale
         if self._t == 0:
-            y = self.point * b.exp()
-        else:
-            # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
-            floor = torch.finfo(b.dtype).eps ** 0.5
-            change = 2 * self._t * b
-            reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
-            y = self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp()
-        require_followed(y, reached)
-        return y, reached
+            return self.point * b.exp(), torch.ones(b.shape[:-2], dtype=b.dtype, device=b.device)
+        # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
+        floor = torch.finfo(b.dtype).eps ** 0.5
+        change = 2 * self._t * b
+        reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
+        return self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp(), reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -29,13 +30,11 @@ from quotient_manifolds.manifolds.geodesics import Both, integrate, inv_exponent
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
     HorizontalSpace,
+    Linearised,
     Metric,
     PullBack,
     Rows,
     join_rows,
-    linearised,
-    require_followed,
-    write_rows,
 )
 from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
 from quotient_manifolds.manifolds.logarithm import common_span, shoot
@@ -216,7 +215,7 @@ class FixedRankQuotient(QuotientManifold):
 
         space = small.at(reduce(x))
         G, H = small.split(reduce(y))
-        guess = space.horizontal(space.coordinates(reduce(self.align(x, y) - x)))
+        guess = space.project(space.coordinates(reduce(self.align(x, y) - x)))
         z, miss = shoot(space, small.n, G @ H.mT, guess)
         if not miss <= SHOOTING_TOLERANCE:
             raise GeodesicError(
@@ -316,7 +315,6 @@ class _FixedRankSpace(HorizontalSpace):
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         alpha = beta = frame.s ** (1 - t)
         left, right = frame.left, frame.right
-        self._pairing = Pairing.of(frame, t)
         self._turns: Both | None = None
         if self._relaxed:
             left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
@@ -345,21 +343,20 @@ class _FixedRankSpace(HorizontalSpace):
         from_G, from_H = self._relative[0] @ self._frame.from_left, self._relative[1] @ self._frame.from_right
         return self._both(egrad, from_G.mT, from_H.mT)
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         left, right = self._basis
         z_G, z_H = self._split(z)
         y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
         return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
 
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
-        frame = self._frame
-        reached = torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
+    def _step(self, z: Tensor, order: str) -> Tensor:
         if order == "first":
-            return self.point + self.vector(z), reached
-        if order == "second":
-            parts = self._turned(self._split(z))
-            step = apply(self._pairing, parts, expand(self._pairing, parts))
-            return self.point + torch.cat(step, dim=-2), reached
+            return self.vector(z)
+        pairing, parts = Pairing.of(self._frame, self._t), self._turned(self._split(z))
+        return torch.cat(apply(pairing, parts, expand(pairing, parts)), dim=-2)
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
         z_G, z_H = self._split(z)
         a, b = z_G @ self._relative[0], z_H @ self._relative[1]
         if self._t == 0 and not self._relaxed:
@@ -370,9 +367,7 @@ class _FixedRankSpace(HorizontalSpace):
             require_no_vmap("the exact geodesic of this metric", self.point, z)
             flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
             left, right, reached = (x.to(z.dtype) for x in flow)
-        y = torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2)
-        require_followed(y, reached)
-        return y, reached
+        return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
@@ -384,26 +379,16 @@ class _FixedRankSpace(HorizontalSpace):
         z_G, z_H = self._split(z)
         return torch.maximum(spectral_norm(z_G @ self._relative[0]), spectral_norm(z_H @ self._relative[1]))
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        if order == "exact":
-            return linearised(self, z, order, out)
-        return self._linearise_affine(z, out) if order == "first" else self._linearise_quadratic(z, out)
+    def linearised(self, order: str) -> Linearised:
+        if order == "second":  # by hand: autograd would take twice the time and hold the tall matrices of the graph
+            return partial(self._linearise, Pairing.of(self._frame, self._t))
+        return super().linearised(order)
 
-    def _linearise_affine(self, z: Tensor, out: Rows) -> PullBack:
-        with torch.no_grad():
-            write_rows(self.point + self.vector(z), out)
-
-        def pull_back(egrad: Rows, into: Tensor) -> None:
-            with torch.no_grad():
-                into.copy_(self.horizontal(self.covector(join_rows(egrad, z))))
-
-        return pull_back
-
-    def _linearise_quadratic(self, z: Tensor, out: Rows) -> PullBack:
+    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
         with torch.no_grad():
             parts = self._turned(self._split(z))
-            step = expand(self._pairing, parts)
-            moved = apply(self._pairing, parts, step)
+            step = expand(pairing, parts)
+            moved = apply(pairing, parts, step)
             for x, way, rows in zip(self._split(self.point), moved, self._halves(out), strict=True):
                 sizes = [part.shape[-2] for part in rows]
                 for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
@@ -412,7 +397,7 @@ class _FixedRankSpace(HorizontalSpace):
         def pull_back(egrad: Rows, into: Tensor) -> None:
             with torch.no_grad():
                 grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
-                self._write_horizontal(adjoint(self._pairing, parts, step, (grad_G, grad_H)), into)
+                self._write_projected(pairing, adjoint(pairing, parts, step, (grad_G, grad_H)), into)
 
         return pull_back
 
@@ -431,13 +416,13 @@ class _FixedRankSpace(HorizontalSpace):
         """z in the singular frame, where the relaxed metric's orthonormal coordinates are another basis."""
         return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
 
-    def _write_horizontal(self, v: Adjoint, into: Tensor) -> None:
-        """`horizontal` of tall + (left, right) core, whose tall products are known already."""
+    def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:
+        """`project` of tall + (left, right) core, whose tall products are known already."""
         (tall_G, tall_H), (c_G, c_H) = v.tall, v.core.unbind(-3)
-        left, right = self._pairing.left, self._pairing.right
+        left, right = pairing.left, pairing.right
         if self._turns is not None:  # left and right are not orthonormal
             z = plus(tall_G, left, c_G) @ self._turns[0].mT, plus(tall_H, right, c_H) @ self._turns[1].mT
-            into.copy_(self.horizontal(torch.cat(z, dim=-2)))
+            into.copy_(self.project(torch.cat(z, dim=-2)))
             return
         in_G, in_H = (v.inside + v.core).unbind(-3)
         y = self._cos * in_G - self._sin * in_H.mT

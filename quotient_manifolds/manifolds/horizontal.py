@@ -28,6 +28,9 @@ Rows = Sequence[Tensor]
 PullBack = Callable[[Rows, Tensor], None]
 """Writes into the second argument the horizontal gradient in z, from the Euclidean one at the point moved to."""
 
+Linearised = Callable[[Tensor, Rows], PullBack]
+"""Writes the point that z moves to into the second argument, and returns the pull-back there."""
+
 
 class Estimate(NamedTuple):
     """A mean over random samples and its standard error."""
@@ -84,44 +87,25 @@ class HorizontalSpace(abc.ABC):
         """
 
     @abc.abstractmethod
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         """Coordinates of the horizontal part: the orthogonal projection off the vertical space.
 
-        >>> space.horizontal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        >>> space.project(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[2., 3.],
                 [2., 3.]])
         """
 
     @abc.abstractmethod
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
-        """The geodesic with horizontal initial velocity z, followed to t = 1 or to where it leaves the manifold.
-
-        Returns the point (differentiable in z) and the time reached, in (0, 1], shape (...,).
-
-        >>> space = DiagonalQuotient("mix").at(x)
-        >>> point, reached = space.follow(space.coordinates(-x), "exact")
-        >>> f"{float(reached):.3f}"
-        '0.500'
-        """
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        """Compute gamma_z(1) - x for the Taylor polynomial of degree 1, xi, or 2, xi - Gamma(xi, xi) / 2."""
 
     @abc.abstractmethod
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        """Writes the rows of move(z, order) into `out`; returns the adjoint of the derivative there, made horizontal.
-
-        Nothing is in any graph. z is kept, not copied: it must not change while the pull-back is in use.
-
-        >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
-        >>> pull_back = space.linearise(torch.zeros(2, 2), "second", (u, v))
-        >>> v
-        tensor([[4., 8.]])
-        >>> pull_back((torch.ones(1, 2), torch.ones(1, 2)), gradient)
-        >>> torch.equal(gradient, space.horizontal(space.covector(torch.ones(2, 2))))
-        True
-        """
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the end of the exact geodesic, and the time in (0, 1] at which it is there, shape (...,)."""
 
     @abc.abstractmethod
     def relative_speed(self, z: Tensor) -> Tensor:
-        """How fast the point changes at the start of the geodesic with velocity z, relative to itself. Shape (...,).
+        """Compute how fast the point changes at the start of the geodesic with velocity z, relative to itself. (...,)
 
         An invariant of the orbit, in float64. Where it is small, a Taylor polynomial is near the geodesic at t = 1: of
         degree 1 up to its square, of degree 2 up to its cube.
@@ -130,16 +114,63 @@ class HorizontalSpace(abc.ABC):
         tensor(0.3000, dtype=torch.float64)
         """
 
-    def move(self, z: Tensor, order: str = "second") -> Tensor:
-        """The point gamma_z(1), or the last point of the geodesic if it leaves the manifold earlier.
+    def follow(self, z: Tensor, order: str = "second") -> tuple[Tensor, Tensor]:
+        """Follow the geodesic with horizontal initial velocity z to t = 1, or to where it leaves the manifold.
 
-        The geodesic ball [paper, Eq. 3] holds only points that are reached, and this map is onto it.
+        Returns the point (differentiable in z) and the time reached, in (0, 1], shape (...,). The geodesic ball
+        [paper, Eq. 3] holds only points that are reached, and z -> point is onto it. Raises `GeodesicError` for an
+        exact geodesic that cannot be followed in floating point at all.
 
-        >>> space.move(0.5 * torch.ones(2, 2), "second")
-        tensor([[ 1.6250,  3.2500],
-                [ 6.5000, 13.0000]])
+        >>> space = DiagonalQuotient("mix").at(x)
+        >>> point, reached = space.follow(space.coordinates(-x), "exact")
+        >>> f"{float(reached):.3f}"
+        '0.500'
         """
-        return self.follow(z, _checked_order(order))[0]
+        if order not in GEODESICS:
+            names = ", ".join(map(repr, GEODESICS))
+            raise ValueError(f"order of the geodesic should be one of {names}; found {order!r}")
+        if order != "exact":
+            y = self.point + self._step(z, order)
+            return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
+        y, reached = self._exact(z)
+        if has_values(y) and has_values(reached):
+            lost = int((~(reached > 0)).sum())
+            if lost or not bool(torch.isfinite(y).all()):
+                found = f"{lost} that could not start" if lost else "NaN or infinity"
+                raise GeodesicError(
+                    f"a geodesic should end at finite entries of {y.dtype} beyond t = 0; found {found}: take a shorter "
+                    "vector of finite entries"
+                )
+        return y, reached
+
+    def linearised(self, order: str) -> Linearised:
+        """Prepare to follow many geodesics of one order from here, each with the adjoint of its derivative.
+
+        What depends on the point alone is computed here, once: an ascent takes all its steps from one point.
+        Returns a function (z, out) -> pull-back that writes the rows of follow(z, order) into `out`. Nothing is in any
+        graph. z is held, not copied: it must not change while the pull-back is in use.
+
+        >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
+        >>> pull_back = space.linearised("second")(torch.zeros(2, 2), (u, v))
+        >>> v
+        tensor([[4., 8.]])
+        >>> pull_back((torch.ones(1, 2), torch.ones(1, 2)), gradient)
+        >>> torch.equal(gradient, space.project(space.covector(torch.ones(2, 2))))
+        True
+        """
+
+        def linearise(z: Tensor, out: Rows) -> PullBack:
+            with torch.enable_grad():
+                leaf = z.detach().requires_grad_()
+                image = self.follow(leaf, order)[0]
+            write_rows(image.detach(), out)
+
+            def pull_back(egrad: Rows, into: Tensor) -> None:
+                into.copy_(self.project(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
+
+            return pull_back
+
+        return linearise
 
     def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
         """The metric <eta, zeta>_x at the point. Shape (...,).
@@ -157,19 +188,19 @@ class HorizontalSpace(abc.ABC):
         """
         return torch.linalg.vector_norm(self.coordinates(eta), dim=self.dims)
 
-    def project(self, eta: Tensor) -> Tensor:
+    def proju(self, eta: Tensor) -> Tensor:
         """The horizontal projection of a tangent vector.
 
         The vertical part is removed twice: the second pass takes away what rounding left of it at a badly conditioned
         representative of the orbit.
 
-        >>> space.project(torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
+        >>> space.proju(torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
                 [4., 4.]])
         """
         for _ in range(2):
             z = self.coordinates(eta)
-            eta = eta - self.vector(z - self.horizontal(z))
+            eta = eta - self.vector(z - self.project(z))
         return eta
 
     def gradient(self, egrad: Tensor) -> Tensor:
@@ -180,7 +211,7 @@ class HorizontalSpace(abc.ABC):
         tensor([[ 4., 16.],
                 [ 4., 16.]])
         """
-        return self.vector(self.horizontal(self.covector(egrad)))
+        return self.vector(self.project(self.covector(egrad)))
 
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         """The point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
@@ -193,7 +224,7 @@ class HorizontalSpace(abc.ABC):
         tensor([[1.0000, 2.0000],
                 [2.7183, 5.4366]])
         """
-        z = self.horizontal(self.coordinates(xi))
+        z = self.project(self.coordinates(xi))
         if some(~torch.isfinite(z)):
             raise ValueError(
                 "the velocity of a geodesic should be finite; found NaN or infinity: where an optimizer steps, its "
@@ -201,7 +232,7 @@ class HorizontalSpace(abc.ABC):
             )
         time = self._time(t, xi)
         z = unsqueeze(time, len(self.dims)) * z
-        y, reached = self.follow(z, _checked_order(order))
+        y, reached = self.follow(z, order)
         short = reached < 1
         if some(short):
             earliest = reached[short].argmin()
@@ -238,13 +269,13 @@ class HorizontalSpace(abc.ABC):
         >>> bool(manifold.at(x).hessian(egrad, ehess, x).norm() < 1e-5)
         True
         """
-        z = self.horizontal(self.coordinates(xi)).detach().requires_grad_()
+        z = self.project(self.coordinates(xi)).detach().requires_grad_()
         first = self.covector(egrad)
         with (
             torch.enable_grad()
         ):  # the bend of the geodesic is quadratic in z, so its gradient at z is its Hessian times z
-            (bend,) = torch.autograd.grad((egrad.detach() * self.move(z)).sum(), z)
-        return self.vector(self.horizontal(self.covector(ehess) + bend - first))
+            (bend,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
+        return self.vector(self.project(self.covector(ehess) + bend - first))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
         """The Riemannian Hessian of a twice differentiable loss (point -> scalar) along xi, by autograd.
@@ -256,8 +287,8 @@ class HorizontalSpace(abc.ABC):
         """
         with torch.enable_grad():
             z = torch.zeros_like(self.point, requires_grad=True)
-            (slope,) = torch.autograd.grad(loss(self.move(self.horizontal(z))), z, create_graph=True)
-            (product,) = torch.autograd.grad(slope, z, self.horizontal(self.coordinates(xi)))
+            (slope,) = torch.autograd.grad(loss(self.follow(self.project(z))[0]), z, create_graph=True)
+            (product,) = torch.autograd.grad(slope, z, self.project(self.coordinates(xi)))
         return self.vector(product)
 
     def hessian_trace(
@@ -288,32 +319,7 @@ class HorizontalSpace(abc.ABC):
         x = self.point
         device = x.device if generator is None else generator.device
         z = torch.randn(x.shape, dtype=x.dtype, device=device, generator=generator).to(x)
-        return self.vector(self.horizontal(z))
-
-
-def linearised(space: HorizontalSpace, z: Tensor, order: str, out: Rows) -> PullBack:
-    """`HorizontalSpace.linearise` by autograd."""
-    with torch.enable_grad():
-        leaf = z.detach().requires_grad_()
-        image = space.move(leaf, order)
-    write_rows(image.detach(), out)
-
-    def pull_back(egrad: Rows, into: Tensor) -> None:
-        into.copy_(space.horizontal(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
-
-    return pull_back
-
-
-def require_followed(y: Tensor, reached: Tensor) -> None:
-    """Raise GeodesicError unless the ends y of exact geodesics are finite and got beyond t = 0."""
-    if not (has_values(y) and has_values(reached)):
-        return
-    lost = int((~(reached > 0)).sum())
-    if lost or not bool(torch.isfinite(y).all()):
-        raise GeodesicError(
-            f"a geodesic should end at finite entries of {y.dtype} beyond t = 0; found "
-            f"{f'{lost} that could not start' if lost else 'NaN or infinity'}: take a shorter vector of finite entries"
-        )
+        return self.vector(self.project(z))
 
 
 def write_rows(x: Tensor, out: Rows) -> None:
@@ -334,12 +340,6 @@ def power(metric: Metric) -> float:
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
         return float(metric)
     raise ValueError(f"metric should be {' or '.join(map(repr, METRICS))} or a finite number; found {metric!r}")
-
-
-def _checked_order(order: str) -> str:
-    if order not in GEODESICS:
-        raise ValueError(f"order of the geodesic should be one of {', '.join(map(repr, GEODESICS))}; found {order!r}")
-    return order
 
 
 def unsqueeze(x: Tensor, ndim: int) -> Tensor:

@@ -20,8 +20,8 @@ class Shooter(Protocol):
     point: Tensor
 
     def coordinates(self, eta: Tensor) -> Tensor: ...
-    def horizontal(self, z: Tensor) -> Tensor: ...
-    def move(self, z: Tensor, order: str = "second") -> Tensor: ...
+    def project(self, z: Tensor) -> Tensor: ...
+    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]: ...
 
 
 def common_span(here: Tensor, there: Tensor) -> Tensor:
@@ -44,8 +44,8 @@ def shoot(space: Shooter, n: int, target: Tensor, guess: Tensor) -> tuple[Tensor
 
     def residual(z: Tensor) -> Tensor:
         z = z.reshape(guess.shape)
-        z_h = space.horizontal(z)
-        y = space.move(z_h, "exact")
+        z_h = space.project(z)
+        y = space.follow(z_h, "exact")[0]
         miss = (y[:n] @ y[n:].mT - target) / size
         return torch.cat([miss.flatten(), (z - z_h).flatten()])
 
@@ -66,4 +66,4 @@ def shoot(space: Shooter, n: int, target: Tensor, guess: Tensor) -> tuple[Tensor
         function, start, jacobian, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=MAX_EVALUATIONS, x_scale="jac"
     )
     miss = float(np.linalg.norm(function(found.x)))
-    return space.horizontal(torch.from_numpy(found.x).reshape(guess.shape)), miss
+    return space.project(torch.from_numpy(found.x).reshape(guess.shape)), miss

@@ -131,7 +131,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         tensor([[1., 1.],
                 [4., 4.]])
         """
-        return self._at(x).project(u)
+        return self._at(x).proju(u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
         """The horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5].
@@ -183,7 +183,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             space = self._at(y)
         except ValueError as error:
             raise ValueError(self._recent.explain(str(error), y, start=x)) from None
-        return space.project(v)
+        return space.proju(v)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """The length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
@@ -272,7 +272,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
-        vertical = torch.linalg.vector_norm(z - space.horizontal(z), dim=space.dims)
+        vertical = torch.linalg.vector_norm(z - space.project(z), dim=space.dims)
         residual = float(
             (vertical / torch.linalg.vector_norm(z, dim=space.dims).clamp_min(torch.finfo(z.dtype).tiny)).max()
         )

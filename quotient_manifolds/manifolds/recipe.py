@@ -18,14 +18,7 @@ from quotient_manifolds.manifolds.arguments import (
     require_numbers,
     require_vector,
 )
-from quotient_manifolds.manifolds.horizontal import (
-    GeodesicError,
-    HorizontalSpace,
-    PullBack,
-    Rows,
-    linearised,
-    require_followed,
-)
+from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
 
@@ -319,27 +312,20 @@ class RecipeSpace(HorizontalSpace):
         require_vector(self.point, egrad, len(self.dims))
         return self._rows(egrad, lambda row: torch.linalg.solve_triangular(self._root.mT, row, upper=True, left=False))
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         return z - self._rows(z, lambda row: row @ self._onto_vertical)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         raise NotImplementedError("a recipe does not say what a velocity is small against: compare geodesics directly")
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        return linearised(self, z, order, out)
-
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    def _step(self, z: Tensor, order: str) -> Tensor:
         xi = self.vector(z)
-        batch = xi.shape[: xi.ndim - len(self.dims)]
-        reached = torch.ones(batch, dtype=z.dtype, device=z.device)
-        if order == "first":
-            return self.point + xi, reached
-        if order == "second":
-            return self.point + xi - self._manifold.christoffel(self.point, xi) / 2, reached
+        return xi if order == "first" else xi - self._manifold.christoffel(self.point, xi) / 2
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         require_no_vmap("the exact geodesic of a Recipe", self.point, z)
-        flat = z.double().reshape(-1, *self._manifold.shape)
+        batch, flat = z.shape[: z.ndim - len(self.dims)], z.double().reshape(-1, *self._manifold.shape)
         y, reached = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))._integrate(flat)
-        require_followed(y, reached)
         return y.reshape(z.shape).to(z.dtype), reached.reshape(batch).to(z.dtype)
 
     def _integrate(self, z: Tensor) -> tuple[Tensor, Tensor]:

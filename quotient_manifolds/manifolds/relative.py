@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import require_vector
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 
 
 @final
@@ -34,30 +34,18 @@ class RelativeSpace(HorizontalSpace):
         require_vector(self.point, egrad, len(self.dims))
         return egrad * self.point
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         """z where its entry can move: the ball holds vertical vectors too, which move nothing."""
         return z * (self.point != 0)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         return self.space.relative_speed(self._velocity(z))
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        move = self.space.linearise(self._velocity(z), order, out)
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        return self.space._step(self._velocity(z), order)
 
-        def pull_back(egrad: Rows, into: Tensor) -> None:
-            move(egrad, into)
-            into.copy_(self._adjoint(into))
-
-        return pull_back
-
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
-        return self.space.follow(self._velocity(z), order)
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.space._exact(self._velocity(z))
 
     def _velocity(self, z: Tensor) -> Tensor:
-        return self.space.horizontal(self.space.coordinates(self.vector(z)))
-
-    def _adjoint(self, v: Tensor) -> Tensor:
-        """That of z -> coordinates(vector(z)), for horizontal v: the map is linear, so its derivative at 0 tells."""
-        with torch.enable_grad():
-            leaf = torch.zeros_like(self.point, requires_grad=True)
-            return torch.autograd.grad(self.space.coordinates(self.vector(leaf)), leaf, v)[0]
+        return self.space.project(self.space.coordinates(self.vector(z)))

@@ -16,14 +16,7 @@ from quotient_manifolds.manifolds.arguments import (
     require_vector,
 )
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
-from quotient_manifolds.manifolds.horizontal import (
-    HorizontalSpace,
-    Metric,
-    PullBack,
-    Rows,
-    join_rows,
-    write_rows,
-)
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -199,8 +192,8 @@ class _RotarySpace(HorizontalSpace):
         require_vector(self.point, egrad)
         return _like(self._real.covector(_column(egrad)))
 
-    def horizontal(self, z: Tensor) -> Tensor:
-        return self._without_phase(self._real.horizontal(_column(z)))
+    def project(self, z: Tensor) -> Tensor:
+        return self._without_phase(self._real.project(_column(z)))
 
     def _without_phase(self, real: Tensor) -> Tensor:
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
@@ -209,20 +202,11 @@ class _RotarySpace(HorizontalSpace):
         """max(|xi_g| / |g|, |xi_k| / |k|)."""
         return self._real.relative_speed(_column(z))
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        y = torch.empty_like(self.point)
-        real = self._real.linearise(_column(z), order, [_column(y)])
-        write_rows(y, out)
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        return _like(self._real._step(_column(z), order))
 
-        def pull_back(egrad: Rows, into: Tensor) -> None:
-            gradient = torch.empty_like(z)
-            real([_column(join_rows(egrad, z))], _column(gradient))
-            into.copy_(self._without_phase(_column(gradient)))
-
-        return pull_back
-
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
-        y, reached = self._real.follow(_column(z), order)
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y, reached = self._real._exact(_column(z))
         return _like(y), reached
 
 

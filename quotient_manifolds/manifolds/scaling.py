@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_numbers, require_vector, some
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, PullBack, Rows, linearised
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -263,25 +263,21 @@ class _ScaleSpace(HorizontalSpace):
         require_vector(self.point, egrad, ndim=1)
         return egrad * self._length
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """|xi| / |w|, the angle that the great circle turns."""
         return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        return linearised(self, z, order, out)
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        xi = self.vector(z)
+        return xi if order == "first" else xi - (z * z).sum(dim=-1, keepdim=True) / 2 * self.point
 
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         squared = (z * z).sum(dim=-1, keepdim=True)
-        reached = torch.ones_like(squared[..., 0])
-        if order == "first":
-            return self.point + self.vector(z), reached
-        if order == "second":
-            return (1 - squared / 2) * self.point + self.vector(z), reached
         cosine, sinc = circle(squared)
-        return cosine * self.point + sinc * self.vector(z), reached
+        return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
 
 
 @final
@@ -302,17 +298,17 @@ class _TranslationSpace(HorizontalSpace):
         require_vector(self.point, egrad, ndim=1)
         return egrad
 
-    def horizontal(self, z: Tensor) -> Tensor:
+    def project(self, z: Tensor) -> Tensor:
         return _centred(z)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """0: geodesics are straight lines, and no polynomial is far from them."""
         return z.new_zeros(z.shape[:-1], dtype=torch.float64)
 
-    def linearise(self, z: Tensor, order: str, out: Rows) -> PullBack:
-        return linearised(self, z, order, out)
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        return z
 
-    def follow(self, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.blocks import Blocks
-from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products, horizontal
+from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
 from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
@@ -102,7 +102,7 @@ def _largest(
     def product(v: Vector) -> Vector:
         v = v.ravel()
         blocks = _blocks(v, start)
-        moving = horizontal(space, blocks)
+        moving = space.project(blocks)
         return _flat(times(moving)) + below * (v - _flat(moving))
 
     operator = LinearOperator((first.size, first.size), matvec=product, dtype=np.float64)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.geometry import TangentSpace
 from quotient_manifolds.sharpness.blocks import Blocks, combine, norm
 from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
 from quotient_manifolds.symmetries import Params
@@ -45,7 +44,9 @@ class Hessian:
     def _differentiated(self) -> tuple[float, Callable[[Blocks], Blocks]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
-            value = connected_loss(self.objective.loss, differentiable_move(self.space, leaves), self.objective.batch)
+            # Exact geodesics agree with second-order ones at z = 0 up to third derivatives, which take no part here.
+            order = "second" if self.space.reach_limit is None else None
+            value = connected_loss(self.objective.loss, self.space.move(leaves, order=order), self.objective.batch)
             loss = self.objective._finite(value.detach())
             slopes = torch.autograd.grad(value, tuple(leaves.values()), create_graph=True, materialize_grads=True)
 
@@ -57,7 +58,7 @@ class Hessian:
             self.backward_passes += 1
             with sdpa_kernel(SDPBackend.MATH):
                 products = _second(along, tuple(leaves.values()), directions)
-            return horizontal(self.space, dict(zip(leaves, products, strict=True)))
+            return self.space.project(dict(zip(leaves, products, strict=True)))
 
         return loss, times
 
@@ -74,7 +75,7 @@ class Hessian:
         self.forward_passes += 2
         self.backward_passes += 2
         combine([(0.5 / step, after), (-0.5 / step, before)], after)
-        return horizontal(self.space, after)
+        return self.space.project(after)
 
 
 def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
@@ -86,34 +87,6 @@ def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
             "without detach() or no_grad()"
         )
     return value
-
-
-def differentiable_move(space: TangentSpace, z: Blocks) -> Params:
-    """space.move(z) as a function that autograd differentiates as often as asked, network included.
-
-    Exact geodesics are replaced by second-order ones, which agree at z = 0 up to third derivatives.
-    """
-    out: Params = {}
-    for name, w in space.point.items():
-        scale = space.scale.get(name)
-        if name not in space.scale:
-            out[name] = w.clone()
-        else:
-            out[name] = w + z[name] if scale is None else w + scale * z[name]
-    for block in space.pairs:
-        order = "first" if block.order == "first" else "second"
-        block.write(block.space.move(block.space.horizontal(z[block.key]), order), out)
-    return out
-
-
-def horizontal(space: TangentSpace, z: Blocks) -> Blocks:
-    """The orthogonal projection onto the coordinates that move: horizontal, and 0 where the scale is."""
-    out: Blocks = {}
-    for name, scale in space.scale.items():
-        out[name] = (z[name] if scale is None else z[name] * (scale != 0)).contiguous()
-    for block in space.pairs:
-        out[block.key] = block.space.horizontal(z[block.key]).contiguous()
-    return out
 
 
 def check_products(products: str) -> None:

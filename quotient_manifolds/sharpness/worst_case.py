@@ -57,7 +57,7 @@ class WorstCase(Measure):
 
     def at(self, subject: Subject, best: Ascent) -> OnBatch:
         """The measure, given where its ascent ended."""
-        reached = subject.space.project(best.z)  # shorter than z where the geodesic ends before t = 1
+        reached = subject.space.reached(best.z)  # shorter than z where the geodesic ends before t = 1
         return OnBatch(
             value=best.loss - best.base,
             base_loss=best.base,

@@ -54,7 +54,7 @@ def batch(metric: str | float, h: int, size: int, seed: int, spread: float = 1.0
     spread = spread if manifold.t >= 0 else spread / 4  # outside of [0, 1] the equation is stiff sooner
     x = draw(size, 7, h) * torch.logspace(0, -spread, h, dtype=torch.float64) * sizes
     space = manifold.at(x)
-    z = space.horizontal(draw(size, 7, h))
+    z = space.project(draw(size, 7, h))
     speeds = 0.1 + 1.9 * torch.rand(size, generator=random, dtype=torch.float64)
     z = z * (speeds / space.relative_speed(z))[:, None, None]
     early, late = slice(0, size // 8), slice(size // 8, size // 4)
@@ -185,11 +185,11 @@ def test_closed_forms_are_twice_differentiable_at_rest_and_straight_ahead(metric
     manifold = FixedRankQuotient(3, 2, metric)
     x = torch.randn(3, 5, 1, generator=generator(1), dtype=torch.float64)
     space = manifold.at(x)
-    aside = space.horizontal(torch.randn(3, 5, 1, generator=generator(2), dtype=torch.float64))
+    aside = space.project(torch.randn(3, 5, 1, generator=generator(2), dtype=torch.float64))
     z = torch.stack([torch.zeros_like(x[0]), 0.2 * space.coordinates(x)[1], 0.3 * aside[2]]).requires_grad_()
 
     def end(z: Tensor) -> Tensor:
-        return space.move(space.horizontal(z), "exact")
+        return space.follow(space.project(z), "exact")[0]
 
     assert torch.autograd.gradcheck(end, z, atol=1e-6)
     assert torch.autograd.gradgradcheck(end, z, atol=1e-5)
@@ -222,7 +222,7 @@ def test_rotary_pairs_have_the_closed_form_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(runge_kutta, "MAX_STEPS", 0)
     for metric in METRICS:
         space = RotaryQuotient(2, 3, metric).at(torch.randn(50, 5, 2, generator=generator(0), dtype=torch.float64))
-        z = space.horizontal(torch.randn(50, 5, 2, generator=generator(1), dtype=torch.float64))
+        z = space.project(torch.randn(50, 5, 2, generator=generator(1), dtype=torch.float64))
         y, reached = space.follow(3 * z, "exact")
         assert bool(y.isfinite().all())
         assert bool(((reached > 0) & (reached <= 1)).all())
@@ -260,7 +260,7 @@ def test_diagonal_pairs_tell_the_first_end_of_their_coordinates(t: float) -> Non
 def test_absurd_velocities_end_or_are_refused(manifold: FixedRankQuotient, x: Tensor, size: float) -> None:
     x = x.double()
     space = manifold.at(x)
-    z = size * space.horizontal(torch.randn(x.shape, generator=generator(0), dtype=torch.float64))
+    z = size * space.project(torch.randn(x.shape, generator=generator(0), dtype=torch.float64))
     try:
         y, reached = space.follow(z, "exact")
     except GeodesicError:

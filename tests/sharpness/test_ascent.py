@@ -345,7 +345,7 @@ def test_first_order_diagonal_sharpness_has_its_closed_form(metric: str) -> None
     radius = 1e-3
 
     def geodesic(z: Tensor) -> Tensor:
-        y = space.move(space.horizontal(z), "first")
+        y = space.follow(space.project(z), "first")[0]
         return (c * y[0] * y[1]).sum()
 
     found = AutoPGD(steps=40).maximise(Plain(geodesic, (2, 4)), radius, generator())
@@ -368,7 +368,7 @@ def test_first_order_diagonal_sharpness_of_inv_is_adaptive_sharpness() -> None:
     for radius in (0.01, 0.3):
         adaptive = AutoPGD(steps=100).maximise(Plain(lambda z: loss(x + x * z), (2, 5)), radius, generator())
         ours = AutoPGD(steps=100).maximise(
-            Plain(lambda z: loss(space.move(space.horizontal(z), "first")), (2, 5)), radius, generator()
+            Plain(lambda z: loss(space.follow(space.project(z), "first")[0]), (2, 5)), radius, generator()
         )
         assert ours.loss - ours.base == pytest.approx(adaptive.loss - adaptive.base, rel=1e-3)
 

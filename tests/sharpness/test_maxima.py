@@ -129,13 +129,13 @@ def loss_in_coordinates(case: Case, geometry: Geometry) -> tuple[Callable[[Tenso
 
         return straight, case.n**2 + 2
     manifold = FixedRankQuotient(case.n, case.m, metric)
-    projector = manifold.at(point).horizontal(torch.eye(pair_size, dtype=point.dtype).unflatten(-1, point.shape))
+    projector = manifold.at(point).project(torch.eye(pair_size, dtype=point.dtype).unflatten(-1, point.shape))
     U, s, _ = torch.linalg.svd(projector.flatten(-2))
     basis = U[:, s > 0.5]
 
     def geodesic(a: Tensor) -> Tensor:
         z = (a[..., : basis.shape[1]] @ basis.mT).unflatten(-1, point.shape)
-        moved = manifold.at(point.expand(z.shape)).move(z, order)
+        moved = manifold.at(point.expand(z.shape)).follow(z, order)[0]
         return loss(moved[..., :n, :] @ moved[..., n:, :].mT, c + c.abs() * a[..., basis.shape[1] :])
 
     return geodesic, basis.shape[1] + 2

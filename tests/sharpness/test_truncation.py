@@ -134,13 +134,15 @@ def at_speed(case: Case, seed: int, speed: float) -> tuple[Any, Tensor]:
     if isinstance(case.manifold, FixedRankQuotient):
         x = x * torch.logspace(0, -float(seed % 3), x.shape[-1], dtype=x.dtype)  # both factors: products spread twice
     space = case.manifold.at(x)
-    z = space.horizontal(torch.randn(x.shape, generator=generator(seed + 50), dtype=x.dtype))
+    z = space.project(torch.randn(x.shape, generator=generator(seed + 50), dtype=x.dtype))
     return space, z * (speed / space.relative_speed(z))
 
 
 def missed(case: Case, space: Any, z: Tensor, order: str) -> float:
     """|p(truncated) - p(exact)| / |p(exact) - p(x)|, p what the orbit determines."""
-    start, truncated, exact = (case.product(y) for y in (space.point, space.move(z, order), space.move(z, "exact")))
+    start, truncated, exact = (
+        case.product(y) for y in (space.point, space.follow(z, order)[0], space.follow(z, "exact")[0])
+    )
     return float((truncated - exact).norm() / (exact - start).norm())
 
 
@@ -179,7 +181,7 @@ def test_the_length_of_a_vector_bounds_nothing_in_mix() -> None:
     for space, speed in ((far, 10.0), (near, 1e-3)):
         b = float(space.relative_speed(z))
         assert b == pytest.approx(speed)
-        off = float((space.move(z) / space.point)[0]) ** 2 - (1 + 2 * b)
+        off = float((space.follow(z)[0] / space.point)[0]) ** 2 - (1 + 2 * b)
         assert off == pytest.approx((1 + b - b * b / 2) ** 2 - 1 - 2 * b)
 
 
@@ -330,7 +332,9 @@ def test_the_error_is_the_loss_at_the_two_ends(
         at = torch.cat([pair.read(subject.space.point) for pair in block.pairs]).double()
         xi = block.space.vector(worst.z[block.key]).double()
         for kind, end in ends.items():
-            block.write(manifold.at(at).geodesic(xi, order=kind).to(dtype), end)
+            moved = manifold.at(at).geodesic(xi, order=kind).to(dtype)
+            for pair, heads in zip(block.pairs, moved.split([pair.heads for pair in block.pairs]), strict=True):
+                pair.write(end, heads)
     with torch.no_grad():
         base = float(cross_entropy(model, data[0]))
         losses = [

@@ -58,13 +58,13 @@ class _OnGeodesics:
 
     def sample(self, generator: torch.Generator) -> Blocks:
         noise = torch.randn(self.space.point.shape, generator=generator, dtype=torch.float64)
-        return {"z": self.space.horizontal(noise).clone()}
+        return {"z": self.space.project(noise).clone()}
 
     def value(self, z: Blocks) -> float:
-        return float(self.problem.loss(self.space.move(z["z"], self.order)))
+        return float(self.problem.loss(self.space.follow(z["z"], self.order)[0]))
 
     def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
         leaf = z["z"].detach().requires_grad_()
-        value = self.problem.loss(self.space.move(leaf, self.order))
+        value = self.problem.loss(self.space.follow(leaf, self.order)[0])
         (gradient,) = torch.autograd.grad(value, leaf)
-        return float(value.detach()), {"z": self.space.horizontal(gradient).clone()}
+        return float(value.detach()), {"z": self.space.project(gradient).clone()}

@@ -60,7 +60,7 @@ class TangentSpace:
             like = block.space.point
             noise = torch.randn(like.shape, generator=generator, device=generator.device)
             with self._undisturbed():
-                z[block.key] = block.space.horizontal(noise.to(like))
+                z[block.key] = block.space.project(noise.to(like))
         return z
 
     def length(self, z: Params) -> float:
@@ -71,14 +71,16 @@ class TangentSpace:
         return math.hypot(*sizes) if self.norm == "l2" else max(sizes)
 
     def project(self, z: Params) -> Params:
-        """The nearest horizontal z, then cut to where its geodesic leaves the manifold, if that is before t = 1."""
-        out: Params = {}
-        for name, scale in self.scale.items():
-            out[name] = z[name].clone() if scale is None else z[name] * (scale != 0)
+        """Project z orthogonally onto the coordinates that move: horizontal for pairs, 0 where a scale is 0."""
+        out = {name: z[name] if scale is None else z[name] * (scale != 0) for name, scale in self.scale.items()}
         with self._undisturbed():
-            for block in self.pairs:
-                out[block.key] = block.reached(block.space.horizontal(z[block.key]))
-        return out
+            out |= {block.key: block.space.project(z[block.key]) for block in self.pairs}
+        return {key: part.contiguous() for key, part in out.items()}
+
+    def reached(self, z: Params) -> Params:
+        """Shorten z to where its geodesic leaves the manifold, pair by pair, if that is before t = 1."""
+        with self._undisturbed():
+            return z | {block.key: block.reached(z[block.key]) for block in self.pairs}
 
     @property
     def reach_limit(self) -> float | None:
@@ -101,15 +103,16 @@ class TangentSpace:
     def _truncated(self) -> list[StackedPairs]:
         return [block for block in self.pairs if block.order != "exact"]
 
-    def move(self, z: Params, out: Params | None = None) -> Params:
-        """gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.
+    def move(self, z: Params, out: Params | None = None, *, order: str | None = None) -> Params:
+        """Move to gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.
 
-        Written into `out`, a result of an earlier call, where given.
+        Without `out` the result is new, and differentiable as often as asked where z requires grad. With `out`, a
+        result of an earlier call, it is written there. order: of the geodesics of pairs, in place of the space's own.
         """
-        out = self._add(z, out)
         with self._undisturbed():
+            out = self._outside_pairs(z, out)
             for block in self.pairs:
-                block.move(z[block.key], out)
+                block.move(z[block.key], out, order)
         return out
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
@@ -122,8 +125,9 @@ class TangentSpace:
 
         The network is no part of any graph kept here, and z must not change before the pull-back has been used.
         """
-        out = self._add(z, out)
         with self._undisturbed():
+            with torch.no_grad():
+                out = self._outside_pairs(z, out)
             pulls = [(block.key, block.linearise(z[block.key], out)) for block in self.pairs]
 
         def pull_back(grads: Gradients) -> Params:
@@ -133,17 +137,18 @@ class TangentSpace:
 
         return out, pull_back
 
-    def _add(self, z: Params, out: Params | None) -> Params:
-        """w + scale z of the elements in no pair."""
-        out = {name: torch.empty_like(w) for name, w in self.point.items()} if out is None else out
-        with torch.no_grad():
-            for name, scale in self.scale.items():
-                w, part = self.point[name], z[name]
-                if scale is None:
-                    torch.add(w, part, out=out[name])
-                else:
-                    torch.addcmul(w, scale, part, out=out[name])
-        return out
+    def _outside_pairs(self, z: Params, out: Params | None) -> Params:
+        """w + scale z where no pair owns the element; parameters that pairs own entirely are left for them to write."""
+        moved: Params = {}
+        for name, w in self.point.items():
+            target = None if out is None else out[name]
+            if name not in self.scale:
+                moved[name] = torch.empty_like(w) if target is None else target
+            elif (scale := self.scale[name]) is None:
+                moved[name] = torch.add(w, z[name], out=target)
+            else:
+                moved[name] = torch.addcmul(w, scale, z[name], out=target)
+        return moved
 
     def _scaled(self, grads: Gradients) -> Params:
         """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
