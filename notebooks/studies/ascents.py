@@ -24,7 +24,7 @@ from quotient_manifolds.experiments.zoo import draw_recipe, train
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness import Measurement, cross_entropy, legacy_sharpness, worst_case_sharpness
+from quotient_manifolds.sharpness import MeasureResult, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 
 RADII: dict[Geometry, tuple[float, float]] = {
@@ -129,7 +129,7 @@ def _case(name: str, model: nn.Module, batch: Batch, geometry: Geometry, radius:
     return case, (_passes(matched), _passes(released))
 
 
-def _passes(found: Measurement) -> int:
+def _passes(found: MeasureResult) -> int:
     return found.forward_passes + found.backward_passes
 
 

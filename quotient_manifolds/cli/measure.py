@@ -135,7 +135,7 @@ def measure(out: Path | None, report: Path | None, quiet: bool, **settings: Any)
     radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
     batch that is smaller weighs more per example.
 
-    The file OUT is whole after each result; Measurements.load reads it, and its frame() makes a table.
+    The file OUT is whole after each result; SharpnessRecord.load reads it, and its frame() makes a table.
     """
     if quiet and out is None and report is None:
         raise BadInput("With --quiet nothing is printed, so the results would be lost: give --out or --report.")

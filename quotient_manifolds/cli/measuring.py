@@ -26,7 +26,7 @@ from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import load_symmetries
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness import Loss, Measurement, Measurements, MeasurementWarning, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, MeasureResult, SharpnessRecord, SharpnessWarning, worst_case_sharpness
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def measure_all(asked: Asked, *, out: Path | None, report: Path | None, quiet: b
     network.to(device=asked.device, dtype=asked.dtype)
     batches = [like(batch, next(network.parameters())) for batch in found.batches]
     try_loss(network, loss, batches, asked.data)
-    source = Measurements(
+    source = SharpnessRecord(
         (),
         model=asked.model,
         data=asked.data,
@@ -106,7 +106,7 @@ def measure_all(asked: Asked, *, out: Path | None, report: Path | None, quiet: b
                 if len(results) and not quiet:  # what is there is not lost to the one that fails
                     _print(results, asked.model, network, found.notes, None)
                 raise
-            results = results.with_one(result)
+            results = results.with_result(result)
             if out is not None and (len(results) == len(wanted) or not is_special(out)):
                 results.save(out)
                 kept.count = len(results)
@@ -139,20 +139,20 @@ def _measured(
     radius: float,
     ascent: dict[str, Any],
     report: Progress,
-) -> Measurement:
+) -> MeasureResult:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MeasurementWarning)  # they stand below the table
+        warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
         return worst_case_sharpness(network, loss, batches, geometry=geometry, radius=radius, progress=report, **ascent)
 
 
-def _write_page(results: Measurements, notes: Sequence[str], report: Path) -> None:
+def _write_page(results: SharpnessRecord, notes: Sequence[str], report: Path) -> None:
     from quotient_manifolds.cli.pages import measure_page
     from quotient_manifolds.report import render
 
     write_text(report, render(measure_page(results, notes)))
 
 
-def _print(results: Measurements, model: str, network: nn.Module, notes: Sequence[str], report: Path | None) -> None:
+def _print(results: SharpnessRecord, model: str, network: nn.Module, notes: Sequence[str], report: Path | None) -> None:
     terminal = console(quiet=False)
     count = results.settings.get("examples")
     on = f"{count} examples of {results.data}" if count else str(results.data)
@@ -167,7 +167,7 @@ def _print(results: Measurements, model: str, network: nn.Module, notes: Sequenc
         click.echo(f"Warning: {sentence}", err=True)
 
 
-def table_of_results(title: str, results: list[Measurement]) -> Any:
+def table_of_results(title: str, results: list[MeasureResult]) -> Any:
     """A row for every geometry and radius: the mean rise of the loss over batches, and how it came about."""
     header = ["geometry", "radius", "sharpness", "standard error", "batches", "loss", "norm reached", "reach", "passes"]
     rows = [

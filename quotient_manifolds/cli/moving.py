@@ -18,7 +18,7 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.load import load_symmetries
 from quotient_manifolds.plots import Plot, orbit_figure
-from quotient_manifolds.sharpness import Measurement, Measurements, MeasurementWarning, worst_case_sharpness
+from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord, SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 
 
@@ -49,9 +49,9 @@ def measure_along_orbit(
     with taking(network, inputs):
         batch = distance_batch(network, like(given, next(network.parameters())), seed)
     geometries = _geometries(declared)
-    measured: list[Measurement] = []
+    measured: list[MeasureResult] = []
 
-    def sharpness(at: nn.Module, key: str) -> Measurement:
+    def sharpness(at: nn.Module, key: str) -> MeasureResult:
         there = [like(batch, next(at.parameters()))]
         measured.append(
             worst_case_sharpness(at, distance, there, geometry=geometries[key], radius=radius, steps=steps, seed=seed)
@@ -60,10 +60,10 @@ def measure_along_orbit(
 
     with warnings.catch_warnings(), progress_bars(quiet=quiet) as bar:
         if quiet:
-            warnings.simplefilter("ignore", MeasurementWarning)  # they are in the file and on the page
+            warnings.simplefilter("ignore", SharpnessWarning)  # they are in the file and on the page
         rows = along_orbit(network, found, tuple(geometries), sharpness, scales=scales, seed=seed, progress=bar)
     settings = {"length": length, "inputs": inputs, "seed": seed, "symmetries": symmetries}
-    results = _placed(Measurements((), model, settings=settings, command=command_line()), measured, scales)
+    results = _placed(SharpnessRecord((), model, settings=settings, command=command_line()), measured, scales)
     if out is not None:
         results.save(out)
     if figure is not None:
@@ -88,7 +88,7 @@ def _geometries(symmetries: Symmetries | None) -> dict[str, Geometry]:
     }
 
 
-def _placed(results: Measurements, measured: Sequence[Measurement], scales: Sequence[float]) -> Measurements:
+def _placed(results: SharpnessRecord, measured: Sequence[MeasureResult], scales: Sequence[float]) -> SharpnessRecord:
     """The measurements with where on the orbit each was made; scale None is the model itself."""
     places = [(dtype, scale) for dtype in DTYPES for scale in (None, *scales)]
     each = len(measured) // len(places)
@@ -96,7 +96,7 @@ def _placed(results: Measurements, measured: Sequence[Measurement], scales: Sequ
         start = index - index % (1 + len(scales))
         for key in range(each):
             here, before = measured[index * each + key], measured[start * each + key]
-            results = results.with_one(here, dtype=dtype, scale=scale, ratio=here.mean / before.mean)
+            results = results.with_result(here, dtype=dtype, scale=scale, ratio=here.mean / before.mean)
     return results
 
 

@@ -44,7 +44,7 @@ def orbit(out: Path | None, figure: Path | None, report: Path | None, quiet: boo
     from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of loading. Inputs are
     made from the model's configuration; a model without one needs --inputs.
 
-    Measurements.load reads the file OUT, and its frame() makes a table.
+    SharpnessRecord.load reads the file OUT, and its frame() makes a table.
     """
     for file in (out, figure, report):
         check_writable(file, settings["model"])

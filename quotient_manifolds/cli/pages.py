@@ -8,12 +8,12 @@ from typing import Any
 from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.plots import Series, line_figure, orbit_figure, radius_figure, style_of
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Listing, Note, Page, Section, Table, Text
-from quotient_manifolds.sharpness import Measurement, Measurements
+from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
 
 ROUND = 4  # figures of a number in a table
 
 
-def measure_page(found: Measurements, notes: Sequence[str] = ()) -> Page:
+def measure_page(found: SharpnessRecord, notes: Sequence[str] = ()) -> Page:
     """Return the page of worst-case sharpness in several balls: bars as a table, ascents, radii, every batch."""
     examples = found.settings.get("examples")
     return Page(
@@ -36,7 +36,7 @@ def measure_page(found: Measurements, notes: Sequence[str] = ()) -> Page:
     )
 
 
-def orbit_page(found: Measurements, rows: Sequence[OrbitRow]) -> Page:
+def orbit_page(found: SharpnessRecord, rows: Sequence[OrbitRow]) -> Page:
     """Return the page of sharpness along an orbit: one function, many parameters."""
     ratios: dict[str, list[float | None]] = {}
     for row in rows:
@@ -116,11 +116,11 @@ def _warnings(said: Sequence[str]) -> Iterator[Section]:
         yield Section("warnings", "Warnings", [Note("These values are not to be trusted as they are", list(said))])
 
 
-def _ball(each: Measurement) -> str:
+def _ball(each: MeasureResult) -> str:
     return f"{each.geometry}, radius {each.settings['radius']:g}"
 
 
-def _results(found: Measurements) -> Table:
+def _results(found: SharpnessRecord) -> Table:
     rows = [
         [
             each.geometry,
@@ -138,7 +138,7 @@ def _results(found: Measurements) -> Table:
     return Table("results-table", caption, columns, rows, [False, *[True] * 6])
 
 
-def _ascents(found: Measurements) -> Iterator[Block]:
+def _ascents(found: SharpnessRecord) -> Iterator[Block]:
     """The rise of the loss at every step, the mean over batches: whether the climb had ended."""
     figures: list[Figure] = []
     for place, each in enumerate(found):
@@ -159,7 +159,7 @@ def _ascents(found: Measurements) -> Iterator[Block]:
         yield Gallery(figures)
 
 
-def _radii(found: Measurements) -> Iterator[Block]:
+def _radii(found: SharpnessRecord) -> Iterator[Block]:
     values: dict[str, dict[float, float]] = {}
     for each in found:
         values.setdefault(each.geometry, {})[float(each.settings["radius"])] = each.mean
@@ -174,7 +174,7 @@ def _radii(found: Measurements) -> Iterator[Block]:
         yield Gallery(figures)
 
 
-def _batches(found: Measurements) -> Table:
+def _batches(found: SharpnessRecord) -> Table:
     rows = [
         [each.geometry, f"{each.settings['radius']:g}", str(index), f"{value:.{ROUND}g}", f"{base:.{ROUND}g}"]
         for each in found
@@ -184,7 +184,7 @@ def _batches(found: Measurements) -> Table:
     return Table("batches-table", "The rise of the loss on each batch", columns, rows, [False, *[True] * 4])
 
 
-def _settings(found: Measurements) -> Table:
+def _settings(found: SharpnessRecord) -> Table:
     ascent: Mapping[str, Any] = found[0].settings if len(found) else {}
     stated = {"model": found.model, "data": found.data, **found.settings, **ascent, "version": found.version}
     rows = [[str(key), str(value)] for key, value in stated.items() if value is not None and key != "radius"]

@@ -16,7 +16,7 @@ from quotient_manifolds.compare.unit import unit_key
 from quotient_manifolds.compare.units import PARTS, MeasureUnit, ScoreUnit
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness import OnBatch
+from quotient_manifolds.sharpness import BatchResult
 from quotient_manifolds.statistics import KINDS, Correlation, agreement, correlation, partial_correlation
 from quotient_manifolds.version import VERSION
 
@@ -75,7 +75,7 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
     found = [payloads.get(each.unit.key) for each in units if each.measured == measured]
     if not found or any(payload is None for payload in found):
         return None
-    batches = tuple(OnBatch.from_dict(payload) for payload in found if payload is not None)
+    batches = tuple(BatchResult.from_dict(payload) for payload in found if payload is not None)
     measurement = measured.measure.measurement(batches)
     return Value(
         measurement.mean,

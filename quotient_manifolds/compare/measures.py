@@ -21,7 +21,7 @@ from quotient_manifolds.sharpness import (
     cross_entropy,
     normalised_logits,
 )
-from quotient_manifolds.sharpness.measurement import Setting
+from quotient_manifolds.sharpness.result import Setting
 
 MEASURES: dict[str, type[Measure]] = {
     "worst-case": WorstCase,

@@ -17,7 +17,7 @@ from quotient_manifolds.compare.measures import Measured
 from quotient_manifolds.compare.run import Loaded, Run, score, subject_of
 from quotient_manifolds.compare.scores import unmatched
 from quotient_manifolds.compare.units import Identity, MeasureUnit
-from quotient_manifolds.sharpness import HessianTrace, Subject, TopEigenvalue, TruncationError
+from quotient_manifolds.sharpness import HessianTrace, PreparedModel, TopEigenvalue, TruncationError
 from quotient_manifolds.sharpness.objective import autograd_available
 
 LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
@@ -140,7 +140,7 @@ class _Timer:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._known: dict[tuple[str, bool], tuple[Subject | str, float | None]] = {}
+        self._known: dict[tuple[str, bool], tuple[PreparedModel | str, float | None]] = {}
 
     def of(
         self, measured: Measured | None, all_of_them: Sequence[Measured]
@@ -166,7 +166,7 @@ class _Timer:
             return None, None, subject if new else None
         return passes(measured, subject, all_of_them), seconds, None
 
-    def _subject(self, measured: Measured) -> tuple[Subject | str, float | None]:
+    def _subject(self, measured: Measured) -> tuple[PreparedModel | str, float | None]:
         made = subject_of(self._loaded, measured)
         if isinstance(made, str):
             return made, None
@@ -195,7 +195,7 @@ class _Timer:
             torch.cuda.synchronize()
 
 
-def passes(measured: Measured, subject: Subject, all_of_them: Sequence[Measured]) -> int:
+def passes(measured: Measured, subject: PreparedModel, all_of_them: Sequence[Measured]) -> int:
     """Return how many forward passes, with a backward pass each, a unit is taken to need.
 
     A product with the Hessian counts twice; what stops early is counted to its end; a truncation error whose sharpness

@@ -34,7 +34,7 @@ from quotient_manifolds.geometry import Geometry, Quotient
 from quotient_manifolds.load import Batches, Checkpoint, load_checkpoint, load_symmetries
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import Subject
+from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels
 from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.symmetries import Symmetries
@@ -193,7 +193,7 @@ class Run:
         """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
 
         @cache
-        def subject() -> Subject | str:
+        def subject() -> PreparedModel | str:
             return subject_of(loaded, units[0].measured)
 
         def on(each: MeasureUnit) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class Run:
             self._failed.add(unit.key)
             self.store.fail(unit, sentence(error))
 
-    def _tick(self, each: MeasureUnit, subject: Subject) -> Callable[[], None]:
+    def _tick(self, each: MeasureUnit, subject: PreparedModel) -> Callable[[], None]:
         total, done = each.measured.measure.ticks(subject), 0
 
         def tick() -> None:
@@ -233,12 +233,12 @@ class Run:
         return tick
 
 
-def subject_of(loaded: Loaded, measured: Measured) -> Subject | str:
+def subject_of(loaded: Loaded, measured: Measured) -> PreparedModel | str:
     """Checked on the first batch on which the checks pass; the first complaint if there is none."""
     complaints: list[str] = []
     for probe in range(len(loaded.data)):
         try:
-            return Subject.of(loaded.model, measured.loss, loaded.data, loaded.geometry(measured), probe=probe)
+            return PreparedModel.of(loaded.model, measured.loss, loaded.data, loaded.geometry(measured), probe=probe)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the model is the user's

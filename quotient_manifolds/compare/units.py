@@ -50,7 +50,7 @@ class MeasureUnit:
 
     @property
     def setting(self) -> tuple[str, bool]:
-        """Units that are alike in it are measured on one `Subject`."""
+        """Units that are alike in it are measured on one `PreparedModel`."""
         return repr(self.measured.measure.geometry), self.measured.normalise_logits
 
 

@@ -21,7 +21,7 @@ from quotient_manifolds.experiments.records import (
 from quotient_manifolds.experiments.zoo import TrainedModel
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness import Measurement, MeasurementWarning, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import MeasureResult, SharpnessWarning, cross_entropy, worst_case_sharpness
 from quotient_manifolds.statistics import correlation
 from quotient_manifolds.symmetries import Proof, Symmetries
 
@@ -46,10 +46,10 @@ def measures(settings: Settings) -> tuple[Measure, ...]:
     )
 
 
-def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> Measurement:
+def sharpness(model: nn.Module, measure: Measure, batches: Batches, settings: Settings) -> MeasureResult:
     """One measure of one model, on its own device and in its own dtype."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MeasurementWarning)  # the page says how many models it is about
+        warnings.simplefilter("ignore", SharpnessWarning)  # the page says how many models it is about
         return worst_case_sharpness(
             model,
             cross_entropy,

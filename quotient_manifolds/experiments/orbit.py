@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import Measurement
+from quotient_manifolds.sharpness import MeasureResult
 from quotient_manifolds.symmetries import Symmetries, random_move
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
-Sharpness = Callable[[nn.Module, str], Measurement]  # (model, key of the measure)
+Sharpness = Callable[[nn.Module, str], MeasureResult]  # (model, key of the measure)
 
 
 def along_orbit(
@@ -41,7 +41,7 @@ def along_orbit(
     rows: list[OrbitRow] = []
     total, done = len(DTYPES) * len(keys) * (1 + len(scales)), 0
 
-    def measured(at: nn.Module) -> dict[str, Measurement]:
+    def measured(at: nn.Module) -> dict[str, MeasureResult]:
         nonlocal done
         results = {}
         for key in keys:
@@ -104,7 +104,7 @@ def like(batch: Any, parameter: Tensor) -> Any:
     return tree_map_only(Tensor, moved, dict(batch) if isinstance(batch, Mapping) else batch)
 
 
-def _check_rise(before: dict[str, Measurement], dtype: str) -> None:
+def _check_rise(before: dict[str, MeasureResult], dtype: str) -> None:
     for key, result in before.items():
         if not result.mean > 0:
             raise ValueError(
@@ -113,5 +113,5 @@ def _check_rise(before: dict[str, Measurement], dtype: str) -> None:
             )
 
 
-def _row(dtype: str, key: str, scale: float, before: Measurement, after: Measurement) -> OrbitRow:
+def _row(dtype: str, key: str, scale: float, before: MeasureResult, after: MeasureResult) -> OrbitRow:
     return OrbitRow(dtype, key, scale, before.mean, after.mean, before.base_losses[0], after.base_losses[0])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.sharpness.blocks import Blocks, combine, norm
 from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
+from quotient_manifolds.sharpness.vector import Blocks, combine, norm
 from quotient_manifolds.symmetries import Params
 
 Products = Literal["exact", "difference"]

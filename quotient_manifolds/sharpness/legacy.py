@@ -38,12 +38,12 @@ from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.blocks import Blocks
-from quotient_manifolds.sharpness.blocks import norm as l2_norm
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_radius, check_whole
 from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.vector import Blocks
+from quotient_manifolds.sharpness.vector import norm as l2_norm
 
 _MOMENTUM = 0.75
 _PROGRESS = 0.75  # of k iterations that have to find a new best
@@ -69,10 +69,10 @@ class LegacyWorstCase(Measure):
         check_whole("steps", self.steps, 1)
         check_whole("restarts", self.restarts, 0)
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return (1 + self.restarts) * 2 * self.steps
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         point = subject.space.point
         ball = _Ball(_lengths(subject.space), float(self.radius), subject.space.norm)
         plain = TangentSpace(point, dict.fromkeys(point), ())  # the released steps are steps of the weights themselves
@@ -83,7 +83,7 @@ class LegacyWorstCase(Measure):
         for _ in range(self.restarts):
             climbs.append(_climb(objective, ball, ball.random(generator), self.steps, base))
         best = max(climbs, key=lambda each: each.best)
-        return OnBatch(
+        return BatchResult(
             value=best.best - base,
             base_loss=base,
             forward_passes=self.ticks(subject),
@@ -105,7 +105,7 @@ def legacy_sharpness(
     restarts: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
 
     It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 in the Euclidean

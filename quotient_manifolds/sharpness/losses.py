@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -130,3 +130,53 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
+
+
+_FLOOR = 1e-10
+
+
+def normalised_logits(loss: Loss) -> Loss:
+    """Return a loss like `loss`, of logits that are centred and scaled to length 1 (Andriushchenko et al., 2023).
+
+    Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
+    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them. So a loss
+    that does not call the model it is given is a ValueError. A measure is invariant along an orbit with it if it is
+    without it.
+    """
+
+    def normalised(model: nn.Module, batch: Any) -> Tensor:
+        wrapper = _Normalised(model)
+        value = loss(wrapper, batch)
+        if not wrapper.called:
+            raise ValueError(
+                "normalised_logits needs a loss that calls the model it is given, model(...). This one never does; "
+                "normalise the logits inside the loss"
+            )
+        return value
+
+    return normalised
+
+
+@final
+class _Normalised(nn.Module):
+    """The model with its logits normalised; lives for one evaluation of the loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = False
+        self.called = False
+
+    @property
+    def wrapped(self) -> nn.Module:
+        return self.model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = True
+        output = self.model(*args, **kwargs)
+        logits = logits_of(output)
+        centred = logits - logits.mean(dim=-1, keepdim=True)
+        logits = centred / torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=_FLOOR)
+        if isinstance(output, Mapping):
+            return {**output, "logits": logits}
+        return (logits, *output[1:]) if isinstance(output, (tuple, list)) else logits

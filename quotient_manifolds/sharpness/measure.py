@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.ascent import Ascent
+from quotient_manifolds.sharpness.auto_pgd import Ascent
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, Setting
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
     LossOf,
@@ -24,6 +23,7 @@ from quotient_manifolds.sharpness.objective import (
     check_loss,
     check_model,
 )
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, Setting
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
 
@@ -32,7 +32,7 @@ Tick = Callable[[], None]
 
 @final
 @dataclass(frozen=True)
-class Subject:
+class PreparedModel:
     """A model, its loss and its batches, checked and ready to be measured in one geometry.
 
     precision: machine epsilon of the loss. maximisers: where the last climb on a batch ended, for one that starts
@@ -48,7 +48,9 @@ class Subject:
     maximisers: dict[object, Ascent] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry, *, probe: int = 0) -> Subject:
+    def of(
+        cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry, *, probe: int = 0
+    ) -> PreparedModel:
         """Raises ValueError or TypeError, one sentence, for a model, loss or batches that cannot be measured.
 
         The loss is tried on batch `probe`: finite, the same twice, and unchanged along the symmetries it is divided by.
@@ -79,11 +81,11 @@ class Measure(ABC):
     geometry: Geometry
 
     @abstractmethod
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         """How many times `on` calls its tick on one batch."""
 
     @abstractmethod
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         """The measure on batch `index`: it depends on no other batch, nor on what was measured before."""
 
     @property
@@ -98,40 +100,42 @@ class Measure(ABC):
         radius = self.settings.get("radius")
         return f"{self.name}, {self.geometry.name}" + ("" if radius is None else f", radius {radius:g}")
 
-    def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], progress: Progress | None = None) -> Measurement:
+    def of(
+        self, model: nn.Module, loss: Loss, batches: Iterable[Any], progress: Progress | None = None
+    ) -> MeasureResult:
         """The measure of a model on every batch."""
-        subject = Subject.of(model, loss, batches, self.geometry)
+        subject = PreparedModel.of(model, loss, batches, self.geometry)
         return self.over(subject, progress)
 
-    def over(self, subject: Subject, progress: Progress | None = None) -> Measurement:
+    def over(self, subject: PreparedModel, progress: Progress | None = None) -> MeasureResult:
         """The measure on every batch of a subject that was made for its geometry."""
         tick = counted(progress, self.label, len(subject.batches) * self.ticks(subject))
         with autograd_available():
             found = tuple(self.on(subject, index, tick) for index in range(len(subject.batches)))
         return self.measurement(found)
 
-    def measurement(self, found: tuple[OnBatch, ...]) -> Measurement:
+    def measurement(self, found: tuple[BatchResult, ...]) -> MeasureResult:
         """The record of values found one by one."""
-        return Measurement(self.name, self.geometry.name, self.settings, found, VERSION, self.geometry.to_dict())
+        return MeasureResult(self.name, self.geometry.name, self.settings, found, VERSION, self.geometry.to_dict())
 
 
-class MeasurementWarning(UserWarning):
+class SharpnessWarning(UserWarning):
     """A measured value needs to be read with care; its subclasses say why."""
 
 
-class TruncationWarning(MeasurementWarning):
-    """Truncated geodesics were followed too far (`OnBatch.reach`): take a smaller radius, or exact geodesics."""
+class TruncationWarning(SharpnessWarning):
+    """Truncated geodesics were followed too far (`BatchResult.reach`): take a smaller radius, or exact geodesics."""
 
 
-class ConvergenceWarning(MeasurementWarning):
-    """An ascent still rose when its steps ended (`Measurement.late_rise`): take more steps, or a smaller radius."""
+class ConvergenceWarning(SharpnessWarning):
+    """An ascent still rose when its steps ended (`MeasureResult.late_rise`): take more steps, or a smaller radius."""
 
 
-class RoundingWarning(MeasurementWarning):
+class RoundingWarning(SharpnessWarning):
     """A rise of the loss is so small that rounding decides its first digits."""
 
 
-def warned(measurement: Measurement) -> Measurement:
+def warned(measurement: MeasureResult) -> MeasureResult:
     """The measurement, after the warnings to the caller of the public function that there are to give."""
     if measurement.truncation_warning is not None:
         warnings.warn(measurement.truncation_warning, TruncationWarning, stacklevel=3)

@@ -14,9 +14,9 @@ from quotient_manifolds.geometry import Euclidean, Geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.hessian import connected_loss
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick
 from quotient_manifolds.sharpness.objective import LossOf, evaluate
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 
 METHODS = ("closed", "loop")
 
@@ -36,18 +36,18 @@ class RelativeFlatness(Measure):
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return _linear(subject.model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         linear, batch = _linear(subject.model, self.layer), subject.batches[index]
         if self.method == "loop":
             weight = linear.weight.detach()
             base, value = _loop(subject.loss, f"{self.layer}.weight", weight, batch, tick)
-            return OnBatch(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
+            return BatchResult(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
         base, value = _closed(subject.loss, self.layer, linear, batch, f"batch {index}")
         tick()
-        return OnBatch(value, base, forward_passes=1, backward_passes=0)
+        return BatchResult(value, base, forward_passes=1, backward_passes=0)
 
 
 def relative_flatness(
@@ -58,7 +58,7 @@ def relative_flatness(
     layer: str,
     method: Literal["closed", "loop"] = "closed",
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Compute the relative flatness of one linear layer (Petzka et al., 2021), which is larger the sharper the loss is.
 
     kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of an nn.Linear, its bias left out.

@@ -12,11 +12,19 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
+from quotient_manifolds.sharpness.auto_pgd import Ascent, AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, counted, warned
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import (
+    Measure,
+    PreparedModel,
+    Tick,
+    check_radius,
+    check_whole,
+    counted,
+    warned,
+)
 from quotient_manifolds.sharpness.objective import autograd_available
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.symmetries import Params
 
 
@@ -49,16 +57,16 @@ class WorstCase(Measure):
     def ascent(self) -> AutoPGD:
         return AutoPGD(steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         return self.at(subject, self.maximum(subject, index, tick))
 
-    def at(self, subject: Subject, best: Ascent) -> OnBatch:
+    def at(self, subject: PreparedModel, best: Ascent) -> BatchResult:
         """The measure, given where its ascent ended."""
         reached = subject.space.reached(best.z)  # shorter than z where the geodesic ends before t = 1
-        return OnBatch(
+        return BatchResult(
             value=best.loss - best.base,
             base_loss=best.base,
             forward_passes=best.forward_passes,
@@ -71,12 +79,12 @@ class WorstCase(Measure):
             spacing=subject.precision * abs(best.base),
         )
 
-    def maximum(self, subject: Subject, index: int, tick: Tick) -> Ascent:
+    def maximum(self, subject: PreparedModel, index: int, tick: Tick) -> Ascent:
         """The ascent on batch `index`, whose end the subject then holds."""
         start, base = self._start(subject, index)
         return self._climb(subject, index, tick, start, base)
 
-    def _start(self, subject: Subject, index: int) -> tuple[Params | None, float | None]:
+    def _start(self, subject: PreparedModel, index: int) -> tuple[Params | None, float | None]:
         """Where the climb at the next smaller radius ended: known from just before, or climbed again."""
         if not self.after:
             return None, None
@@ -87,7 +95,9 @@ class WorstCase(Measure):
             kept = smaller._climb(subject, index, lambda: None, start, base)
         return kept.z, kept.base
 
-    def _climb(self, subject: Subject, index: int, tick: Tick, start: Params | None, base: float | None) -> Ascent:
+    def _climb(
+        self, subject: PreparedModel, index: int, tick: Tick, start: Params | None, base: float | None
+    ) -> Ascent:
         best = self.ascent.maximise(
             subject.objective(index, tick),
             self.radius,
@@ -115,11 +125,11 @@ def worst_case_sharpness(
     tolerance: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Measure how much the loss can rise in a ball around the model's weights w, on each batch for itself.
 
     On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
-    an ascent finds of it: a lower bound. The mean over batches is `Measurement.mean`.
+    an ascent finds of it: a lower bound. The mean over batches is `MeasureResult.mean`.
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
@@ -135,9 +145,9 @@ def worst_case_sharpness(
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
     distribution); Euclidean and adaptive sharpness are not.
 
-    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see `OnBatch.reach`
-    and `truncation_error`); where more than 5 % of the rise came in the last quarter of the steps, a
-    `ConvergenceWarning` (see `Measurement.late_rise`).
+    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see
+    `BatchResult.reach` and `truncation_error`); where more than 5 % of the rise came in the last quarter of the
+    steps, a `ConvergenceWarning` (see `MeasureResult.late_rise`).
 
     progress(what, finished, total) is called after every forward pass of the ascent. Raises ValueError or TypeError,
     one sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
@@ -159,7 +169,7 @@ def worst_case_profile(
     tolerance: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Measurement, ...]:
+) -> tuple[MeasureResult, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one measurement for each.
 
     Each climb starts where the one at the radius before ended, so the sharpness found never falls with the radius, on
@@ -171,7 +181,7 @@ def worst_case_profile(
         WorstCase(as_geometry(geometry), radius, steps, restarts, tolerance, seed, after=tuple(radii[:k]))
         for k, radius in enumerate(radii)
     ]
-    subject = Subject.of(model, loss, batches, chain[0].geometry)
+    subject = PreparedModel.of(model, loss, batches, chain[0].geometry)
     total = len(subject.batches) * sum(measure.ticks(subject) for measure in chain)
     tick = counted(progress, f"{chain[0].name}, {chain[0].geometry.name}", total)
     with autograd_available():

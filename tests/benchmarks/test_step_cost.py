@@ -19,8 +19,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
+from quotient_manifolds.sharpness.vector import Blocks
 from tests.benchmarks.pretrained import GEOMETRIES, Batch, Classifier, batch_of, loss, pretrained
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import quotient_manifolds.cli
-from quotient_manifolds import Measurements
+from quotient_manifolds import SharpnessRecord
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments import DemoResult, run_demo
 from quotient_manifolds.experiments.wording import ratio
@@ -195,7 +195,7 @@ def test_measure_writes_results_that_load(bert: Path, data: Path, tmp_path: Path
     settings = ["--radius", 0.5, "--steps", 4, "--batch-size", 2, "--dtype", "float64", "--seed", 7]
     shown = call("measure", bert, "--data", data, *chosen, *settings, "--geodesic", "first", "--out", out)
     assert shown.exit_code == 0, shown.output
-    results = Measurements.load(out)
+    results = SharpnessRecord.load(out)
     assert (results.settings["examples"], results.settings["dtype"], results.version) == (5, "float64", VERSION)
     assert results.complete
     assert len(results.frame()) == 4

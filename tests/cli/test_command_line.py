@@ -21,7 +21,7 @@ import transformers
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Measurements, Quotient
+from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, SharpnessRecord
 from quotient_manifolds.cli.app import COMMANDS, cli
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.geometry import geometry_from_dict
@@ -234,7 +234,7 @@ def test_every_ball_is_measured(bert: Path, texts: Path, tmp_path: Path) -> None
     geometries = ("--geometry", "inv:0.1,0.2", "--geometry", "adaptive", "--geometry", "0.5:0.3")
     shown = call("measure", bert, "--data", texts, *geometries, "--radius", 0.1, "--radius", 0.05, *FAST, "--out", out)
     assert shown.exit_code == 0, shown.output
-    found = Measurements.load(out)
+    found = SharpnessRecord.load(out)
     assert [(each.geometry.partition(" (")[0], each.settings["radius"]) for each in found] == [
         ("inv", 0.1),
         ("inv", 0.2),
@@ -256,7 +256,7 @@ def test_labels_by_name_columns_and_a_cap(bert: Path, tmp_path: Path) -> None:
     options = ("--columns", "text=sentence,label=mood", "--labels", "POS=1,NEG=0", "--examples", 3, "--batch-size", 2)
     shown = call("measure", bert, "--data", file, "--geometry", "adaptive:0.1", *options, *FAST, "--out", out)
     assert shown.exit_code == 0, shown.output
-    found = Measurements.load(out)
+    found = SharpnessRecord.load(out)
     assert found.settings["examples"] == 3
     assert len(found[0].batches) == 2
 
@@ -274,7 +274,7 @@ def test_images_and_arrays(tmp_path: Path) -> None:
         out = tmp_path / f"{data}.json"
         shown = call("measure", vit, "--data", tmp_path / data, *how, *options, "--out", out)
         assert shown.exit_code == 0, shown.output
-        assert Measurements.load(out).settings["examples"] == 6
+        assert SharpnessRecord.load(out).settings["examples"] == 6
 
 
 def test_functions_for_model_data_and_loss(mine: str, tmp_path: Path) -> None:
@@ -282,10 +282,10 @@ def test_functions_for_model_data_and_loss(mine: str, tmp_path: Path) -> None:
     what = (f"{mine}:encoder", "--data", f"{mine}:batches", "--radius", 0.1, *FAST, "--out", out)
     shown = call("measure", *what, "--dtype", "float64", "--symmetries", f"{mine}:swapped")
     assert shown.exit_code == 0, shown.output
-    found = Measurements.load(out)
+    found = SharpnessRecord.load(out)
     assert [(each.geometry_settings or {}).get("symmetries") for each in found] == [None, "given", "given"]
     assert call("measure", *what, "--loss", f"{mine}:squares").exit_code == 0
-    assert Measurements.load(out)[0].base_losses != found[0].base_losses
+    assert SharpnessRecord.load(out)[0].base_losses != found[0].base_losses
     refused(call("measure", *what, "--batch-size", 3), "--batch-size means nothing")
     data = ("--data", f"{mine}:one_batch", "--radius", 0.1)
     refused(call("measure", f"{mine}:encoder", *data), "must return a list of batches")
@@ -332,7 +332,7 @@ def test_results_are_kept_as_they_are_finished(
     out, ascend, seen = tmp_path / "out.json", measuring.worst_case_sharpness, []
 
     def interrupted(*args: object, **settings: object) -> object:
-        seen.append(len(Measurements.load(out)) if out.exists() else 0)
+        seen.append(len(SharpnessRecord.load(out)) if out.exists() else 0)
         if len(seen) == 3:
             raise KeyboardInterrupt
         return ascend(*args, **settings)  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ def test_results_are_kept_as_they_are_finished(
     assert shown.exit_code == 130
     assert "2 of 6 results" in shown.stderr
     assert seen == [0, 1, 2]
-    found = Measurements.load(out)
+    found = SharpnessRecord.load(out)
     assert (len(found), found.asked, found.complete) == (2, 6, False)
 
 
@@ -373,7 +373,7 @@ def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
     shown = call("measure", bert, "--data", texts, "--geometry", "adaptive:0.1", *FAST, "--out", pipe)
     assert shown.exit_code == 0, shown.output
     assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert len(Measurements.from_dict(json.loads(os.read(reader, 10**6)))) == 1
+    assert len(SharpnessRecord.from_dict(json.loads(os.read(reader, 10**6)))) == 1
     os.close(reader)
 
 
@@ -387,7 +387,7 @@ def test_a_model_that_writes_its_weights_and_inputs_is_measured_as_in_python(min
     expected = qm.worst_case_sharpness(
         own.writing().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
     )
-    assert Measurements.load(out)[0].values == expected.values
+    assert SharpnessRecord.load(out)[0].values == expected.values
 
 
 def test_a_pipe_gets_all_results_at_once(mine: str, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_a_pipe_gets_all_results_at_once(mine: str, tmp_path: Path) -> None:
         done = call("measure", f"{mine}:encoder", "--data", f"{mine}:batches", *wanted, *FAST, "--quiet", "--out", pipe)
         assert done.exit_code == 0, done.output
         read, _ = reader.communicate(timeout=60)
-    assert len(Measurements.from_dict(json.loads(read))) == 3
+    assert len(SharpnessRecord.from_dict(json.loads(read))) == 3
 
 
 def test_what_is_measured_is_printed_also_if_another_geometry_fails(mine: str) -> None:
@@ -448,7 +448,7 @@ def test_orbit_of_a_function_takes_inputs(mine: str, tmp_path: Path) -> None:
     how = ("--inputs", f"{mine}:inputs", "--symmetries", f"{mine}:swapped")
     shown = call("orbit", f"{mine}:encoder", *how, *FAST, "--scale", 10, "--out", tmp_path / "orbit.json")
     assert shown.exit_code == 0, shown.output
-    assert len(Measurements.load(tmp_path / "orbit.json")) == 2 * 3 * 2
+    assert len(SharpnessRecord.load(tmp_path / "orbit.json")) == 2 * 3 * 2
     assert call("inspect", f"{mine}:encoder", *how).exit_code == 0
 
 

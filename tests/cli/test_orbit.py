@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from quotient_manifolds import Measurements
+from quotient_manifolds import SharpnessRecord
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.experiments.orbit import distance, distance_batch, first_output
 from tests import hugging_face
@@ -26,7 +26,7 @@ def test_rows_for_every_precision_measure_and_scale(tmp_path: Path) -> None:
     result = call("orbit", model, "--steps", 2, "--scale", 0.1, "--scale", 10, "--out", out)
     assert result.exit_code == 0, result.output
     assert "a = 0.1" in result.output
-    found = Measurements.load(out)
+    found = SharpnessRecord.load(out)
     assert len(found) == 2 * 3 * 3
     frame = found.frame()
     assert frame["scale"].isna().sum() == 2 * 3

@@ -30,9 +30,9 @@ from quotient_manifolds.compare.units import Identity, measure_units
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
-    Measurement,
-    OnBatch,
-    average_sharpness,
+    BatchResult,
+    MeasureResult,
+    average_case_sharpness,
     cross_entropy,
     gradient_norm,
     hessian_trace,
@@ -127,7 +127,7 @@ def model_and_batches(folder: Path) -> tuple[nn.Module, list[dict[str, torch.Ten
     ]
 
 
-Direct = Callable[[nn.Module, list[Any]], list[Measurement]]
+Direct = Callable[[nn.Module, list[Any]], list[MeasureResult]]
 
 
 def worst(geometry: Any, *radii: float, steps: int = 2, **options: Any) -> Direct:
@@ -190,7 +190,9 @@ MEASURES: list[tuple[str, Direct]] = [
     (
         "measure: average-case, geometry: inv, radius: 0.05, samples: 2, seed: 5",
         lambda model, batches: [
-            average_sharpness(model, cross_entropy, batches, geometry=Quotient("inv"), radius=0.05, samples=2, seed=5)
+            average_case_sharpness(
+                model, cross_entropy, batches, geometry=Quotient("inv"), radius=0.05, samples=2, seed=5
+            )
         ],
     ),
     (
@@ -253,14 +255,14 @@ def test_every_measure_is_the_public_function_bit_for_bit(zoo: Path) -> None:
         assert (value.mean, value.standard_error) == pytest.approx((mean, error), rel=1e-12)
 
 
-def payloads(spec: Path) -> dict[tuple[Any, ...], list[OnBatch]]:
-    kept: dict[tuple[Any, ...], list[OnBatch]] = {}
+def payloads(spec: Path) -> dict[tuple[Any, ...], list[BatchResult]]:
+    kept: dict[tuple[Any, ...], list[BatchResult]] = {}
     with Store(spec.parent / "out" / "store.sqlite", make=False) as store:
         for result in store.results():
             one = result.unit
             if one.measure != "score":
                 place = (one.measure, one.geometry, one.radius, json.dumps(one.settings, sort_keys=True))
-                kept.setdefault(place, []).append(OnBatch.from_dict(result.payload))
+                kept.setdefault(place, []).append(BatchResult.from_dict(result.payload))
     return kept
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, StackedPairs, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.sharpness.blocks import dot, norm
+from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
     Factor,
     Params,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.blocks import _CHUNK, Blocks, combine, dot, largest, norm
-from quotient_manifolds.sharpness.schedules import released_checkpoints, stated_checkpoints
+from quotient_manifolds.sharpness.auto_pgd import released_checkpoints, stated_checkpoints
+from quotient_manifolds.sharpness.vector import _CHUNK, Blocks, combine, dot, largest, norm
 
 
 @dataclass

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import Measurement, legacy_sharpness
+from quotient_manifolds.sharpness import MeasureResult, legacy_sharpness
 from quotient_manifolds.sharpness.legacy import _Ball, legacy_checkpoints
 
 W = [1.5, -0.5, 2.0]
@@ -149,7 +149,7 @@ def test_the_record_is_that_of_the_worst_case_and_the_model_is_untouched(tmp_pat
     assert (result.measure, result.geometry) == ("legacy worst-case sharpness", "adaptive (eta 0.01)")
     assert result.standard_error == pytest.approx(abs(result.values[0] - result.values[1]) / 2)
     result.save(tmp_path / "x.json")
-    assert Measurement.load(tmp_path / "x.json") == result
+    assert MeasureResult.load(tmp_path / "x.json") == result
     assert model.w.tolist() == W
     assert model.w.grad is None
 

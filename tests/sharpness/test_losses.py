@@ -147,7 +147,7 @@ def scaled(factor: object) -> qm.sharpness.Loss:
     ids=["complex", "meta", "vector", "sparse", "number", "bool", "nan", "text"],
 )
 def test_losses_that_cannot_be_measured(loss: qm.sharpness.Loss) -> None:
-    for measure in (qm.worst_case_sharpness, qm.average_sharpness):
+    for measure in (qm.worst_case_sharpness, qm.average_case_sharpness):
         with pytest.raises((ValueError, TypeError)) as caught:
             measure(linear(), loss, DATA, geometry="adaptive", radius=0.1)
         assert "\n" not in str(caught.value)
@@ -157,7 +157,7 @@ def test_losses_that_cannot_be_measured(loss: qm.sharpness.Loss) -> None:
     ("measure", "settings"),
     [
         (qm.worst_case_sharpness, {"radius": 0.1}),
-        (qm.average_sharpness, {"radius": 0.1}),
+        (qm.average_case_sharpness, {"radius": 0.1}),
         (qm.legacy_sharpness, {"radius": 0.1}),
         (qm.hessian_trace, {}),
         (qm.top_eigenvalue, {}),
@@ -190,7 +190,7 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
     def error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (model(batch[0]).argmax(-1) != batch[1]).double().mean()
 
-    assert qm.average_sharpness(linear(), error, DATA, geometry="adaptive", radius=0.5).mean >= -1
+    assert qm.average_case_sharpness(linear(), error, DATA, geometry="adaptive", radius=0.5).mean >= -1
     with pytest.raises(ValueError, match="does not depend on any measured parameter"):
         qm.worst_case_sharpness(linear(), error, DATA, geometry="adaptive", radius=0.5)
 
@@ -202,7 +202,7 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
 def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed(scale: float) -> None:
     """The climb is that of the loss before it was scaled: no critical start, no overflow."""
 
-    def rise(factor: float) -> qm.Measurement:
+    def rise(factor: float) -> qm.MeasureResult:
         return qm.worst_case_sharpness(linear(), scaled(factor), DATA, geometry="euclidean", radius=0.5, steps=5)
 
     found, expected = rise(scale), rise(1.0)
@@ -216,7 +216,7 @@ def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed
 # Climbs that have not converged.
 
 
-def climbed(**settings: float) -> qm.Measurement:
+def climbed(**settings: float) -> qm.MeasureResult:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double().eval()
     batches = [(torch.randn(6, 3).double(), torch.randint(2, (6,)))]
@@ -241,19 +241,19 @@ def test_a_climb_that_has_converged_is_not() -> None:
 
 def test_the_late_rise_is_that_of_the_last_quarter() -> None:
     losses = (1.0, 2.0, 1.5, 4.0, 3.0, 5.0)  # five steps: the last two are the last quarter
-    batch = qm.sharpness.OnBatch(value=4.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=losses)
+    batch = qm.sharpness.BatchResult(value=4.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=losses)
     assert batch.late_rise == 1.0
-    flat = qm.sharpness.OnBatch(value=0.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=(1.0,) * 6)
-    one = qm.Measurement("m", "g", {"radius": 0.1}, (batch, flat), "0")
+    flat = qm.sharpness.BatchResult(value=0.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=(1.0,) * 6)
+    one = qm.MeasureResult("m", "g", {"radius": 0.1}, (batch, flat), "0")
     assert one.late_rise == pytest.approx(0.25)
-    assert qm.Measurement("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
+    assert qm.MeasureResult("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
     assert "25% of the rise" in (one.warning or "")
 
 
 # Rises that are rounding.
 
 
-def risen(radius: float, dtype: torch.dtype) -> qm.Measurement:
+def risen(radius: float, dtype: torch.dtype) -> qm.MeasureResult:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval().to(dtype)
     batches = [(torch.randn(6, 3).to(dtype), torch.randint(2, (6,)))]

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Measurement, Measurements, Quotient, cross_entropy
+from quotient_manifolds import Adaptive, Euclidean, Geometry, MeasureResult, Quotient, SharpnessRecord, cross_entropy
 from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import geometry_from_dict
-from quotient_manifolds.sharpness import OnBatch, WorstCase
+from quotient_manifolds.sharpness import BatchResult, WorstCase
 from quotient_manifolds.symmetries import Symmetries
 
 NORMS = st.sampled_from(["l2", "linf"])
@@ -39,7 +39,7 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
 ADAPTIVE = Adaptive()
 
 
-def measured(geometry: Geometry = ADAPTIVE, radius: float = 0.1) -> Measurement:
+def measured(geometry: Geometry = ADAPTIVE, radius: float = 0.1) -> MeasureResult:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double().eval()
     batches = [(torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
@@ -76,9 +76,11 @@ def test_a_measurement_keeps_its_geometry() -> None:
 
 def test_files_load_again_and_make_frames(tmp_path: Path) -> None:
     results = (measured(radius=0.1), measured(Euclidean(), radius=0.2))
-    written = Measurements(results, "a model", "data.jsonl", {"batch_size": 4}, "a command", ({"a": 1}, {"a": None}), 3)
+    written = SharpnessRecord(
+        results, "a model", "data.jsonl", {"batch_size": 4}, "a command", ({"a": 1}, {"a": None}), 3
+    )
     written.save(tmp_path / "result.json")
-    read = Measurements.load(tmp_path / "result.json")
+    read = SharpnessRecord.load(tmp_path / "result.json")
     assert read == written
     assert not read.complete
     assert list(read) == [*results]
@@ -96,12 +98,12 @@ def test_files_load_again_and_make_frames(tmp_path: Path) -> None:
 def test_earlier_files_and_single_measurements_are_read(tmp_path: Path) -> None:
     one = measured()
     one.save(tmp_path / "one.json")
-    assert Measurements.load(tmp_path / "one.json").measurements == (one,)
+    assert SharpnessRecord.load(tmp_path / "one.json").results == (one,)
     result = one.to_dict()
     del result["geometry_settings"]
     old = {"version": "0", "model": "m", "data": "d", "examples": 5, "dtype": "float32", "results": [result]}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    read = Measurements.load(tmp_path / "old.json")
+    read = SharpnessRecord.load(tmp_path / "old.json")
     assert (read.model, read.settings, read.complete) == ("m", {"examples": 5, "dtype": "float32"}, True)
     assert read[0].values == one.values
     assert read[0].geometry_settings is None
@@ -109,9 +111,9 @@ def test_earlier_files_and_single_measurements_are_read(tmp_path: Path) -> None:
 
 
 def test_one_reader_names_the_other(tmp_path: Path) -> None:
-    Measurements((measured(),), "m").save(tmp_path / "several.json")
-    with pytest.raises(ValueError, match=r"Measurements\.load"):
-        Measurement.load(tmp_path / "several.json")
+    SharpnessRecord((measured(),), "m").save(tmp_path / "several.json")
+    with pytest.raises(ValueError, match=r"SharpnessRecord\.load"):
+        MeasureResult.load(tmp_path / "several.json")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_one_reader_names_the_other(tmp_path: Path) -> None:
 def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError) as refused:
-        Measurements.load(tmp_path / "x.json")
+        SharpnessRecord.load(tmp_path / "x.json")
     assert "x.json" in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -128,7 +130,7 @@ def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> N
 def test_absent_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="needs pandas, which is not installed"):
-        Measurements((measured(),), "m").frame()
+        SharpnessRecord((measured(),), "m").frame()
 
 
 # ---- what is written where
@@ -182,6 +184,6 @@ def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
 
 
 def test_warnings_are_gathered() -> None:
-    beyond = OnBatch(1.0, 0.5, 3, 2, reach=1.0, reach_limit=0.5)
-    found = Measurement("m", "g", {"radius": 0.25}, (beyond,), "1")
-    assert Measurements((measured(), found), "m").warnings == (found.warning,)
+    beyond = BatchResult(1.0, 0.5, 3, 2, reach=1.0, reach_limit=0.5)
+    found = MeasureResult("m", "g", {"radius": 0.25}, (beyond,), "1")
+    assert SharpnessRecord((measured(), found), "m").warnings == (found.warning,)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
 from quotient_manifolds.sharpness import (
-    Measurement,
+    MeasureResult,
     WorstCase,
-    average_sharpness,
+    average_case_sharpness,
     cross_entropy,
     gradient_norm,
     hessian_trace,
@@ -31,7 +31,7 @@ from quotient_manifolds.sharpness import (
 from quotient_manifolds.symmetries import Factor, Params, Part, SymmetricPair, Symmetries, find_symmetries, random_move
 
 Batch = tuple[Tensor, Tensor]
-Measure = Callable[..., Measurement]
+Measure = Callable[..., MeasureResult]
 
 GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
 
@@ -98,7 +98,7 @@ def test_average_sharpness_of_a_polynomial_is_its_gaussian_moment(geometry: Geom
     w = model.w.detach()
     s = radius * (torch.ones(4, dtype=torch.float64) if isinstance(geometry, Euclidean) else w.abs())
     exact = float((s**2 * batch[1:].diagonal() / 2 + 6 * w**2 * s**2 + 3 * s**4).sum())
-    result = average_sharpness(model, polynomial, [batch], geometry=geometry, radius=radius, samples=400)
+    result = average_case_sharpness(model, polynomial, [batch], geometry=geometry, radius=radius, samples=400)
     assert result.standard_error is not None
     assert result.standard_error == result.errors[0] < 0.15 * abs(exact)
     assert abs(result.mean - exact) < 4 * result.standard_error
@@ -111,13 +111,13 @@ def test_antithetic_pairs_cancel_what_is_odd() -> None:
         return (w - batch).sum() + ((w - batch) ** 3).sum()
 
     model = Point().eval()
-    result = average_sharpness(model, odd, [model.w.detach().clone()], geometry=Euclidean(), radius=1.0, samples=3)
+    result = average_case_sharpness(model, odd, [model.w.detach().clone()], geometry=Euclidean(), radius=1.0, samples=3)
     assert result.mean == pytest.approx(0, abs=1e-12)
 
 
 def test_the_error_of_several_batches_is_that_over_batches() -> None:
     model = Point().eval()
-    result = average_sharpness(
+    result = average_case_sharpness(
         model, polynomial, [coefficients(0), coefficients(1)], geometry=Euclidean(), radius=0.5, samples=10
     )
     assert result.standard_error == pytest.approx(abs(result.values[0] - result.values[1]) / 2)
@@ -136,7 +136,7 @@ def test_average_quotient_sharpness_is_invariant_on_the_orbit(
 ) -> None:
     samples = 4 if "exact" in geometry.name else 60
     here, there = (
-        average_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=samples)
+        average_case_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=samples)
         for m in (model, moved(model, 0.1))
     )
     assert here.standard_error is not None
@@ -150,7 +150,7 @@ def test_average_sharpness_of_other_geometries_is_not_invariant(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
     here, there = (
-        average_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.3, samples=100)
+        average_case_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.3, samples=100)
         for m in (model, moved(model, 1.0, seed=5))
     )
     assert here.standard_error is not None
@@ -229,7 +229,7 @@ def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
-    "average": (average_sharpness, {"radius": 0.1, "samples": 2, "geometry": Adaptive()}),
+    "average": (average_case_sharpness, {"radius": 0.1, "samples": 2, "geometry": Adaptive()}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
     "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
@@ -250,8 +250,8 @@ def test_records_last_and_the_model_is_untouched(
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(w.grad is None for w in model.parameters())
     result.save(tmp_path / "result.json")
-    assert Measurement.load(tmp_path / "result.json") == result
-    assert Measurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    assert MeasureResult.load(tmp_path / "result.json") == result
+    assert MeasureResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
     assert len(result.values) == 3
     assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
     assert result.measure in str(result)
@@ -289,14 +289,14 @@ def test_bad_input_is_refused_in_one_sentence(name: str, model: Classifier, batc
 def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        Measurement.load(tmp_path / "x.json")
+        MeasureResult.load(tmp_path / "x.json")
 
 
 def test_settings_are_checked(model: Classifier, batches: list[Batch]) -> None:
     with pytest.raises(ValueError, match=r"samples must be a whole number, at least 2\. Found 1"):
-        average_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, samples=1)
+        average_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, samples=1)
     with pytest.raises(ValueError, match=r"radius must be a positive finite number\. Found 0"):
-        average_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0)
+        average_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0)
 
 
 def scaled_hessian(geometry: Geometry, batch: Tensor) -> Tensor:
@@ -418,7 +418,7 @@ def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, b
     """The same seed draws the same directions."""
     for geometry in GEOMETRIES:
         trace = hessian_trace(model, cross_entropy, batches, geometry=geometry, samples=5)
-        average = average_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-3, samples=5)
+        average = average_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-3, samples=5)
         assert average.values == pytest.approx([1e-6 / 2 * value for value in trace.values], rel=1e-3)
 
 
@@ -590,7 +590,7 @@ def test_the_average_over_a_box_is_uniform() -> None:
     w = model.w.detach()
     exact = float((s**2 * batch[1:].diagonal() / 6 + 2 * w**2 * s**2 + s**4 / 5).sum())
     box = Euclidean(norm="linf")
-    result = average_sharpness(model, polynomial, [batch], geometry=box, radius=s, samples=400)
+    result = average_case_sharpness(model, polynomial, [batch], geometry=box, radius=s, samples=400)
     assert result.standard_error is not None
     assert result.standard_error < 0.15 * abs(exact)
     assert abs(result.mean - exact) < 4 * result.standard_error

@@ -188,12 +188,12 @@ def linear_pair() -> nn.Module:
     return nn.Sequential(shared, nn.Tanh(), pair, nn.Tanh(), shared, nn.Linear(WIDTH, CLASSES)).double().eval()
 
 
-MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.Measurement]] = {
+MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.MeasureResult]] = {
     "worst case": lambda m, b: qm.worst_case_sharpness(
         m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3
     ),
     "legacy": lambda m, b: qm.legacy_sharpness(m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3),
-    "average": lambda m, b: qm.average_sharpness(
+    "average": lambda m, b: qm.average_case_sharpness(
         m, qm.cross_entropy, b, geometry=qm.Euclidean(), radius=0.01, samples=2
     ),
     "gradient": lambda m, b: qm.gradient_norm(m, qm.cross_entropy, b, geometry=qm.Euclidean()),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import Measurement, cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import MeasureResult, cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import Params, find_symmetries, random_move
 from quotient_manifolds.version import VERSION
 
@@ -215,8 +215,8 @@ def test_json_round_trip(model: Classifier, batches: list[Batch], tmp_path: Path
     for some in (batches, batches[:1]):
         result = worst_case_sharpness(model, cross_entropy, some, geometry=Euclidean(), radius=0.1, steps=2)
         result.save(tmp_path / "result.json")
-        assert Measurement.load(tmp_path / "result.json") == result
-        assert Measurement.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+        assert MeasureResult.load(tmp_path / "result.json") == result
+        assert MeasureResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_json_round_trip(model: Classifier, batches: list[Batch], tmp_path: Path
 def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        Measurement.load(tmp_path / "x.json")
+        MeasureResult.load(tmp_path / "x.json")
 
 
 def test_dict_batches_and_any_method_of_the_model(model: Classifier, batches: list[Batch]) -> None:

@@ -31,13 +31,13 @@ from quotient_manifolds.manifolds import (
     TranslationQuotient,
 )
 from quotient_manifolds.sharpness import (
-    Measurement,
-    OnBatch,
-    Subject,
+    BatchResult,
+    MeasureResult,
+    PreparedModel,
     TruncationError,
     TruncationWarning,
     WorstCase,
-    average_sharpness,
+    average_case_sharpness,
     cross_entropy,
     truncation_error,
     worst_case_profile,
@@ -323,7 +323,7 @@ def test_the_error_is_the_loss_at_the_two_ends(
     """The worst direction of `WorstCase`, moved pair by pair by the manifold's own geodesics, and the loss by hand."""
     model, data = model.to(dtype), [(x.to(dtype), y) for x, y in batches[:1]]
     geometry = Quotient(metric, order, biases="paper", norm=norm)
-    subject = Subject.of(model, cross_entropy, data, geometry)
+    subject = PreparedModel.of(model, cross_entropy, data, geometry)
     measure = WorstCase(geometry, 0.3, steps=4)
     worst = measure.maximum(subject, 0, lambda: None)
     ends = {kind: subject.space.move(worst.z) for kind in (order, "exact")}
@@ -373,7 +373,7 @@ def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier,
         (WorstCase(geometry, 0.02, steps=3), 5),  # the climb it starts from: one more step than its own losses
         (WorstCase(geometry, 0.05, steps=3), 5),  # another climb
     ):
-        subject = Subject.of(model, cross_entropy, batches, geometry)
+        subject = PreparedModel.of(model, cross_entropy, batches, geometry)
         before.on(subject, 0, lambda: None)
         ticks = iter(range(100))
         assert alone.on(subject, 0, partial(next, ticks)) == expected.batches[0]  # type: ignore[arg-type]
@@ -424,7 +424,7 @@ def test_where_nothing_is_truncated_there_is_no_reach(
 ) -> None:
     for result in (
         worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
-        average_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=2),
+        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=2),
     ):
         assert (result.reach, result.beyond_reach, result.truncation_warning) == (None, (), None)
         assert "reach" not in str(result)
@@ -437,7 +437,7 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
     """Of its horizontal part, which is all of it in the metric's norm."""
     geometry = Quotient("mix", biases="paper", norm=norm)
     result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
-    subject = Subject.of(model, cross_entropy, batches[:1], geometry)
+    subject = PreparedModel.of(model, cross_entropy, batches[:1], geometry)
     z = WorstCase(geometry, 0.1, steps=3).maximum(subject, 0, lambda: None).z
     speeds: list[float] = []
     for block in subject.space.pairs:
@@ -454,7 +454,7 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
 
 def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classifier, batches: list[Batch]) -> None:
     geometry = Quotient("inv")
-    result = average_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
+    result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
     space, random = geometry.at(model), generator(0)
     reaches = [space.reach(space.sample(random)) for _ in range(3)]
     assert len(set(reaches)) == 3
@@ -465,10 +465,10 @@ def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classif
 def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch], kind: str) -> None:
     """Once for each measurement, to the caller, and in words of the measurement."""
 
-    def measured(radius: float) -> Measurement:
+    def measured(radius: float) -> MeasureResult:
         shared: dict[str, Any] = {"geometry": Quotient("mix")}
         if kind == "average":
-            return average_sharpness(model, cross_entropy, batches, radius=radius, samples=2, **shared)
+            return average_case_sharpness(model, cross_entropy, batches, radius=radius, samples=2, **shared)
         if kind == "worst":
             return worst_case_sharpness(model, cross_entropy, batches, radius=radius, steps=2, **shared)
         return worst_case_profile(model, cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
@@ -506,12 +506,12 @@ def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: f
         assert bool(found.beyond_reach) == beyond
 
 
-def batch(reach: float | None, limit: float | None = 0.5) -> OnBatch:
-    return OnBatch(1.0, 0.5, 3, 2, reach=reach, reach_limit=limit)
+def batch(reach: float | None, limit: float | None = 0.5) -> BatchResult:
+    return BatchResult(1.0, 0.5, 3, 2, reach=reach, reach_limit=limit)
 
 
 def test_a_measurement_counts_its_batches() -> None:
-    found = Measurement(
+    found = MeasureResult(
         "m", "g", {"radius": 0.25}, (batch(0.5), batch(0.6), batch(None), batch(2.0), batch(3.0, None)), "1"
     )
     assert found.reach == 3.0
@@ -526,13 +526,13 @@ def test_records_last_and_those_without_a_reach_are_read(
     result = truncation_error(model, cross_entropy, batches, geometry=Quotient("mix"), radius=0.1, steps=2)
     assert result.measure == "truncation error"
     result.save(tmp_path / "error.json")
-    assert Measurement.load(tmp_path / "error.json") == result
+    assert MeasureResult.load(tmp_path / "error.json") == result
     sharpness = WorstCase(Quotient("mix"), 0.1, steps=2).of(model, cross_entropy, batches)
     record = json.loads(json.dumps(sharpness.to_dict()))
-    assert Measurement.from_dict(record) == sharpness
+    assert MeasureResult.from_dict(record) == sharpness
     for each in record["batches"]:
         del each["reach"], each["reach_limit"]
-    old = Measurement.from_dict(record)
+    old = MeasureResult.from_dict(record)
     assert old.batches == tuple(replace(each, reach=None, reach_limit=None) for each in sharpness.batches)
     assert old.warning is None
 

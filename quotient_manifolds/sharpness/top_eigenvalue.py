@@ -13,11 +13,11 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.blocks import Blocks
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_inner_product, check_whole
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.vector import Blocks
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -43,15 +43,15 @@ class TopEigenvalue(Measure):
         check_products(self.products)
         check_inner_product(self.name, self.geometry)
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return 1
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         hessian = Hessian(subject.objective(index, lambda: None), self.products)
         start = subject.space.sample(torch.Generator().manual_seed(self.seed + index))
         value, residual = _largest(hessian.times, subject.space, start, self.tolerance, self.restarts, index)
         tick()
-        return OnBatch(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
+        return BatchResult(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
 
 
 def top_eigenvalue(
@@ -65,7 +65,7 @@ def top_eigenvalue(
     products: Products = "exact",
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
 
     It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest

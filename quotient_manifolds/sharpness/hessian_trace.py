@@ -11,11 +11,11 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.blocks import dot
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_inner_product, check_whole
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_inner_product, check_whole
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
+from quotient_manifolds.sharpness.vector import dot
 
 
 @final
@@ -35,10 +35,10 @@ class HessianTrace(Measure):
         check_products(self.products)
         check_inner_product(self.name, self.geometry)
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return self.samples
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         hessian = Hessian(subject.objective(index, lambda: None), self.products)
         generator = torch.Generator().manual_seed(self.seed + index)
         curvatures = []
@@ -47,7 +47,7 @@ class HessianTrace(Measure):
             curvatures.append(dot(v, hessian.times(v)))
             tick()
         mean, error = mean_and_error(curvatures)
-        return OnBatch(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
+        return BatchResult(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
 
 
 def hessian_trace(
@@ -60,7 +60,7 @@ def hessian_trace(
     products: Products = "exact",
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
 
     It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a

@@ -11,17 +11,17 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.blocks import scale
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, check_radius, check_whole, warned
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch, mean_and_error
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_radius, check_whole, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
+from quotient_manifolds.sharpness.vector import scale
 
 
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_sharpness`."""
+    """E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_case_sharpness`."""
 
     name: ClassVar[str] = "average-case sharpness"
 
@@ -34,16 +34,16 @@ class AverageCase(Measure):
         check_radius(self.radius)
         check_whole("samples", self.samples, 2)
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return 2 * self.samples + 1
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         objective = subject.objective(index, tick)
         base = objective.value(objective.zero())
         generator = torch.Generator().manual_seed(self.seed + index)
         pairs = [_pair(objective, self.radius, generator) for _ in range(self.samples)]
         mean, error = mean_and_error([loss - base for loss, _ in pairs])
-        return OnBatch(
+        return BatchResult(
             value=mean,
             base_loss=base,
             forward_passes=2 * self.samples + 1,
@@ -55,7 +55,7 @@ class AverageCase(Measure):
         )
 
 
-def average_sharpness(
+def average_case_sharpness(
     model: nn.Module,
     loss: Loss,
     batches: Iterable[Any],
@@ -65,7 +65,7 @@ def average_sharpness(
     samples: int = 32,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Estimate the mean rise of the loss at random points around the model's weights w.
 
     That is E[L(gamma_z(1)) - L(w)] over z = radius * N(0, I) in orthonormal coordinates of the tangent space (in a

@@ -11,10 +11,10 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.blocks import Blocks, norm
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.vector import Blocks, norm
 
 
 @final
@@ -24,14 +24,14 @@ class GradientNorm(Measure):
 
     name: ClassVar[str] = "gradient norm"
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return 1
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         objective = subject.objective(index, tick)
         base, gradient = objective.value_and_gradient(objective.zero())
         value = norm(gradient) if subject.space.norm == "l2" else _absolute_sum(gradient)
-        return OnBatch(value, base, forward_passes=1, backward_passes=1)
+        return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
 
 def gradient_norm(
@@ -41,7 +41,7 @@ def gradient_norm(
     *,
     geometry: Geometry | str | float,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Measure the length of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
 
     With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the

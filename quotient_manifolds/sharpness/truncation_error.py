@@ -11,8 +11,8 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, Subject, Tick, warned
-from quotient_manifolds.sharpness.measurement import Measurement, OnBatch
+from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, warned
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.worst_case import WorstCase
 
 
@@ -45,10 +45,10 @@ class TruncationError(Measure):
             self.geometry, self.radius, self.steps, self.restarts, self.tolerance, self.seed, after=self.after
         )
 
-    def ticks(self, subject: Subject) -> int:
+    def ticks(self, subject: PreparedModel) -> int:
         return self.worst_case.ticks(subject) + 1
 
-    def on(self, subject: Subject, index: int, tick: Tick) -> OnBatch:
+    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
         kept = subject.maximisers.get((self.worst_case, index))
         best = self.worst_case.maximum(subject, index, tick) if kept is None else kept
         if not best.loss > best.base:
@@ -75,7 +75,7 @@ def truncation_error(
     tolerance: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Measurement:
+) -> MeasureResult:
     """Measure which part of worst-case sharpness is due to cutting geodesics off after the first or second order.
 
     |L(p) - L(gamma(1))| / (L(p) - L(w)), p the end of the worst truncated geodesic, gamma the exact one beside it.

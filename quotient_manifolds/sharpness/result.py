@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final, overload
 
 from quotient_manifolds.files import write_text
+from quotient_manifolds.frames import data_frame
+from quotient_manifolds.version import VERSION
+
+if TYPE_CHECKING:
+    from quotient_manifolds.frames import DataFrame
 
 Setting = str | int | float | bool
+
+FORMAT = 1  # of the file; raise when a reader of the old form would misread the new one
 
 RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
@@ -22,7 +29,7 @@ CONVERGED = 0.05
 
 @final
 @dataclass(frozen=True)
-class OnBatch:
+class BatchResult:
     """One measure of one model on one batch: plain numbers.
 
     value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
@@ -68,16 +75,16 @@ class OnBatch:
         return {**asdict(self), "losses": list(self.losses)}
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> OnBatch:
+    def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
         """The inverse of `to_dict`. Raises ValueError for missing or unknown keys; reach and spacing may be missing."""
         record = {"reach": None, "reach_limit": None, "spacing": None, **record}
-        _check_keys("value on a batch", {field.name for field in fields(cls)}, record)
+        _check_keys("value on a batch", {each.name for each in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
 @final
 @dataclass(frozen=True)
-class Measurement:
+class MeasureResult:
     """One measure of one model: per batch, and its mean over batches.
 
     geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict` (None in records of
@@ -88,7 +95,7 @@ class Measurement:
     measure: str
     geometry: str
     settings: Mapping[str, Setting]
-    batches: tuple[OnBatch, ...]
+    batches: tuple[BatchResult, ...]
     version: str
     geometry_settings: Mapping[str, Setting] | None = None
 
@@ -133,7 +140,7 @@ class Measurement:
 
     @property
     def reach(self) -> float | None:
-        """The largest over batches, see `OnBatch`; None where no geodesic is truncated."""
+        """The largest over batches, see `BatchResult`; None where no geodesic is truncated."""
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
 
     @property
@@ -227,14 +234,14 @@ class Measurement:
         }
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Measurement:
+    def from_dict(cls, record: Mapping[str, Any]) -> MeasureResult:
         """The inverse of `to_dict`. Raises ValueError if other keys than geometry_settings are missing."""
         if "results" in record:
-            raise ValueError("This is a record of several measurements: read it with Measurements.load")
+            raise ValueError("This is a record of several measurements: read it with SharpnessRecord.load")
         record = {"geometry_settings": None, **record}
-        stored = {field.name for field in fields(cls)}
+        stored = {each.name for each in fields(cls)}
         _check_keys("measurement", stored | {"mean", "standard_error"}, record)
-        batches = tuple(OnBatch.from_dict(each) for each in record["batches"])
+        batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
 
     def save(self, path: str | Path) -> None:
@@ -242,9 +249,170 @@ class Measurement:
         write_text(Path(path), to_json(self.to_dict()))
 
     @classmethod
-    def load(cls, path: str | Path) -> Measurement:
+    def load(cls, path: str | Path) -> MeasureResult:
         """Read what `save` wrote. Raises ValueError for a file that is not the JSON of a measurement."""
         return cls.from_dict(read_record(path))
+
+
+@final
+@dataclass(frozen=True)
+class SharpnessRecord(Sequence[MeasureResult]):
+    """SharpnessRecord of one model, and what was measured; `save` and `load` are inverse to each other.
+
+    model, data: where they came from. settings: how the model was run and how batches were made, as dtype and
+    batch_size. at: for each measurement what tells it from the others besides measure, geometry and settings, as the
+    scale of a move along the orbit; empty where nothing does. asked: how many measurements were asked for, more than
+    there are in the file of a run that was interrupted.
+    """
+
+    results: tuple[MeasureResult, ...]
+    model: str
+    data: str | None = None
+    settings: Mapping[str, Setting | None] = field(default_factory=dict)
+    command: str | None = None
+    at: tuple[Mapping[str, Setting | None], ...] = ()
+    asked: int | None = None
+    version: str = VERSION
+
+    def __post_init__(self) -> None:
+        if self.at and len(self.at) != len(self.results):
+            raise ValueError(f"at must be as many as the {len(self.results)} measurements. Found {len(self.at)}")
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, index: int) -> MeasureResult: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[MeasureResult, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> MeasureResult | tuple[MeasureResult, ...]:
+        return self.results[index]
+
+    def __iter__(self) -> Iterator[MeasureResult]:
+        return iter(self.results)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all measurements that were asked for are there."""
+        return self.asked is None or len(self.results) >= self.asked
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader of the values must know, a sentence each."""
+        return tuple(each.warning for each in self.results if each.warning is not None)
+
+    def with_result(self, found: MeasureResult, **at: Setting | None) -> SharpnessRecord:
+        """Return these and one more; `at` says what tells it from the others."""
+        places = (*(self.at or ({},) * len(self)), at)
+        return replace(self, results=(*self.results, found), at=places if any(places) else ())
+
+    def frame(self, *, batches: bool = False) -> DataFrame:
+        """Return a row for every measurement, or with `batches` for every measurement on every batch.
+
+        Columns: model, what `at` says, measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those
+        of the measure, and the numbers: mean, standard_error, ..., or value, base_loss, ... on the batch. Raises
+        ImportError where pandas is not installed.
+        """
+        places: Sequence[Mapping[str, Any]] = self.at or [{} for _ in self.results]
+        rows: list[dict[str, Any]] = []
+        for place, each in zip(places, self.results, strict=True):
+            known = {"model": self.model, **place, **_identity(each)}
+            if batches:
+                rows += [{**known, "batch": index, **_numbers(found)} for index, found in enumerate(each.batches)]
+            else:
+                rows.append({**known, **_summary(each)})
+        return data_frame(rows, ["model", "measure", "geometry"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types."""
+        places: Sequence[Mapping[str, Any]] = self.at or [{} for _ in self.results]
+        return {
+            "format": FORMAT,
+            "version": self.version,
+            "command": self.command,
+            "model": self.model,
+            "data": self.data,
+            "settings": dict(self.settings),
+            "asked": len(self) if self.asked is None else self.asked,
+            "results": [
+                {**each.to_dict(), **({"at": dict(place)} if place else {})}
+                for place, each in zip(places, self.results, strict=True)
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> SharpnessRecord:
+        """Return the inverse of `to_dict`; the files of earlier versions and a single `MeasureResult` are read too.
+
+        Raises ValueError for anything else.
+        """
+        if "batches" in record:
+            return cls((MeasureResult.from_dict(record),), model="", version=str(record.get("version")))
+        if "results" not in record or "model" not in record:
+            old = (
+                "; it holds ratios along an orbit as earlier versions wrote them: measure again"
+                if "rows" in record
+                else ""
+            )
+            raise ValueError(f"Not a record of measurements: expected model and results, found {sorted(record)}{old}")
+        if record.get("format", FORMAT) != FORMAT:
+            raise ValueError(f"Expected measurements of format {FORMAT}. Found {record['format']!r}")
+        results = [dict(each) for each in record["results"]]
+        places = tuple(each.pop("at", {}) for each in results)
+        # Before there was a format, settings stood beside the results.
+        apart = {"version", "model", "data", "results"}
+        settings = record.get("settings", {key: value for key, value in record.items() if key not in apart})
+        return cls(
+            tuple(MeasureResult.from_dict(each) for each in results),
+            model=record["model"],
+            data=record.get("data"),
+            settings=settings,
+            command=record.get("command"),
+            at=places if any(places) else (),
+            asked=record.get("asked", len(results)),
+            version=record["version"],
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON, whole or not at all."""
+        write_text(Path(path), to_json(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | Path) -> SharpnessRecord:
+        """Read what `save` or a command wrote. Raises ValueError, one sentence, for any other file."""
+        record = read_record(path)
+        try:
+            return cls.from_dict(record)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} holds no measurements: {error}") from error
+
+
+def _identity(each: MeasureResult) -> dict[str, Any]:
+    geometry = {f"geometry.{key}": value for key, value in (each.geometry_settings or {}).items()}
+    settings = {f"settings.{key}": value for key, value in each.settings.items()}
+    return {"measure": each.measure, "geometry": each.geometry, **geometry, **settings}
+
+
+def _summary(each: MeasureResult) -> dict[str, Any]:
+    return {
+        "mean": each.mean,
+        "standard_error": each.standard_error,
+        "batches": len(each.batches),
+        "base_loss": sum(each.base_losses) / len(each.batches),
+        "late_rise": each.late_rise,
+        "reach": each.reach,
+        "beyond_reach": len(each.beyond_reach),
+        "forward_passes": each.forward_passes,
+        "backward_passes": each.backward_passes,
+        "warning": each.warning,
+    }
+
+
+def _numbers(found: BatchResult) -> dict[str, Any]:
+    record = found.to_dict()
+    return {key: value for key, value in record.items() if key != "losses"}
 
 
 def to_json(record: Mapping[str, Any]) -> str:

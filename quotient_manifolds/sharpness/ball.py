@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from quotient_manifolds.sharpness.blocks import Blocks, combine, dots, largest, norm, scale, signed_step
+from quotient_manifolds.sharpness.vector import Blocks, combine, dots, largest, norm, scale, signed_step
 
 
 class Slope(NamedTuple):
