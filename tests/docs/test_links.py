@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "notebooks").glob("*.md")),
     *sorted((ROOT / "notebooks").glob("*.ipynb")),

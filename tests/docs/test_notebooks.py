@@ -86,8 +86,8 @@ def test_lines_are_short(path: Path) -> None:
 
 
 @every_notebook
-def test_the_readme_lists_it(path: Path) -> None:
-    assert f"`notebooks/{path.name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_of_notebooks_lists_it(path: Path) -> None:
+    assert f"]({path.name})" in (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
 
 
 def test_they_are_numbered_in_order() -> None:
