@@ -28,7 +28,7 @@ from studies.diagonal.networks import Drawing, Setting
 from studies.markdown import table
 from studies.results.claims import claims
 from studies.results.estimates import RULES, Estimate
-from studies.results.page import BEGIN, END, PAGE, into_readme, results_page, write_results
+from studies.results.page import BEGIN, END, PAGE, into_page, results_page, write_results
 from studies.results.paper import TAU
 from studies.results.pictures import pictures
 from studies.results.records import Records
@@ -42,6 +42,7 @@ from studies.zoo_study import Cost, write_record
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 COMMITTED = NOTEBOOKS / "records"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 COSTS = (Cost("a measure", 1, 1.0),)
 STUDIES = {"toy": "toy.json", "ascents": "ascents.json", "diagonal": "diagonal.json", "vit": "vit", "bert": "bert"}
 MEASURES = [f"{metric} {order}" for metric, order in itertools.product(("inv", "mix"), ("first", "second", "exact"))]
@@ -391,14 +392,14 @@ def test_figures_are_files_of_their_own_that_name_every_number(records: Records,
     assert str(records.vit.family()[0.75]) in plots["family"].alt
 
 
-def test_the_command_writes_pages_and_readme(folder: Path, tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    arguments = ["results", "--records", str(folder), "--out", str(tmp_path), "--readme", str(readme)]
+def test_the_command_writes_pages_and_table(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    arguments = ["results", "--records", str(folder), "--out", str(tmp_path), "--page", str(page)]
     done = CliRunner().invoke(study, arguments)
     assert done.exit_code == 0, done.output
     assert {"results.md", "full_scale.md"} <= {path.name for path in tmp_path.iterdir()}
-    text = readme.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{BEGIN}\n| ")
     assert text.endswith(f" |\n{END}\nafter\n")
     assert "old" not in text
@@ -410,7 +411,7 @@ def test_what_is_not_there_is_said_in_one_sentence(records: Records, tmp_path: P
     assert "must be the folder of records that the studies wrote" in done.output
     (tmp_path / "bare.md").write_text("nothing\n", encoding="utf-8")
     with pytest.raises(ValueError, match="must have the lines <!-- results -->"):
-        into_readme(tmp_path / "bare.md", records)
+        into_page(tmp_path / "bare.md", records)
 
 
 # ---- what is committed
@@ -421,17 +422,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("written")
     committed = Records.load(COMMITTED)
     write_results(committed, out)
-    shutil.copyfile(ROOT / "README.md", out / "README.md")
-    into_readme(out / "README.md", committed)
+    shutil.copyfile(BENCHMARKS, out / BENCHMARKS.name)
+    into_page(out / BENCHMARKS.name, committed)
     return out
 
 
-def test_the_committed_page_and_readme_are_what_the_command_writes(written: Path) -> None:
-    again = 'run `make study NAME=results ARGS="--readme README.md"`'
+def test_the_committed_pages_are_what_the_command_writes(written: Path) -> None:
+    again = 'run `make study NAME=results ARGS="--page docs/benchmarks.md"`'
     assert (written / PAGE).read_text(encoding="utf-8") == (NOTEBOOKS / PAGE).read_text(encoding="utf-8"), again
-    assert (written / "README.md").read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
-        again
-    )
+    assert (written / BENCHMARKS.name).read_text(encoding="utf-8") == BENCHMARKS.read_text(encoding="utf-8"), again
 
 
 def test_the_committed_figures_say_what_the_records_say() -> None:

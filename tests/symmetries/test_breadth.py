@@ -43,7 +43,7 @@ def test_a_model_type_has_exactly_these_symmetries(name: str, row: Row) -> None:
 
 def test_the_table_is_broad() -> None:
     types = [name.partition("/")[0] for name, row in cases() if row.pairs]
-    assert len(set(types)) >= 200  # the README says so
+    assert len(set(types)) >= 200  # README.md says so
     assert len({name for name, _ in cases()}) == len(list(cases()))
     assert {row.domain for row in TABLE} == {
         "encoder",

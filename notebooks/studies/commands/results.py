@@ -21,13 +21,13 @@ from quotient_manifolds.files import write_text
 )
 @out_option("notebooks")
 @click.option(
-    "--readme",
+    "--page",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A file with the lines <!-- results --> and <!-- /results -->, between which the short table goes.",
 )
 @quiet_option
 @one_sentence_errors
-def results(folder: Path, out: Path, readme: Path | None, quiet: bool) -> None:
+def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
     """The paper's results and claims beside ours, each number from a record.
 
     OUT receives results.md, in results/ its figures, and full_scale.md, of the zoos that were not run. A study without
@@ -37,14 +37,14 @@ def results(folder: Path, out: Path, readme: Path | None, quiet: bool) -> None:
     from studies.full_scale.page import full_scale_page
     from studies.results.claims import claims
     from studies.results.estimates import RULES
-    from studies.results.page import PAGE, into_readme, write_results
+    from studies.results.page import PAGE, into_page, write_results
     from studies.results.records import Records
 
     records = Records.load(folder)
     write_results(records, out)
     write_text(out / FULL_SCALE, full_scale_page())
-    if readme is not None:
-        into_readme(readme, records)
+    if page is not None:
+        into_page(page, records)
     if not quiet:
         rows = [[each.about, RULES[each.rule].words, str(each.found or ""), each.verdict] for each in claims(records)]
         terminal = console(quiet=False)

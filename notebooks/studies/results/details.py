@@ -74,7 +74,7 @@ def _radii(key: str, zoo: Zoo | None) -> Iterator[list[str]]:
 
 
 def short_table(records: Records) -> str:
-    """The paper's Table 1 beside ours, for the README."""
+    """The paper's Table 1 beside ours, for docs/benchmarks.md."""
     rows = [[row.what, row.paper[0], "<br>".join(row.here)] for row in table_one(records)]
     return table(["Kendall’s tau with the gap", "Paper", "Here"], rows)
 

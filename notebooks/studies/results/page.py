@@ -1,4 +1,4 @@
-"""The page of all results, as Markdown, and the short table of the README."""
+"""The page of all results, as Markdown, and the short table of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def write_results(records: Records, folder: Path) -> None:
     write_text(folder / PAGE, results_page(records, plots))
 
 
-def into_readme(readme: Path, records: Records) -> None:
-    """The short table between its marks. Raises ValueError for a file without them."""
-    text = readme.read_text(encoding="utf-8")
+def into_page(page: Path, records: Records) -> None:
+    """Write the short table between its marks on a page. Raises ValueError for a file without them."""
+    text = page.read_text(encoding="utf-8")
     before, begin, rest = text.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(f"{END}\n")
     if not begin or not end:
-        raise ValueError(f"{readme} must have the lines {BEGIN} and {END}, between which the table goes. Found none")
-    write_text(readme, f"{before}{begin}{short_table(records)}\n{end}{after}")
+        raise ValueError(f"{page} must have the lines {BEGIN} and {END}, between which the table goes. Found none")
+    write_text(page, f"{before}{begin}{short_table(records)}\n{end}{after}")
 
 
 def results_page(records: Records, plots: dict[str, Plot]) -> str:

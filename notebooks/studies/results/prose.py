@@ -48,7 +48,7 @@ REDO = """\
     make study NAME=diagonal
     make study NAME=vit
     make study NAME=bert
-    make study NAME=results ARGS="--readme README.md"
+    make study NAME=results ARGS="--page docs/benchmarks.md"
 
 Each study writes to `results/NAME`. What it leaves there as its record (`toy.json`, `diagonal.json`, `record/`) goes to
 `notebooks/records`, from where the last command reads."""

@@ -28,8 +28,8 @@ RECORDS = {
     "toy": "toy.json",
     "ascents": "ascents.json",
     "diagonal": "diagonal.json",
-    "vit": "vit",
-    "bert": "bert",
+    "vit": "vit/comparison.json.gz",
+    "bert": "bert/comparison.json.gz",
 }
 
 
