@@ -24,7 +24,11 @@ def is_missing(page: Path) -> bool:
 
 
 HERE = Path(__file__).parent
-collect_ignore = ["build_hook.py", "docstrings.py", *(str(page.relative_to(HERE)) for page in HERE.rglob("*.md") if is_missing(page))]
+collect_ignore = [
+    "build_hook.py",
+    "docstrings.py",
+    *(str(page.relative_to(HERE)) for page in HERE.rglob("*.md") if is_missing(page)),
+]
 
 
 @pytest.fixture(autouse=True)
