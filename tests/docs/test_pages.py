@@ -1,0 +1,65 @@
+"""What the pages show is run or checked, and the page of concepts names every room of the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import quotient_manifolds
+from quotient_manifolds.cli.app import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return language and text of every block of code."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def rooms() -> set[str]:
+    """Return the modules and the folders of modules directly under the package."""
+    package = Path(quotient_manifolds.__file__).parent
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    return folders | {path.stem for path in package.glob("*.py")}
+
+
+def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
+    text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    table = text.partition("## The rooms of the code")[2].partition("\n## ")[0]
+    first_column = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert {name for cell in first_column for name in re.findall(r"`(\w+)`", cell)} == rooms()
+
+
+@every_page
+def test_its_code_is_of_a_kind_that_is_run_or_checked(page: Path) -> None:
+    """Examples run as doctests; commands are checked below; what `text` shows is no code."""
+    written_out = {"python"} if page.name == "command_line.md" else set()  # a file, which the tests of the page make
+    for language, code in blocks(page):
+        assert language in {"pycon", "console", "text"} | written_out, code
+        if language == "pycon":
+            assert code.startswith(">>> ")
+        if language == "console":
+            assert all(line.startswith("$ ") for line in code.splitlines()), code
+    assert not re.search(r"^\n {4}\w", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+
+
+@every_page
+def test_its_commands_exist_with_their_options(page: Path) -> None:
+    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    lines = [line for language, code in blocks(page) if language == "console" for line in code.splitlines()]
+    for words in (shlex.split(line.removeprefix("$ "), comments=True) for line in lines):
+        if words[0] == "make":
+            assert words[1] in targets
+        if words[0] == "quotient-manifolds":
+            command = cli.get_command(click.Context(cli), words[1])
+            assert command is not None, words[1]
+            known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+            assert {word for word in words if word.startswith("--")} <= known | {"--help"}, words
