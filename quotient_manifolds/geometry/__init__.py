@@ -10,7 +10,7 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, as_geometry, geometry_from_dict, geometry_of
-from quotient_manifolds.geometry.pairs import Gradients, StackedPairs
+from quotient_manifolds.geometry.pair_block import Gradients, PairBlock
 from quotient_manifolds.geometry.parameters import measured_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 
@@ -21,8 +21,8 @@ __all__ = [
     "Geometry",
     "Gradients",
     "Norm",
+    "PairBlock",
     "Quotient",
-    "StackedPairs",
     "TangentSpace",
     "as_geometry",
     "geometry_from_dict",

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 from torch import nn
 
-from quotient_manifolds.geometry.pairs import StackedPairs, equal_shapes
+from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
     canonical,
     check_rank,
@@ -165,12 +165,10 @@ class Quotient(Geometry):
             pairs, point = canonical(pairs, symmetries.translations, point)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
-        relative = self.norm == "adaptive"
-        blocks = tuple(
-            StackedPairs.at(group, point, self.metric, self.geodesic, self.eps, relative=relative)
-            for group in equal_shapes(pairs, point)
-        )
-        return TangentSpace(point, scales_outside(pairs, point), blocks)
+        scales = scales_outside(pairs, point)  # refuses pairs that share elements
+        manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
+        blocks = pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
+        return TangentSpace(point, scales, blocks)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
         """Itself, without translations that change the loss; ValueError naming the pairs that do.

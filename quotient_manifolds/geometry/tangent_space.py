@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.pairs import REACH, Gradients, StackedPairs, address
+from quotient_manifolds.geometry.pair_block import REACH, Gradients, PairBlock, address, pair_blocks
+from quotient_manifolds.geometry.relative import RelativeSpace
 from quotient_manifolds.symmetries import Params
 
 Norm = Literal["l2", "linf"]
@@ -33,7 +35,7 @@ class TangentSpace:
         self,
         point: Params,
         scale: Mapping[str, Tensor | None],
-        pairs: tuple[StackedPairs, ...],
+        pairs: tuple[PairBlock, ...],
         norm: Norm = "l2",
     ) -> None:
         self.point = point
@@ -56,11 +58,15 @@ class TangentSpace:
             else:
                 noise.uniform_(-1, 1, generator=generator)
             z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
-        for block in self.pairs:
-            like = block.space.point
-            noise = torch.randn(like.shape, generator=generator, device=generator.device)
+        for _, group in groupby(self.pairs, key=lambda block: (block.manifold, block.space.point.shape[-2:])):
+            # One draw for all pairs of a shape: a seed then gives one z, whether they share a block or not.
+            blocks = list(group)
+            heads = [len(block.space.point) for block in blocks]
+            shape = (sum(heads), *blocks[0].space.point.shape[1:])
+            noise = torch.randn(shape, generator=generator, device=generator.device)
             with self._undisturbed():
-                z[block.key] = block.space.project(noise.to(like))
+                for block, part in zip(blocks, noise.split(heads), strict=True):
+                    z[block.key] = block.space.project(part.to(block.space.point))
         return z
 
     def length(self, z: Params) -> float:
@@ -93,14 +99,22 @@ class TangentSpace:
             return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
 
     def exact(self, z: Params) -> tuple[TangentSpace, Params]:
-        """The space whose geodesics are the exact ones, and the same z in its precision."""
+        """Return the space whose geodesics are the exact ones, and the same z in its blocks and precision."""
+        manifolds = {pair: block.manifold for block in self.pairs for pair in block.pairs}
+        relative = any(isinstance(block.space, RelativeSpace) for block in self.pairs)
         with self._undisturbed():
-            blocks = tuple(block.exact() for block in self.pairs)
-        there = {block.key: z[block.key].to(block.space.point) for block in blocks}
-        return TangentSpace(self.point, self.scale, blocks, self.norm), {**z, **there}
+            blocks = pair_blocks(manifolds, self.point, "exact", relative=relative)
+        heads = {
+            pair: part
+            for block in self.pairs
+            for pair, part in zip(block.pairs, z[block.key].split([pair.heads for pair in block.pairs]), strict=True)
+        }
+        outside = {name: z[name] for name in self.scale}
+        inside = {block.key: torch.cat([heads[pair] for pair in block.pairs]).to(block.space.point) for block in blocks}
+        return TangentSpace(self.point, self.scale, blocks, self.norm), outside | inside
 
     @property
-    def _truncated(self) -> list[StackedPairs]:
+    def _truncated(self) -> list[PairBlock]:
         return [block for block in self.pairs if block.order != "exact"]
 
     def move(self, z: Params, out: Params | None = None, *, order: str | None = None) -> Params:

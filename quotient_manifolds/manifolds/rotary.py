@@ -16,6 +16,7 @@ from quotient_manifolds.manifolds.arguments import (
     require_vector,
 )
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
+from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
@@ -63,8 +64,10 @@ class RotaryQuotient(QuotientManifold):
     def vertical_equation(self) -> str:
         return "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0.
+    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> RotarySpace:
+        """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
+
+        Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0.
 
         >>> manifold = RotaryQuotient(1, 1)
         >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
@@ -72,7 +75,7 @@ class RotaryQuotient(QuotientManifold):
         tensor(1.4142)
         """
         self._require_points(x=x)
-        return _RotarySpace(x, self._real.at(_column(x)), self.n)
+        return RotarySpace(self._real.at(_column(x), dtype=dtype))
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """(g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a vector.
@@ -167,19 +170,22 @@ class RotaryQuotient(QuotientManifold):
 
 
 @final
-class _RotarySpace(HorizontalSpace):
-    """The horizontal space of the real pair (2n + 2m, 1), less the phase direction i (g, k).
+class RotarySpace(HorizontalSpace):
+    """Represent the horizontal space of the real pair (2n + 2m, 1), less the phase direction i (g, k).
 
     The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection takes it away.
     """
 
-    def __init__(self, x: Tensor, real: HorizontalSpace, n: int) -> None:
-        super().__init__(x)
+    def __init__(self, real: FixedRankSpace) -> None:
+        super().__init__(_like(real.point))
         self._real = real
-        turned = real.coordinates(_column(torch.stack([-x[..., 1], x[..., 0]], dim=-1)))
+        turned = real.coordinates(_column(torch.stack([-self.point[..., 1], self.point[..., 0]], dim=-1)))
         self._phase = turned / torch.linalg.vector_norm(turned, dim=self.dims, keepdim=True)
-        g, k = (torch.linalg.vector_norm(part, dim=self.dims) for part in (x[..., :n, :], x[..., n:, :]))
-        self.singular_values = (g * k)[..., None]
+
+    @property
+    def singular_values(self) -> Tensor:
+        """Return |g| |k|, the singular value of g k^H. Shape (..., 1)."""
+        return self._real.singular_values
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)

@@ -12,7 +12,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from quotient_manifolds.manifolds import FixedRankQuotient, Metric, QuotientManifold, RotaryQuotient
+from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
 
 Params = dict[str, Tensor]
 
@@ -194,7 +194,7 @@ class SymmetricPair:
         """The number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
-    def manifold(self, metric: Metric = "inv", eps: float = 0.0) -> QuotientManifold:
+    def manifold(self, metric: Metric = "inv", eps: float = 0.0) -> FixedRankQuotient | RotaryQuotient:
         """The quotient manifold of the pair's points, by its group."""
         if self.acts == "GL(1, C)":
             return RotaryQuotient(self.n, self.m, metric, eps=eps)

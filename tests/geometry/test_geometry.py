@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, StackedPairs, measured_parameters
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, PairBlock, Quotient, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
@@ -273,7 +273,7 @@ def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
     ours, theirs = (space.pull_back(space.zero(), grads) for space in (off, adaptive))
     for block in off.pairs:
 
-        def read(params: Params, block: StackedPairs = block) -> Tensor:
+        def read(params: Params, block: PairBlock = block) -> Tensor:
             return torch.cat([pair.read(params) for pair in block.pairs])
 
         manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m)
@@ -300,7 +300,7 @@ def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
     assert float(moved["G"] * moved["H"]) == pytest.approx(1 - 0.5 * 2**0.5, rel=1e-7)
 
 
-def test_owned_elements_have_no_block_and_pairs_of_one_shape_share_one() -> None:
+def test_owned_elements_have_no_block_and_pairs_have_one_each_or_one_for_a_shape_where_an_ode_is_solved() -> None:
     model = encoder(layers=3)
     symmetries = find_symmetries(model)
     space = Quotient(biases="paper").at(model)
@@ -308,7 +308,12 @@ def test_owned_elements_have_no_block_and_pairs_of_one_shape_share_one() -> None
     covered = symmetries.coverage(measured_parameters(model))
     assert {name for name, mask in covered.items() if not mask.all()} == set(space.scale)
     shapes = {(pair.n, pair.m, pair.h) for pair in symmetries.pairs}
-    assert len(space.pairs) == len(shapes)
+    assert [pair for block in space.pairs for pair in block.pairs] != list(symmetries.pairs)  # shapes stand together
+    assert {pair for block in space.pairs for pair in block.pairs} == set(symmetries.pairs)
+    assert all(len(block.pairs) == 1 for block in space.pairs)
+    exact, there = space.exact(space.sample(generator()))
+    assert len(exact.pairs) == len(shapes)
+    assert sum(there[block.key].shape[0] for block in exact.pairs) == sum(pair.heads for pair in symmetries.pairs)
     assert sum(z[block.key].shape[0] for block in space.pairs) == sum(pair.heads for pair in symmetries.pairs)
     # Elements that pairs own in a parameter they share with others are moved by the pair alone.
     for name, scale in space.scale.items():

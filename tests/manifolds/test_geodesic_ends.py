@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, RotaryQuotient, runge_kutta
-from quotient_manifolds.manifolds.geodesics import integrate
-from quotient_manifolds.manifolds.rank_one import FLOOR, rank_one
+from quotient_manifolds.manifolds.fixed_rank.geodesics import integrate
+from quotient_manifolds.manifolds.fixed_rank.rank_one import FLOOR, rank_one
 
 METRICS = ["mix", 0.75, "inv", -0.5]
 NEAR = 1e-12

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import FixedRankQuotient, fixed_rank, quotient
+from quotient_manifolds.manifolds import FixedRankQuotient, quotient
+from quotient_manifolds.manifolds.fixed_rank import space as fixed_rank
 from tests.cases import Case
 from tests.manifolds.test_arguments import EVERY
 

@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.geometry.pairs import REACH
+from quotient_manifolds.geometry.pair_block import REACH
 from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,

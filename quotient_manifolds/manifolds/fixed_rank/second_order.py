@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame
-from quotient_manifolds.manifolds.geodesics import Both, Slope, slope
+from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, Slope, slope
 
 
 class Pairing(NamedTuple):
@@ -26,13 +26,15 @@ class Pairing(NamedTuple):
     across: Slope  # dW_G W_G^-1 / 2 for the Gram matrices of z instead of velocities
 
     @staticmethod
-    def of(frame: SingularFrame, t: float) -> Pairing:
-        own, other = (part[..., None, :, :] for part in slope(frame.s, t))
-        unit = frame.s[..., None, None, :] ** -t
+    def of(frame: SingularFrame, s: Tensor, t: float) -> Pairing:
+        """Prepare the second-order geodesics of metric t; s are the singular values in float64, for their slopes."""
+        dtype = frame.left.dtype
+        own, other = (part[..., None, :, :] for part in slope(s, t))
+        unit = s[..., None, None, :] ** -t
         half, outer = unit.mT * unit**2 / 2, unit.mT * unit**3 / 2
         back = torch.stack([frame.from_left, frame.from_right], dim=-3)
-        along, across = (Slope(own * weight, other * weight) for weight in (half, outer))
-        return Pairing(frame.left, frame.right, back, unit, along, across)
+        along, across = (Slope((own * w).to(dtype), (other * w).to(dtype)) for w in (half, outer))
+        return Pairing(frame.left, frame.right, back, unit.to(dtype), along, across)
 
 
 class Step(NamedTuple):

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.scaling import circle
+from quotient_manifolds.manifolds.scale import circle
 
 FLOOR = math.sqrt(torch.finfo(torch.float64).eps)
 """Where a geodesic is stopped: a Gram eigenvalue, relative to the start, falls to this or grows to its inverse."""

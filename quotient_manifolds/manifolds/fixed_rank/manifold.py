@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import (
-    SingularFrame,
     product_gap,
     rank_floor,
     relative_singular_values,
     singular_frame,
-    spectral_norm,
 )
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
@@ -23,24 +20,13 @@ from quotient_manifolds.manifolds.arguments import (
     require_matrix,
     require_no_vmap,
     require_size,
-    require_vector,
     some,
 )
-from quotient_manifolds.manifolds.geodesics import Both, integrate, inv_exponential
-from quotient_manifolds.manifolds.horizontal import (
-    GeodesicError,
-    HorizontalSpace,
-    Linearised,
-    Metric,
-    PullBack,
-    Rows,
-    join_rows,
-)
-from quotient_manifolds.manifolds.logarithm import TOLERANCE as SHOOTING_TOLERANCE
-from quotient_manifolds.manifolds.logarithm import common_span, shoot
+from quotient_manifolds.manifolds.fixed_rank.logarithm import TOLERANCE as SHOOTING_TOLERANCE
+from quotient_manifolds.manifolds.fixed_rank.logarithm import common_span, shoot
+from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
+from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
-from quotient_manifolds.manifolds.rank_one import rank_one
-from quotient_manifolds.manifolds.second_order import Adjoint, Pairing, adjoint, apply, expand, plus
 
 
 @final
@@ -80,8 +66,10 @@ class FixedRankQuotient(QuotientManifold):
     def vertical_equation(self) -> str:
         return "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, non-finite entries or a rank below h.
+    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> FixedRankSpace:
+        """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
+
+        Raises ValueError for a wrong shape, non-finite entries or a rank below h.
 
         >>> manifold = FixedRankQuotient(2, 1)
         >>> x = torch.tensor([[3.0], [4.0], [5.0]])
@@ -90,7 +78,7 @@ class FixedRankQuotient(QuotientManifold):
         """
         self._require_finite(x=x)
         try:
-            space = _FixedRankSpace(x, self.n, self.t, self.eps)
+            space = FixedRankSpace(x, self.n, self.t, self.eps, dtype or x.dtype)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             largest = float(x.detach().abs().max())
             raise ValueError(
@@ -291,152 +279,6 @@ class FixedRankQuotient(QuotientManifold):
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
-
-
-@final
-class _FixedRankSpace(HorizontalSpace):
-    """Relative velocities a = xi_G to_left, b = xi_H to_right in the singular frame; z = (a, b) s^t, columnwise.
-
-    t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
-    y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
-    right^T z_H form planes of their own, and the projection takes away one direction in each.
-    With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
-    """
-
-    def __init__(self, x: Tensor, n: int, t: float, eps: float) -> None:
-        super().__init__(x)
-        self._n, self._t, self._relaxed = n, t, eps > 0
-        double = singular_frame(x[..., :n, :], x[..., n:, :], eps)
-        floor = rank_floor(n, x.shape[-2] - n) * double.s[..., 0]
-        self.full_rank = self._relaxed or not some(~(double.s[..., -1] > floor))
-        frame: SingularFrame = double.to(x.dtype)
-        self._frame = frame
-        self.singular_values = frame.s
-        weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
-        alpha = beta = frame.s ** (1 - t)
-        left, right = frame.left, frame.right
-        self._turns: Both | None = None
-        if self._relaxed:
-            left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
-            right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
-            self._turns = turn_G, turn_H
-            self._relative = turn_G @ unweight, turn_H @ unweight
-            self._absolute = weight @ turn_G.mT, weight @ turn_H.mT
-        else:
-            self._relative = unweight, unweight
-            self._absolute = weight, weight
-        self._basis = left, right
-        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :])
-        hypotenuse = hypotenuse.clamp_min(torch.finfo(x.dtype).tiny)
-        self._cos, self._sin = alpha[..., :, None] / hypotenuse, beta[..., None, :] / hypotenuse
-
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta)
-        to_G, to_H = self._frame.to_left @ self._absolute[0], self._frame.to_right @ self._absolute[1]
-        return self._both(eta, to_G, to_H)
-
-    def vector(self, z: Tensor) -> Tensor:
-        return self._both(z, self._relative[0] @ self._frame.from_left, self._relative[1] @ self._frame.from_right)
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        require_vector(self.point, egrad)
-        from_G, from_H = self._relative[0] @ self._frame.from_left, self._relative[1] @ self._frame.from_right
-        return self._both(egrad, from_G.mT, from_H.mT)
-
-    def project(self, z: Tensor) -> Tensor:
-        left, right = self._basis
-        z_G, z_H = self._split(z)
-        y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
-        return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        if order == "first":
-            return self.vector(z)
-        pairing, parts = Pairing.of(self._frame, self._t), self._turned(self._split(z))
-        return torch.cat(apply(pairing, parts, expand(pairing, parts)), dim=-2)
-
-    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
-        z_G, z_H = self._split(z)
-        a, b = z_G @ self._relative[0], z_H @ self._relative[1]
-        if self._t == 0 and not self._relaxed:
-            left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
-        elif z.shape[-1] == 1 and not self._relaxed:
-            left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
-        else:
-            require_no_vmap("the exact geodesic of this metric", self.point, z)
-            flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
-            left, right, reached = (x.to(z.dtype) for x in flow)
-        return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
-
-    def relative_speed(self, z: Tensor) -> Tensor:
-        """max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
-
-        c -> A c takes the orbit to itself. For square pairs in `mix` no geodesic ends before t = 1 while this is below
-        1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
-        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|).
-        """
-        z_G, z_H = self._split(z)
-        return torch.maximum(spectral_norm(z_G @ self._relative[0]), spectral_norm(z_H @ self._relative[1]))
-
-    def linearised(self, order: str) -> Linearised:
-        if order == "second":  # by hand: autograd would take twice the time and hold the tall matrices of the graph
-            return partial(self._linearise, Pairing.of(self._frame, self._t))
-        return super().linearised(order)
-
-    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
-        with torch.no_grad():
-            parts = self._turned(self._split(z))
-            step = expand(pairing, parts)
-            moved = apply(pairing, parts, step)
-            for x, way, rows in zip(self._split(self.point), moved, self._halves(out), strict=True):
-                sizes = [part.shape[-2] for part in rows]
-                for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
-                    torch.add(start, end, out=part)
-
-        def pull_back(egrad: Rows, into: Tensor) -> None:
-            with torch.no_grad():
-                grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
-                self._write_projected(pairing, adjoint(pairing, parts, step, (grad_G, grad_H)), into)
-
-        return pull_back
-
-    def _halves(self, parts: Rows) -> tuple[Rows, Rows]:
-        """The rows of G and those of H."""
-        halves: tuple[list[Tensor], list[Tensor]] = [], []
-        missing = self._n  # rows of G
-        for part in parts:
-            k = min(missing, part.shape[-2])
-            missing -= k
-            for half, rows in zip(halves, part.split([k, part.shape[-2] - k], dim=-2), strict=True):
-                half.extend([rows] * (rows.shape[-2] > 0))
-        return halves
-
-    def _turned(self, z: Both) -> Both:
-        """z in the singular frame, where the relaxed metric's orthonormal coordinates are another basis."""
-        return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
-
-    def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:
-        """`project` of tall + (left, right) core, whose tall products are known already."""
-        (tall_G, tall_H), (c_G, c_H) = v.tall, v.core.unbind(-3)
-        left, right = pairing.left, pairing.right
-        if self._turns is not None:  # left and right are not orthonormal
-            z = plus(tall_G, left, c_G) @ self._turns[0].mT, plus(tall_H, right, c_H) @ self._turns[1].mT
-            into.copy_(self.project(torch.cat(z, dim=-2)))
-            return
-        in_G, in_H = (v.inside + v.core).unbind(-3)
-        y = self._cos * in_G - self._sin * in_H.mT
-        into_G, into_H = self._split(into)
-        into_G.copy_(plus(tall_G, left, c_G - self._cos * y))
-        into_H.copy_(plus(tall_H, right, c_H + (self._sin * y).mT))
-
-    def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
-        G, H = self._split(x)
-        return torch.cat([G @ on_G, H @ on_H], dim=-2)
-
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        G, H = x.split([self._n, x.shape[-2] - self._n], dim=-2)
-        return G, H
 
 
 def _size(G: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Vectors up to positive scaling, and vectors up to a common shift: spheres and flat spaces."""
+"""Vectors up to positive scaling: spheres."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_numbers, require_vector, some
+from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector, some
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
@@ -138,112 +138,6 @@ class ScaleQuotient(QuotientManifold):
 
 
 @final
-class TranslationQuotient(QuotientManifold):
-    r"""Vectors b, up to b + c (1, ..., 1) for c in R: only b - mean(b) matters.
-
-    Points have shape (..., d) with d >= 2: the biases of a softmax, which does not see a common shift. The metric is
-    the Euclidean one, horizontal vectors have mean 0 and the geodesics are straight lines. The dimension of the
-    quotient is d - 1. Source: translation invariance in [paper, Sec. 3.1].
-
-    >>> manifold = TranslationQuotient()
-    >>> b = torch.tensor([1.0, 2.0, 6.0])
-    >>> manifold.same_orbit(b, manifold.action(torch.tensor(7.0), b))
-    tensor(True)
-    >>> manifold.proju(b, torch.tensor([3.0, 0.0, 0.0]))
-    tensor([ 2., -1., -1.])
-    """
-
-    name = "TranslationQuotient"
-    ndim = 1
-
-    def __init__(self) -> None:
-        super().__init__("inv")  # the only metric; no name applies
-
-    @property
-    def vertical_equation(self) -> str:
-        return "sum_i xi_i = 0 (horizontal space of translation)"
-
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry.
-
-        >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
-        tensor(5.)
-        """
-        self._require_points(x=x)
-        return _TranslationSpace(x)
-
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors are carried along unchanged.
-
-        >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
-        tensor([[3., 3.],
-                [4., 4.]])
-        """
-        self._require(x=x)
-        require_numbers(A, x[..., 0])
-        return x + A[..., None]
-
-    def balance(self, x: Tensor) -> Tensor:
-        """b - mean(b): the representative of mean 0.
-
-        >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
-        tensor([-2., -1.,  3.])
-        """
-        self._require(x=x)
-        return _centred(x)
-
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether the centred vectors agree: |difference| <= rtol max(|x|, |y|), the accuracy the entries allow.
-
-        `rtol` defaults to 64 machine epsilons. Shape (...,).
-
-        >>> TranslationQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0]))
-        tensor(True)
-        """
-        self._require(x=x, y=y)
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
-        size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
-        return torch.linalg.vector_norm(_centred(y - x), dim=-1) <= rtol * torch.maximum(size, other)
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|y - x - mean(y - x)|. Shape (...,), or (..., 1) with `keepdim`.
-
-        >>> TranslationQuotient().dist(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
-        tensor(4.2426)
-        """
-        return torch.linalg.vector_norm(self.logmap(x, y), dim=-1, keepdim=keepdim)
-
-    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
-
-        >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
-        tensor([-3.,  3.])
-        """
-        self._require_points(x=x, y=y)
-        return _centred(y - x)
-
-    def projx(self, x: Tensor) -> Tensor:
-        """x itself: every vector is a point.
-
-        >>> TranslationQuotient().projx(torch.tensor([3.0, 4.0]))
-        tensor([3., 4.])
-        """
-        self._require(x=x)
-        return x
-
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        return _check_vector_shape(shape, name, self.name)
-
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        if bool(torch.isfinite(x).all()):
-            return True, None
-        return False, NOT_FINITE
-
-    def extra_repr(self) -> str:
-        return ""
-
-
-@final
 class _ScaleSpace(HorizontalSpace):
     """Coordinates z = eta / |w|."""
 
@@ -280,38 +174,6 @@ class _ScaleSpace(HorizontalSpace):
         return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
 
 
-@final
-class _TranslationSpace(HorizontalSpace):
-    """Coordinates z = eta."""
-
-    def __init__(self, x: Tensor) -> None:
-        super().__init__(x, ndim=1)
-
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta, ndim=1)
-        return eta
-
-    def vector(self, z: Tensor) -> Tensor:
-        return z
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        require_vector(self.point, egrad, ndim=1)
-        return egrad
-
-    def project(self, z: Tensor) -> Tensor:
-        return _centred(z)
-
-    def relative_speed(self, z: Tensor) -> Tensor:
-        """0: geodesics are straight lines, and no polynomial is far from them."""
-        return z.new_zeros(z.shape[:-1], dtype=torch.float64)
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        return z
-
-    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)
-
-
 def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
     """cos(a) and sin(a) / a from a^2, smooth at a = 0."""
     small = squared < 1e-4
@@ -324,10 +186,6 @@ def _length(x: Tensor) -> Tensor:
     """|x| with a trailing 1, without overflow or underflow of its square."""
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True)
-
-
-def _centred(x: Tensor) -> Tensor:
-    return x - x.mean(dim=-1, keepdim=True)
 
 
 def _check_vector_shape(shape: tuple[int, ...], name: str, manifold: str) -> tuple[bool, str | None]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import apart
+from quotient_manifolds.manifolds.fixed_rank.rank_one import FLOOR
 from quotient_manifolds.manifolds.horizontal import GeodesicError
-from quotient_manifolds.manifolds.rank_one import FLOOR
 from quotient_manifolds.manifolds.runge_kutta import MAX_STEPS, StepsError, solve
 
 ENERGY_TOLERANCE = 1e-6

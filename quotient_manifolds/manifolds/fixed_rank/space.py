@@ -1,0 +1,167 @@
+"""The horizontal space of pairs (G, H), in orthonormal coordinates of the singular frame of G H^T."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import SingularFrame, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
+from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate, inv_exponential
+from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
+from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, adjoint, apply, expand, plus
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Linearised, PullBack, Rows, join_rows
+
+
+@final
+class FixedRankSpace(HorizontalSpace):
+    """Hold relative velocities a = xi_G to_left, b = xi_H to_right in the singular frame; z = (a, b) s^t, columnwise.
+
+    t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
+    y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
+    right^T z_H form planes of their own, and the projection takes away one direction in each.
+    With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
+    """
+
+    def __init__(self, x: Tensor, n: int, t: float, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(x.to(dtype))
+        self._n, self._t, self._relaxed = n, t, eps > 0
+        # Everything below is derived in float64 and rounded once, at the end. A representative may be as badly balanced
+        # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
+        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps)
+        floor = rank_floor(n, x.shape[-2] - n) * frame.s[..., 0]
+        self.full_rank = self._relaxed or not some(~(frame.s[..., -1] > floor))
+        left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
+        weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
+        relative, absolute = (unweight, unweight), (weight, weight)
+        self._turns: Both | None = None
+        if self._relaxed:
+            left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
+            right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
+            relative, absolute = (turn_G @ unweight, turn_H @ unweight), (weight @ turn_G.mT, weight @ turn_H.mT)
+            self._turns = turn_G.to(dtype), turn_H.to(dtype)
+        self._s = frame.s  # stays in float64: slopes of the metric divide by differences of singular values
+        self._frame: SingularFrame = frame.to(dtype)
+        self._basis = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
+        self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
+        self._to = (frame.to_left @ absolute[0]).to(dtype), (frame.to_right @ absolute[1]).to(dtype)
+        self._from = (relative[0] @ frame.from_left).to(dtype), (relative[1] @ frame.from_right).to(dtype)
+        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
+        self._cos, self._sin = (alpha[..., :, None] / hypotenuse).to(dtype), (beta[..., None, :] / hypotenuse).to(dtype)
+
+    @property
+    def singular_values(self) -> Tensor:
+        """Return the singular values of G H^T, descending. Shape (..., h)."""
+        return self._frame.s
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        return self._both(eta, *self._to)
+
+    def vector(self, z: Tensor) -> Tensor:
+        return self._both(z, *self._from)
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        return self._both(egrad, self._from[0].mT, self._from[1].mT)
+
+    def project(self, z: Tensor) -> Tensor:
+        left, right = self._basis
+        z_G, z_H = self._split(z)
+        y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
+        return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
+
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
+
+        c -> A c takes the orbit to itself. For square pairs in `mix` no geodesic ends before t = 1 while this is below
+        1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
+        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|).
+        """
+        z_G, z_H = self._split(z)
+        return torch.maximum(spectral_norm(z_G @ self._relative[0]), spectral_norm(z_H @ self._relative[1]))
+
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        if order == "first":
+            return self.vector(z)
+        pairing, parts = self._pairing(), self._turned(self._split(z))
+        return torch.cat(apply(pairing, parts, expand(pairing, parts)), dim=-2)
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
+        z_G, z_H = self._split(z)
+        a, b = z_G @ self._relative[0], z_H @ self._relative[1]
+        if self._t == 0 and not self._relaxed:
+            left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
+        elif z.shape[-1] == 1 and not self._relaxed:
+            left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
+        else:
+            require_no_vmap("the exact geodesic of this metric", self.point, z)
+            flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
+            left, right, reached = (x.to(z.dtype) for x in flow)
+        return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
+
+    def linearised(self, order: str) -> Linearised:
+        if order == "second":  # by hand: autograd takes longer, and its graph holds more tall matrices
+            return partial(self._linearise, self._pairing())
+        return super().linearised(order)
+
+    def _pairing(self) -> Pairing:
+        return Pairing.of(self._frame, self._s, self._t)
+
+    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
+        with torch.no_grad():
+            parts = self._turned(self._split(z))
+            step = expand(pairing, parts)
+            moved = apply(pairing, parts, step)
+            for x, way, rows in zip(self._split(self.point), moved, self._halves(out), strict=True):
+                sizes = [part.shape[-2] for part in rows]
+                for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
+                    torch.add(start, end, out=part)
+
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            with torch.no_grad():
+                grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
+                self._write_projected(pairing, adjoint(pairing, parts, step, (grad_G, grad_H)), into)
+
+        return pull_back
+
+    def _halves(self, parts: Rows) -> tuple[Rows, Rows]:
+        """Return the rows of G and those of H."""
+        halves: tuple[list[Tensor], list[Tensor]] = [], []
+        missing = self._n  # rows of G
+        for part in parts:
+            k = min(missing, part.shape[-2])
+            missing -= k
+            for half, rows in zip(halves, part.split([k, part.shape[-2] - k], dim=-2), strict=True):
+                half.extend([rows] * (rows.shape[-2] > 0))
+        return halves
+
+    def _turned(self, z: Both) -> Both:
+        """Return z in the singular frame; the relaxed metric's orthonormal coordinates are in another basis."""
+        return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
+
+    def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:
+        """Write `project` of tall + (left, right) core, whose tall products are known already."""
+        (tall_G, tall_H), (c_G, c_H) = v.tall, v.core.unbind(-3)
+        left, right = pairing.left, pairing.right
+        if self._turns is not None:  # left and right are not orthonormal
+            z = plus(tall_G, left, c_G) @ self._turns[0].mT, plus(tall_H, right, c_H) @ self._turns[1].mT
+            into.copy_(self.project(torch.cat(z, dim=-2)))
+            return
+        in_G, in_H = (v.inside + v.core).unbind(-3)
+        y = self._cos * in_G - self._sin * in_H.mT
+        into_G, into_H = self._split(into)
+        into_G.copy_(plus(tall_G, left, c_G - self._cos * y))
+        into_H.copy_(plus(tall_H, right, c_H + (self._sin * y).mT))
+
+    def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
+        G, H = self._split(x)
+        return torch.cat([G @ on_G, H @ on_H], dim=-2)
+
+    def _split(self, x: Tensor) -> Both:
+        G, H = x.split([self._n, x.shape[-2] - self._n], dim=-2)
+        return G, H
