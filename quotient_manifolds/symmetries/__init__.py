@@ -1,18 +1,18 @@
 """The continuous symmetries of a model's attention: found as data, proved by moving along them."""
 
-from quotient_manifolds.symmetries.batch import prove_on_batch
-from quotient_manifolds.symmetries.biases import Translation, key_bias, value_output_bias, without_biases
-from quotient_manifolds.symmetries.bottleneck import bottleneck
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
-from quotient_manifolds.symmetries.declare import attention_layout
-from quotient_manifolds.symmetries.find import HOW_TO, LAYOUTS, MATCHERS, Symmetries, find_symmetries
-from quotient_manifolds.symmetries.found import Found, Matcher
+from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
+from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
-from quotient_manifolds.symmetries.mlp import neurons
 from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.pair import Factor, Params, Part, Refused, Span, SymmetricPair
-from quotient_manifolds.symmetries.prove import Evaluate, PairProof, Proof, output_change, prove_symmetries
+from quotient_manifolds.symmetries.pair import Factor, Params, Part, Span, SymmetricPair
+from quotient_manifolds.symmetries.projections import attention_layout
+from quotient_manifolds.symmetries.proof import PairProof, Proof
+from quotient_manifolds.symmetries.prove import Evaluate, output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Symmetries
+from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
+from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
 
 __all__ = [
     "ADAPTER",
@@ -23,8 +23,8 @@ __all__ = [
     "Count",
     "Evaluate",
     "Factor",
-    "Found",
     "Layout",
+    "Match",
     "Matcher",
     "Obstacle",
     "PairProof",

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from quotient_manifolds.symmetries.biases import translations_of
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.found import Found
 from quotient_manifolds.symmetries.layout import HARMLESS, Layout, Place, Unrecognised, attribute, truth
-from quotient_manifolds.symmetries.pair import QK_NORM, Factor, Part, Refused, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, Part, SymmetricPair
 from quotient_manifolds.symmetries.rotary import rotated_pairs
+from quotient_manifolds.symmetries.symmetries import Match, Refused
+from quotient_manifolds.symmetries.translations import translations_of
 
 QK_NORMS = frozenset(
     f"{side}{middle}{norm}"
@@ -26,11 +26,17 @@ QK_NORMS = frozenset(
     for middle in ("_", "")
     for norm in ("norm", "layernorm", "layer_norm", "ln")
 )
+QK_NORM = (
+    "queries and keys are normalised between projection and product, which leaves no GL(h) and no rotary commutant; "
+    "only a positive factor on each head's projection survives, up to the norm's eps"
+)
+"""The reason why normalised queries and keys are no pair."""
+
 V_NORMS = frozenset({"v_norm", "value_norm", "v_layernorm", "value_layernorm"})
 O_NORMS = frozenset({"o_norm", "attn_sub_norm", "inner_attn_ln", "sub_norm", "groupnorm", "attention_norm"})
 
 
-def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, str]) -> Found:
+def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, str]) -> Match:
     """The pairs of `module`, its translations and refusals; raises Unrecognised with the reason.
 
     name: the module's name in its model. names: from a parameter's id to its (first) name in the model.
@@ -52,7 +58,7 @@ def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, s
         pairs.append(reader.pair(f"{prefix}value/output", "value/output", layout.value, layout.output))
     shifts = () if layout.keeps_sinks(module) else translations_of(pairs, module, names, layout.output_bias)
     translations = tuple(shift for shift in shifts if layout.key_bias or shift.kind != "key bias")
-    return Found(tuple(pairs), translations, refused)
+    return Match(tuple(pairs), translations, refused)
 
 
 class _Reader:

@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.symmetries import Symmetries
+
 
 def check_model(model: Any) -> None:
-    """TypeError for anything but a module."""
+    """Raise TypeError for anything but a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model (torch.nn.Module). Found {_type(model)}.")
 
 
 def check_parameters(params: Any) -> None:
-    """TypeError for anything but a mapping from names to tensors."""
+    """Raise TypeError for anything but a mapping from names to tensors."""
     if not isinstance(params, Mapping):
         raise TypeError(f"expected a model (torch.nn.Module) or its named parameters as a dict. Found {_type(params)}.")
     strange = [name for name, value in params.items() if not isinstance(value, Tensor)]
@@ -37,7 +39,7 @@ def generator_of(seed: Any) -> torch.Generator:
 
 
 def check_all(kind: str, values: Any, belongs: Callable[[Any], bool], expected: str) -> None:
-    """TypeError unless `values`, called `kind`, is a tuple or list of what belongs."""
+    """Raise TypeError unless `values`, called `kind`, is a tuple or list of what belongs."""
     if not isinstance(values, (tuple, list)):
         raise TypeError(f"{kind} are a tuple of {expected}. Found {_type(values)}.")
     strange = [value for value in values if not belongs(value)]
@@ -46,7 +48,7 @@ def check_all(kind: str, values: Any, belongs: Callable[[Any], bool], expected: 
 
 
 def check_loaded(model: nn.Module) -> None:
-    """ValueError naming the first parameter or buffer that has no values."""
+    """Raise ValueError naming the first parameter or buffer that has no values."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     absent = next((name for name, value in tensors if value.is_meta), None)
     if absent is not None:
@@ -54,7 +56,7 @@ def check_loaded(model: nn.Module) -> None:
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """ValueError naming the first of `names` that is no dense tensor of finite floating point numbers, or has none."""
+    """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floating point numbers."""
     for name in names:
         if name not in params:
             raise ValueError(f"the parameters given hold no {name!r}, which a symmetry of this model needs.")
@@ -88,6 +90,6 @@ def _type(value: Any) -> str:
 
 
 def check_symmetries(symmetries: Any) -> None:
-    """TypeError for anything but Symmetries, told by their pairs and translations."""
-    if not (hasattr(symmetries, "pairs") and hasattr(symmetries, "translations") and hasattr(symmetries, "moved")):
+    """Raise TypeError for anything but Symmetries."""
+    if not isinstance(symmetries, Symmetries):
         raise TypeError(f"expected Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")

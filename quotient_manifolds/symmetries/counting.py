@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_symmetries, check_weights
-from quotient_manifolds.symmetries.find import Symmetries
 from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.symmetries import Symmetries
 
 
 @dataclass(frozen=True)

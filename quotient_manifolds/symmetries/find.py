@@ -2,110 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.symmetries.attention import found_in
-from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.checks import check_all, check_model
 from quotient_manifolds.symmetries.detect import behaves_like_attention, looks_like_attention
-from quotient_manifolds.symmetries.found import Found, Matcher
-from quotient_manifolds.symmetries.fused import TORCH_LAYOUTS
-from quotient_manifolds.symmetries.huggingface import HUGGINGFACE_LAYOUTS
+from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Unrecognised
 from quotient_manifolds.symmetries.lora import lora
-from quotient_manifolds.symmetries.pair import Refused, SymmetricPair
-from quotient_manifolds.symmetries.table import text_table
-
-LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *HUGGINGFACE_LAYOUTS)
-"""Attention modules; the first layout that fits settles a module and everything in it."""
-
-HOW_TO = "docs/own_attention.md shows how to declare it"
-"""Where to look when attention is not recognised."""
+from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.symmetries import Match, Matcher, Symmetries
+from quotient_manifolds.symmetries.translations import Translation
 
 MATCHERS: tuple[Matcher, ...] = (lora,)
 """Everything else: asked about every module of a model, whatever attention it is part of. `bottleneck` and `neurons`
 find what measures of attention leave alone: name them to have them."""
-
-
-@dataclass(frozen=True)
-class Symmetries:
-    """The symmetric pairs of a model, the translations of its biases, and what is none of them.
-
-    rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
-    recognised modules that have no continuous symmetry, with the reasons.
-    """
-
-    pairs: tuple[SymmetricPair, ...]
-    rest: tuple[str, ...] = ()
-    unrecognised: tuple[str, ...] = ()
-    refused: tuple[Refused, ...] = ()
-    translations: tuple[Translation, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parameters that any pair touches, each once."""
-        return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
-
-    @property
-    def moved(self) -> tuple[str, ...]:
-        """The parameters that any pair or translation touches, each once."""
-        shifted = (name for translation in self.translations for name in translation.moved)
-        return tuple(dict.fromkeys((*self.names, *shifted)))
-
-    def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For every parameter a boolean mask of its shape: True where a pair owns the element."""
-        masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
-        for pair in self.pairs:
-            pair.write(masks, torch.ones(pair.heads, pair.n + pair.m, pair.h, dtype=torch.bool))
-        return masks
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        pairs = [
-            {**asdict(pair), "group": pair.group, "heads": pair.heads, "n": pair.n, "m": pair.m, "h": pair.h}
-            for pair in self.pairs
-        ]
-        translations = [
-            {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
-        ]
-        return {
-            "pairs": pairs,
-            "translations": translations,
-            "refused": [asdict(refusal) for refusal in self.refused],
-            "rest": list(self.rest),
-            "unrecognised": list(self.unrecognised),
-        }
-
-    def __str__(self) -> str:
-        rows = [
-            (pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}", str(len(pair.names)))
-            for pair in self.pairs
-        ]
-        header = ("symmetric pair", "group", "G", "H", "tensors")
-        blocks = [text_table(header, rows) if rows else "no symmetric pairs"]
-        if self.translations:
-            moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
-            blocks.append(text_table(("translation", "group", "of"), moves))
-        if self.refused:
-            blocks.append("\n  ".join(("no symmetry:", *map(str, self.refused))))
-        if self.rest:
-            blocks.append("\n  ".join((f"in no pair, {len(self.rest)} tensors:", *_folded(self.rest))))
-        if self.unrecognised:
-            blocks.append("\n  ".join((f"attention not recognised ({HOW_TO}):", *self.unrecognised)))
-        return "\n\n".join(blocks)
-
-
-def _folded(names: Iterable[str]) -> list[str]:
-    """Names that differ in layer numbers only, folded into one line with their count."""
-    counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names)
-    return [name if count == 1 else f"{name}  ({count})" for name, count in counts.items()]
 
 
 def find_symmetries(
@@ -131,7 +44,7 @@ def find_symmetries(
     check_all("matchers", matchers, callable, "functions, such as (*MATCHERS, mine)")
     modules = dict(model.named_modules())
     names, users = _parameters(modules)
-    found: list[Found] = []
+    found: list[Match] = []
     reasons: dict[str, str] = {}  # module name -> why it was refused
     settled: set[str] = set()
     for name, module in modules.items():
@@ -156,7 +69,7 @@ def find_symmetries(
     return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations)
 
 
-def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
+def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
     """What the first layout that fits finds; None if none bears the name of the module's class or of its ancestors."""
     named: list[Layout] = []
     for cls in type(module).__mro__:

@@ -11,12 +11,6 @@ from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.pair import Span
 
-# How the rows of a factor are stored. Linear keeps (out, in), so each head's outputs are columns of its factor; g
-# queries share a key. Conv1D keeps (in, out), as do the output projections, whose inputs are the heads.
-LINEAR = "(heads g h) rows -> heads (g rows) h"
-TRANSPOSED = "rows (heads g h) -> heads (g rows) h"
-BIAS = "(heads g h) -> heads g h"
-
 # Submodules that change nothing between projection and product, or only rotate (which a layout declares).
 HARMLESS = frozenset({"Dropout", "Identity", "StableDropout", "XDropout", "Softmax"})
 

@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.found import Found
-from quotient_manifolds.symmetries.pair import Factor, Part, Refused, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, Part, SymmetricPair
+from quotient_manifolds.symmetries.symmetries import Match, Refused
 
 ADAPTER = "lora B/A"
 """The kind of the pairs of adapters."""
 
 
-def lora(module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
+def lora(module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
     """Return the pairs of a peft layer with adapters, one for each that acts; None for any other module."""
     tuners = [cls for cls in type(module).__mro__ if cls.__module__.startswith("peft.tuners.")]
     layers = {"LoraLayer", "BaseTunerLayer"}.intersection(cls.__name__ for cls in tuners)
@@ -32,8 +32,7 @@ def lora(module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None
         kind = tuners[0].__module__.split(".")[2]
         reason = f"adapters of this kind ({kind}) are not known: only those of LoRA are"
         found = [Refused(f"{name} {type(module).__name__}", ADAPTER, reason)]
-    pairs = tuple(each for each in found if isinstance(each, SymmetricPair))
-    return Found(pairs, (), tuple(each for each in found if isinstance(each, Refused))) if found else None
+    return Match.of(found)
 
 
 def _adapters(module: nn.Module) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, generator_of
-from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
+from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
+from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.translations import Translation
 
 
 def random_move(

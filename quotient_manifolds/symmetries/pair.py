@@ -219,22 +219,3 @@ class SymmetricPair:
         if tuple(x.shape) != expected:
             raise ValueError(f"a point of the pair {self.name!r} has shape {expected}. Found {tuple(x.shape)}.")
         Factor(self.parts).write(params, x)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A part of a model that has the shape of a symmetric pair but not the symmetry, and the reason why."""
-
-    name: str  # the module's name and the kind, as a pair's
-    kind: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
-
-
-QK_NORM = (
-    "queries and keys are normalised between projection and product, which leaves no GL(h) and no rotary commutant; "
-    "only a positive factor on each head's projection survives, up to the norm's eps"
-)
-"""Why normalised queries and keys are no pair."""

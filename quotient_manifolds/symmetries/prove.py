@@ -1,21 +1,23 @@
 """Are the symmetries true? Move along the orbit and compare outputs; move one side only and see them change.
 
-Everything runs in float64 on swapped parameters; the model itself is never touched. Models that cast to float32 inside
-(softmax, norms) round there whatever their weights' dtype, so each model's rounding noise is measured, not assumed.
+Everything runs in float64 on copies of the model's structure; the model itself is never touched. Models that cast to
+float32 inside (softmax, norms) round there whatever their weights' dtype, so each model's rounding noise is measured,
+not assumed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
-from quotient_manifolds.symmetries.biases import Translation
 from quotient_manifolds.symmetries.checks import (
     check_loaded,
     check_model,
@@ -23,100 +25,17 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.find import Symmetries, find_symmetries
+from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
-from quotient_manifolds.symmetries.table import text_table
-
-Verdict = Literal["proved", "refuted", "inconclusive"]
+from quotient_manifolds.symmetries.proof import PairProof, Proof
+from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.translations import Translation
 
 Evaluate = Callable[[nn.Module, Any], Any]
 """(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
 
-MARGIN = 100.0  # a move may change the output by this often the rounding noise, times its condition number
-REACH = 1e3  # the control must stand out of the noise this often, or the inputs do not exercise the pair
-SEPARATION = 1e-2  # a move that changes the output by more than this part of the control is no symmetry
-
-
-@dataclass(frozen=True)
-class PairProof:
-    """What one pair, or one translation, did to the output: changes are relative to the largest output.
-
-    changes: per condition number of the group element (for a translation, per size), the largest change over the
-    trials; control: the change when G alone is moved (for a translation, when the value bias moves and the output bias
-    does not, or when the keys move otherwise); noise: the model's own rounding noise.
-    """
-
-    pair: str
-    group: str
-    changes: tuple[tuple[float, float], ...]
-    control: float
-    noise: float
-    verdict: Verdict
-    reason: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the output stayed within rounding, be it that these inputs see the pair or not."""
-        return all(change <= MARGIN * condition * self.noise for condition, change in self.changes)
-
-    @property
-    def change(self) -> float:
-        return max(change for _, change in self.changes)
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The proofs of all pairs and translations of a model.
-
-    all_proved: whether there is at least one, and every one is proved. Where nothing was claimed nothing is shown, so
-    it is False of an empty proof; nor does it speak of modules that were not recognised or were refused.
-    """
-
-    pairs: tuple[PairProof, ...]
-    noise: float
-    seed: int
-    translations: tuple[PairProof, ...] = ()
-
-    @property
-    def all_proved(self) -> bool:
-        proofs = (*self.pairs, *self.translations)
-        return bool(proofs) and all(proof.verdict == "proved" for proof in proofs)
-
-    def proved(self, symmetries: Symmetries) -> Symmetries:
-        """What is left of `symmetries` without those this proof refutes or cannot tell."""
-        good = {proof.pair for proof in (*self.pairs, *self.translations) if proof.verdict == "proved"}
-        pairs = tuple(pair for pair in symmetries.pairs if pair.name in good)
-        kept = {pair.name for pair in pairs}
-        shifts = tuple(shift for shift in symmetries.translations if shift.name in good and shift.pair in kept)
-        lost = {name for pair in symmetries.pairs if pair.name not in good for name in pair.names}
-        rest = (*symmetries.rest, *sorted(lost - {name for pair in pairs for name in pair.names}))
-        return replace(symmetries, pairs=pairs, translations=shifts, rest=rest)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        pairs, translations = (
-            [{**asdict(proof), "change": proof.change} for proof in proofs]
-            for proofs in (self.pairs, self.translations)
-        )
-        proofs = {"pairs": pairs, "translations": translations}
-        return {**proofs, "noise": self.noise, "seed": self.seed, "all_proved": self.all_proved}
-
-    def __str__(self) -> str:
-        if not self.pairs and not self.translations:
-            return "no symmetric pairs to prove"
-        rows = [
-            (
-                proof.pair,
-                proof.group,
-                f"{proof.change:.1e}",
-                f"{proof.control:.1e}",
-                f"{proof.verdict}: {proof.reason}" if proof.reason else proof.verdict,
-            )
-            for proof in (*self.pairs, *self.translations)
-        ]
-        header = ("symmetric pair", "group", "output change", "one side only", "verdict")
-        return f"{text_table(header, rows)}\n\nrounding noise of the model {self.noise:.1e}, all relative to the output"
+EXAMPLES, CONDITION = 2, 10.0  # of a batch on which a measure proves its symmetries
 
 
 def prove_symmetries(
@@ -155,17 +74,48 @@ def prove_symmetries(
     check_weights(dict(model.named_parameters()), symmetries.moved)
     check_loaded(model)
     generator = generator_of(seed)
+    claims = [
+        *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
+        *(_Claim(shift.name, shift.group, shift.names, partial(_shift, shift)) for shift in symmetries.translations),
+    ]
     with torch.no_grad():
         run = _Run(model, inputs, evaluate, double)
         noise = _rounding_noise(run, symmetries, generator)
-        claims = _claims(symmetries)
+        proofs: list[PairProof] = []
         if together:
-            joint = _judged(_together(claims), run, noise, generator, trials, conditions[:1])
+            joint = _tried(_together(claims), run, noise, generator, trials, conditions[:1])
             if joint.holds:
-                proofs = tuple(replace(joint, pair=claim.name, group=claim.group) for claim in claims)
-                return _proof(proofs, symmetries, noise, seed)
-        proofs = tuple(_judged(claim, run, noise, generator, trials, conditions) for claim in claims)
-    return _proof(proofs, symmetries, noise, seed)
+                proofs = [replace(joint, pair=claim.name, group=claim.group) for claim in claims]
+        if not proofs:
+            proofs = [_tried(claim, run, noise, generator, trials, conditions) for claim in claims]
+    count = len(symmetries.pairs)
+    return Proof(tuple(proofs[:count]), noise, seed, tuple(proofs[count:]))
+
+
+def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0) -> Proof:
+    """Prove all symmetries at once on what a measure looks at, evaluate(model, batch), by about ten evaluations.
+
+    In float64, unless the function insists on its own precision; on the first two examples, unless the batch cannot be
+    cut. Raises what the function raises where nothing works.
+    """
+    prove = partial(
+        prove_symmetries, symmetries=symmetries, seed=seed, conditions=(CONDITION,), evaluate=evaluate, together=True
+    )
+    inputs = [*_first_examples(batch), batch]
+    for some, double in [(some, double) for double in (True, False) for some in inputs][:-1]:
+        # a shape or a precision that the function does not take
+        with contextlib.suppress(RuntimeError, TypeError, IndexError, KeyError, ValueError):
+            return prove(model, some, double=double)
+    return prove(model, batch, double=False)
+
+
+def _first_examples(batch: Any) -> list[Any]:
+    """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
+    if len(sizes) != 1 or max(sizes) <= EXAMPLES:
+        return []
+    return [tree_map_only(torch.Tensor, lambda tensor: tensor[:EXAMPLES], batch)]
 
 
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
@@ -181,9 +131,70 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
         return run.change({name: value.detach().double() for name, value in after.items()})
 
 
-def _proof(proofs: tuple[PairProof, ...], symmetries: Symmetries, noise: float, seed: int) -> Proof:
-    count = len(symmetries.pairs)
-    return Proof(proofs[:count], noise, seed, proofs[count:])
+# ---- what is tried
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """Claim that a move keeps the output: its name and group, the parameters it touches, and the move.
+
+    move: (params to write into, condition, generator, control) moves along the orbit, or as the control one side only.
+    """
+
+    name: str
+    group: str
+    names: tuple[str, ...]
+    move: Callable[[Params, float, torch.Generator, bool], None]
+
+
+def _together(claims: Iterable[_Claim]) -> _Claim:
+    claims = list(claims)
+
+    def all_at_once(params: Params, condition: float, generator: torch.Generator, control: bool) -> None:
+        for claim in claims:
+            claim.move(params, condition, generator, control)
+
+    return _Claim("all", "", tuple(dict.fromkeys(name for claim in claims for name in claim.names)), all_at_once)
+
+
+def _move_pair(
+    pair: SymmetricPair, params: Params, condition: float, generator: torch.Generator, control: bool
+) -> None:
+    x = pair.read(params)
+    moved = act(pair, group_element(pair, condition, generator), x)
+    pair.write(params, torch.cat([moved[..., : pair.n, :], x[..., pair.n :, :]], dim=-2) if control else moved)
+
+
+def _shift(
+    translation: Translation, params: Params, condition: float, generator: torch.Generator, control: bool
+) -> None:
+    c = random_shift(translation, params, generator) * condition**0.5
+    if control and translation.output is None:  # whatever else the keys are moved by is seen
+        keys = translation.factor.read(params)
+        noise = torch.randn(keys.shape, generator=generator, dtype=torch.float64).to(keys.device)
+        translation.factor.write(params, keys + noise * keys.std())
+    else:
+        translation.shift(params, c, compensate=not control)
+
+
+def _tried(
+    claim: _Claim,
+    run: _Run,
+    noise: float,
+    generator: torch.Generator,
+    trials: int,
+    conditions: tuple[float, ...],
+) -> PairProof:
+    def change(condition: float, control: bool = False) -> float:
+        params = {name: run.params[name].clone() for name in claim.names}
+        claim.move(params, condition, generator, control)
+        return run.change(params)
+
+    changes = tuple((float(condition), max(change(condition) for _ in range(trials))) for condition in conditions)
+    return PairProof.judged(claim.name, claim.group, changes, change(conditions[0], control=True), noise)
+
+
+# ---- how outputs are compared
 
 
 def _answer(model: nn.Module, inputs: Any) -> Any:
@@ -193,7 +204,7 @@ def _answer(model: nn.Module, inputs: Any) -> Any:
 
 
 class _Run:
-    """The model as a function of float64 parameters on one input, and what it answers at its own parameters."""
+    """Evaluate the model as a function of float64 parameters on one input, and compare with its own parameters."""
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None, double: bool) -> None:
         training = [name or "the model" for name, module in model.named_modules() if module.training]
@@ -214,7 +225,7 @@ class _Run:
             raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
 
     def at(self, moved: Params) -> list[Tensor]:
-        """The floating point outputs with some parameters replaced."""
+        """Return the floating point outputs with some parameters replaced."""
         params = {name: value.clone() for name, value in (self.params | moved).items()}
         model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
         with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
@@ -222,108 +233,15 @@ class _Run:
         return [output.detach() for output in outputs]
 
     def change(self, moved: Params) -> float:
-        """The largest change of an output entry, relative to the largest finite entry of its tensor."""
+        """Return the largest change of an output entry, relative to the largest finite entry of its tensor."""
         return max(
             (_relative(new - old, old, same=new == old) for new, old in zip(self.at(moved), self.outputs, strict=True)),
             default=0.0,
         )
 
 
-Mover = Callable[[Params, float, torch.Generator, bool], None]
-"""(params to write into, condition, generator, control): a move that keeps the output, or its control."""
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """That a move keeps the output: what it is called, the parameters it touches, and the move."""
-
-    name: str
-    group: str
-    names: tuple[str, ...]
-    move: Mover
-
-
-def _claims(symmetries: Symmetries) -> list[_Claim]:
-    """One for every pair, then one for every translation."""
-    return [
-        *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
-        *(_Claim(shift.name, shift.group, shift.names, partial(_shift, shift)) for shift in symmetries.translations),
-    ]
-
-
-def _together(claims: Iterable[_Claim]) -> _Claim:
-    claims = list(claims)
-
-    def all_at_once(params: Params, condition: float, generator: torch.Generator, control: bool) -> None:
-        for claim in claims:
-            claim.move(params, condition, generator, control)
-
-    return _Claim("all", "", tuple(dict.fromkeys(name for claim in claims for name in claim.names)), all_at_once)
-
-
-def _move_pair(
-    pair: SymmetricPair,
-    params: Params,
-    condition: float,
-    generator: torch.Generator,
-    control: bool,
-) -> None:
-    x = pair.read(params)
-    moved = act(pair, group_element(pair, condition, generator), x)
-    pair.write(params, torch.cat([moved[..., : pair.n, :], x[..., pair.n :, :]], dim=-2) if control else moved)
-
-
-def _shift(
-    translation: Translation,
-    params: Params,
-    condition: float,
-    generator: torch.Generator,
-    control: bool,
-) -> None:
-    c = random_shift(translation, params, generator) * condition**0.5
-    if control and translation.output is None:  # whatever else the keys are moved by is seen
-        keys = translation.factor.read(params)
-        noise = torch.randn(keys.shape, generator=generator, dtype=torch.float64).to(keys.device)
-        translation.factor.write(params, keys + noise * keys.std())
-    else:
-        translation.shift(params, c, compensate=not control)
-
-
-def _judged(
-    claim: _Claim,
-    run: _Run,
-    noise: float,
-    generator: torch.Generator,
-    trials: int,
-    conditions: tuple[float, ...],
-) -> PairProof:
-    def change(condition: float, control: bool = False) -> float:
-        params = {name: run.params[name].clone() for name in dict.fromkeys(claim.names)}
-        claim.move(params, condition, generator, control)
-        return run.change(params)
-
-    changes = tuple((float(condition), max(change(condition) for _ in range(trials))) for condition in conditions)
-    control = change(conditions[0], control=True)
-    verdict, reason = _judge(changes, control, noise)
-    return PairProof(claim.name, claim.group, changes, control, noise, verdict, reason)
-
-
-def _judge(changes: tuple[tuple[float, float], ...], control: float, noise: float) -> tuple[Verdict, str]:
-    """Proved: every change is within noise and far below the control. Refuted: some change is of the control's kind."""
-    if not control >= REACH * noise:
-        lost = "is lost in rounding noise" if control else "changes nothing (is the other side 0?)"
-        return "inconclusive", f"these inputs hardly see the pair: moving one side alone {lost}"
-    excess = [change for condition, change in changes if not change <= MARGIN * condition * noise]
-    worst = max(change for _, change in changes)
-    if not excess and worst <= SEPARATION * control:
-        return "proved", ""
-    if not worst <= SEPARATION * control and excess:
-        return "refuted", "a group element changes the output like moving one side alone"
-    return "inconclusive", "the output changes more than rounding explains, far less than moving one side alone"
-
-
 def _rounding_noise(run: _Run, symmetries: Symmetries, generator: torch.Generator, step: float = 1e-6) -> float:
-    """The output's rounding noise, from third differences along a random direction of all pairs' parameters.
+    """Estimate the output's rounding noise, from third differences along a random direction of all pairs' parameters.
 
     A smooth function's third difference is O(step^3), far below rounding; what remains is noise, of variance
     20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least that of
@@ -349,7 +267,7 @@ def _noise_like(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
-    """max |difference| / max |reference|, entries marked `same` (such as equal infinities) left out."""
+    """Return max |difference| / max |reference|, entries marked `same` (such as equal infinities) left out."""
     finite = reference[torch.isfinite(reference)]
     size = float(finite.abs().max()) if finite.numel() else 0.0
     difference = difference.masked_fill(same, 0.0).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
@@ -358,12 +276,12 @@ def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
 
 
 def _double(value: Tensor) -> Tensor:
-    """A floating point tensor in float64; any other as it is."""
+    """Return a floating point tensor in float64, any other as it is."""
     return value.double() if value.is_floating_point() else value
 
 
 def _floating(output: Any) -> list[Tensor]:
-    """The floating point tensors of a tensor, tuple, list or mapping (Hugging Face's ModelOutput is one); no caches."""
+    """Return the floating point tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):

@@ -16,7 +16,7 @@ from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     LAYOUTS,
-    Found,
+    Match,
     Matcher,
     Proof,
     Symmetries,
@@ -352,7 +352,7 @@ def test_every_class_of_the_table_exists() -> None:
 def test_a_matcher_is_asked_about_every_module() -> None:
     asked: list[str] = []
 
-    def curious(module: nn.Module, name: str, names: Any) -> Found | None:
+    def curious(module: nn.Module, name: str, names: Any) -> Match | None:
         asked.append(name)
         return None
 

@@ -152,7 +152,7 @@ def test_one_bad_trial_of_many_refutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("quotient_manifolds.symmetries.prove.act", wrong_once)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quotient_manifolds.symmetries.prove.REACH", 0.0)
+        patch.setattr("quotient_manifolds.symmetries.proof.CONTROL_TO_NOISE", 0.0)
         assert prove_symmetries(attention(), noise(2, 5, 12), trials=3).pairs[0].verdict == "refuted"
 
 

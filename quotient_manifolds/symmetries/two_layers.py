@@ -1,5 +1,6 @@
-"""Neurons: the rescalings of two-layer networks, one number for each neuron.
+"""Two layers in a row: the pairs of bottlenecks (no activation between) and of neurons (an activation between).
 
+x -> W_2 (W_1 x + b_1) + b_2: the model sees W_2 [W_1 b_1] only, so GL(r) acts between them.
 W_2 relu(W_1 x + b_1): a positive factor passes a ReLU, so GL+(1) acts between a neuron's row of [W_1 b_1] and its
 column of W_2. W_2 (act(gate(x)) * (W_1 x + b_1)): whatever the activation, the ungated branch is linear, so GL(1) acts.
 Any other activation lets no factor pass.
@@ -13,16 +14,43 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn import functional
 
-from quotient_manifolds.symmetries.found import Found
 from quotient_manifolds.symmetries.layout import attribute
-from quotient_manifolds.symmetries.pair import Factor, Part, Refused, Span, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, Part, Span, SymmetricPair
+from quotient_manifolds.symmetries.symmetries import Match, Refused
 
-RELU, GATED = "relu neuron", "gated neuron"
+BOTTLENECK, RELU, GATED = "bottleneck in/out", "relu neuron", "gated neuron"
+
+
+def bottleneck(module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
+    """Return the pairs of neighbouring Linears of an nn.Sequential, each Linear in one; None for any other module."""
+    if type(module) is not nn.Sequential:
+        return None
+    found: list[SymmetricPair | Refused] = []
+    before: nn.Linear | None = None
+    for child, layer in module.named_children():
+        if isinstance(layer, (nn.Identity, nn.Dropout)):
+            continue
+        if before is None or type(layer) is not nn.Linear:
+            before = layer if type(layer) is nn.Linear else None
+            continue
+        label = f"{name} {child} {BOTTLENECK}".strip()
+        if layer.in_features > min(before.in_features, layer.out_features):
+            reason = "the middle is wider than an end, so the factors have no full column rank: no manifold"
+            found.append(Refused(label, BOTTLENECK, reason))
+            before = layer
+            continue
+        G = [Part.of(names[id(before.weight)], before.weight, "h rows -> 1 rows h", {})]
+        if before.bias is not None:
+            G.append(Part.of(names[id(before.bias)], before.bias, "h -> 1 1 h", {}))
+        H = Part.of(names[id(layer.weight)], layer.weight, "rows h -> 1 rows h", {})
+        found.append(SymmetricPair(label, BOTTLENECK, Factor(tuple(G)), Factor((H,))))
+        before = None
+    return Match.of(found)
 
 
 @dataclass(frozen=True)
 class Neurons:
-    """Where a module keeps its two layers, `up` and `down`, the gate if there is one, and the activation.
+    """Say where a module keeps its two layers, `up` and `down`, the gate if there is one, and the activation.
 
     half: up is the second half of the gate's own layer.
     """
@@ -46,30 +74,27 @@ NEURONS: tuple[Neurons, ...] = (
     Neurons("dense_h_to_4h", "dense_4h_to_h", "act"),  # GPT-NeoX, Falcon
     Neurons("intermediate.dense", "output.dense", "intermediate.intermediate_act_fn"),  # BERT
 )
-_LAYERS = ("Conv1D", "FalconLinear")
 
 
-def neurons(module: nn.Module, name: str, names: Mapping[int, str]) -> Found | None:
-    """The neurons of a two-layer network: of transformers by attribute names, of nn.Sequential by order; else None."""
+def neurons(module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
+    """Return the neurons of two-layer networks: of transformers by attribute names, of nn.Sequential by order."""
     if type(module) is nn.Sequential:
-        found = _sequential(module, name, names)
-        return Found(_pairs(found), (), _refused(found)) if found else None
+        return _in_sequence(module, name, names)
     for row in NEURONS:
-        layers = [attribute(module, path, None) for path in (row.up, row.down, row.gate or row.up)]
+        up, down, gate = (attribute(module, path, None) for path in (row.up, row.down, row.gate or row.up))
         act = attribute(module, row.act, None)
-        if act is not None and all(_is_layer(layer) for layer in layers):
+        if act is not None and all(map(_is_layer, (up, down, gate))):
             kind = GATED if row.gate else RELU
-            found = [_neurons(f"{name} {kind}".strip(), kind, layers[0], layers[1], act, row.half, names)]
-            return Found(_pairs(found), (), _refused(found))
+            return Match.of([_neurons(f"{name} {kind}".strip(), kind, up, down, act, row.half, names)])
     return None
 
 
 def _is_layer(layer: object) -> bool:
-    """A plain Linear or Conv1D: subclasses (quantised, with adapters) might compute anything."""
-    return type(layer) is nn.Linear or type(layer).__name__ in _LAYERS
+    """Return whether it is a plain Linear or Conv1D: subclasses (quantised, with adapters) might compute anything."""
+    return type(layer) is nn.Linear or type(layer).__name__ in ("Conv1D", "FalconLinear")
 
 
-def _sequential(module: nn.Sequential, name: str, names: Mapping[int, str]) -> list[SymmetricPair | Refused]:
+def _in_sequence(module: nn.Sequential, name: str, names: Mapping[int, str]) -> Match | None:
     layers = [(child, layer) for child, layer in module.named_children() if not isinstance(layer, nn.Dropout)]
     found: list[SymmetricPair | Refused] = []
     taken = ""
@@ -78,7 +103,7 @@ def _sequential(module: nn.Sequential, name: str, names: Mapping[int, str]) -> l
         if simple and not isinstance(act, nn.Identity) and before != taken:
             found.append(_neurons(f"{name} {child} {RELU}".strip(), RELU, up, down, act, False, names))
             taken = child  # a layer between two activations belongs to one pair
-    return found
+    return Match.of(found)
 
 
 def _neurons(
@@ -96,19 +121,10 @@ def _neurons(
 
 
 def _part(layer: nn.Module, path: str, axes: str, half: bool, names: Mapping[int, str]) -> Part:
-    """A weight or bias with one neuron per batch entry, (neurons, rows, 1); half: of the second half of the neurons."""
+    """Return a weight or bias as one neuron per batch entry, (neurons, rows, 1); half: of the second half of them."""
     stored = layer.get_parameter(path)
-    rows = "rows" if "rows" in axes else "1"
     if not half:
-        return Part.of(names[id(stored)], stored, f"{axes} -> heads {rows} 1", {})
+        return Part.of(names[id(stored)], stored, f"{axes} -> heads {'rows' if 'rows' in axes else '1'} 1", {})
     span = Span(axes.replace("heads", "(block out)"), "block", 2, 1, 2)
     opened = axes.replace("heads", "block heads")
-    return Part.of(names[id(stored)], stored, f"{opened} -> heads (block {rows}) 1".replace(" 1) 1", ") 1"), {}, span)
-
-
-def _pairs(found: list[SymmetricPair | Refused]) -> tuple[SymmetricPair, ...]:
-    return tuple(each for each in found if isinstance(each, SymmetricPair))
-
-
-def _refused(found: list[SymmetricPair | Refused]) -> tuple[Refused, ...]:
-    return tuple(each for each in found if isinstance(each, Refused))
+    return Part.of(names[id(stored)], stored, f"{opened} -> heads (block{' rows' * ('rows' in axes)}) 1", {}, span)

@@ -1,0 +1,128 @@
+"""What a model, or one module of it, was found to have: pairs, translations, and what is neither, with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.translations import Translation
+
+HOW_TO = "docs/own_attention.md shows how to declare it"
+"""Where to look when attention is not recognised."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Name a part of a model that has the shape of a symmetric pair but not the symmetry, and the reason why."""
+
+    name: str  # the module's name and the kind, as a pair's
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Match:
+    """Hold the pairs of one module, the translations of its biases, and what only looks like a pair."""
+
+    pairs: tuple[SymmetricPair, ...] = ()
+    translations: tuple[Translation, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+    @classmethod
+    def of(cls, found: Iterable[SymmetricPair | Refused]) -> Match | None:
+        """Sort pairs from what is refused; None if there is neither."""
+        found = tuple(found)
+        pairs = tuple(each for each in found if isinstance(each, SymmetricPair))
+        return cls(pairs, (), tuple(each for each in found if isinstance(each, Refused))) if found else None
+
+
+Matcher = Callable[[nn.Module, str, Mapping[int, str]], Match | None]
+"""(module, its name in the model, parameter id -> first name in the model) -> what it has; None: not its business."""
+
+
+@dataclass(frozen=True)
+class Symmetries:
+    """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
+
+    rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
+    recognised modules that have no continuous symmetry, with the reasons.
+    """
+
+    pairs: tuple[SymmetricPair, ...]
+    rest: tuple[str, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    translations: tuple[Translation, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that any pair touches, each once."""
+        return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Return the parameters that any pair or translation touches, each once."""
+        shifted = (name for translation in self.translations for name in translation.moved)
+        return tuple(dict.fromkeys((*self.names, *shifted)))
+
+    def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return for every parameter a boolean mask of its shape: True where a pair owns the element."""
+        masks = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in params.items()}
+        for pair in self.pairs:
+            pair.write(masks, torch.ones(pair.heads, pair.n + pair.m, pair.h, dtype=torch.bool))
+        return masks
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON."""
+        return {
+            "pairs": [
+                {**asdict(pair), "group": pair.group, "heads": pair.heads, "n": pair.n, "m": pair.m, "h": pair.h}
+                for pair in self.pairs
+            ],
+            "translations": [
+                {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
+            ],
+            "refused": [asdict(refusal) for refusal in self.refused],
+            "rest": list(self.rest),
+            "unrecognised": list(self.unrecognised),
+        }
+
+    def __str__(self) -> str:
+        pairs = [
+            (pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}", str(len(pair.names)))
+            for pair in self.pairs
+        ]
+        header = ("symmetric pair", "group", "G", "H", "tensors")
+        blocks = [text_table(header, pairs) if pairs else "no symmetric pairs"]
+        if self.translations:
+            moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
+            blocks.append(text_table(("translation", "group", "of"), moves))
+        # Names that differ in layer numbers only are folded into one line with their count.
+        counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in self.rest)
+        folded = (name if count == 1 else f"{name}  ({count})" for name, count in counts.items())
+        for title, lines in (
+            ("no symmetry:", tuple(map(str, self.refused))),
+            (f"in no pair, {len(self.rest)} tensors:", tuple(folded)),
+            (f"attention not recognised ({HOW_TO}):", self.unrecognised),
+        ):
+            if lines:
+                blocks.append("\n  ".join((title, *lines)))
+        return "\n\n".join(blocks)
+
+
+def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return left-aligned columns of plain text under a ruled header."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    ruled = [header, ["-" * width for width in widths], *lines]
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in ruled)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
