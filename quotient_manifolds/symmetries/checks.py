@@ -56,7 +56,7 @@ def check_loaded(model: nn.Module) -> None:
 
 
 def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floating point numbers."""
+    """Raise ValueError naming the first of `names` that is absent or no dense tensor of finite floats."""
     for name in names:
         if name not in params:
             raise ValueError(f"the parameters given hold no {name!r}, which a symmetry of this model needs.")
