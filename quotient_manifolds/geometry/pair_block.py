@@ -69,7 +69,7 @@ class PairBlock:
         if len(self.pairs) > 1:
             self._write(rows[0], out)
         else:  # what is no view of `out` goes where it belongs
-            for part, moved in zip(self.pairs[0].parts, rows, strict=True):
+            for part, moved in zip(self.pairs[0].views, rows, strict=True):
                 if address(moved) != address(out[part.name]):
                     part.write(out, moved)
 
@@ -84,7 +84,7 @@ class PairBlock:
     def _rows(self, params: Params) -> list[Tensor]:
         """Return the rows of one pair part by part, views where strides allow; those of several stacked, as a copy."""
         if len(self.pairs) == 1:
-            return [part.read(params) for part in self.pairs[0].parts]
+            return [part.read(params) for part in self.pairs[0].views]
         return [torch.cat([pair.read(params) for pair in self.pairs])]
 
     def _write(self, moved: Tensor, out: Params) -> None:

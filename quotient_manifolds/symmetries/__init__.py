@@ -6,7 +6,7 @@ from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.pair import Factor, Params, Part, Span, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
 from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import Evaluate, output_change, prove_on_batch, prove_symmetries
@@ -28,8 +28,8 @@ __all__ = [
     "Matcher",
     "Obstacle",
     "PairProof",
+    "ParameterView",
     "Params",
-    "Part",
     "Place",
     "Proof",
     "Refused",

@@ -15,7 +15,7 @@ from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_weights
 from quotient_manifolds.symmetries.layout import HARMLESS, Layout, Place, Unrecognised, attribute, truth
-from quotient_manifolds.symmetries.pair import Factor, Part, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, SymmetricPair
 from quotient_manifolds.symmetries.rotary import rotated_pairs
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 from quotient_manifolds.symmetries.translations import translations_of
@@ -37,7 +37,7 @@ O_NORMS = frozenset({"o_norm", "attn_sub_norm", "inner_attn_ln", "sub_norm", "gr
 
 
 def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, str]) -> Match:
-    """The pairs of `module`, its translations and refusals; raises Unrecognised with the reason.
+    """Return the pairs of `module`, its translations and refusals; raises Unrecognised with the reason.
 
     name: the module's name in its model. names: from a parameter's id to its (first) name in the model.
     """
@@ -62,7 +62,7 @@ def found_in(layout: Layout, module: nn.Module, name: str, names: Mapping[int, s
 
 
 class _Reader:
-    """Reads a module by a layout: sizes from its attributes, factors from its parameters."""
+    """Read a module by a layout: sizes from its attributes, factors from its parameters."""
 
     def __init__(self, layout: Layout, module: nn.Module, names: Mapping[int, str]) -> None:
         self._layout, self._module, self._names = layout, module, names
@@ -70,7 +70,7 @@ class _Reader:
         self.stored = {names[id(value)]: value for value in self._own.values()}
 
     def check(self) -> None:
-        """The module is what the layout says and nothing more."""
+        """Raise Unrecognised unless the module is what the layout says and nothing more."""
         check_weights(self.stored, self.stored)
         layout = self._layout
         known = {place.path for place in layout.places}
@@ -89,28 +89,30 @@ class _Reader:
 
     def pair(self, name: str, kind: str, first: tuple[Place, ...], second: tuple[Place, ...]) -> SymmetricPair:
         pair = SymmetricPair(name, kind, self._factor(first), self._factor(second))
-        shapes = [part.shape[::2] for part in pair.parts]
+        shapes = [view.shape[::2] for view in pair.views]
         if len(set(shapes)) > 1:
-            (heads, wide), (others, narrow) = pair.G.parts[0].shape[::2], pair.H.parts[0].shape[::2]
+            (heads, wide), (others, narrow) = pair.G.views[0].shape[::2], pair.H.views[0].shape[::2]
             one, other = kind.split("/")
             raise Unrecognised(f"{one} has {heads} heads of width {wide}, {other} {others} of width {narrow}")
         return pair
 
     def _factor(self, places: tuple[Place, ...]) -> Factor:
         sizes = self._layout.read_sizes(self._module)
-        parts = []
+        views = []
         for place in places:
             if place.path in self._own:
                 stored = self._own[place.path]
                 try:
-                    parts.append(Part.of(self._names[id(stored)], stored, place.pattern, sizes, place.span(sizes)))
+                    views.append(
+                        ParameterView.of(self._names[id(stored)], stored, place.pattern, sizes, place.span(sizes))
+                    )
                 except ValueError as misfit:
                     raise Unrecognised(str(misfit).rstrip(".")) from None
-        return Factor(tuple(parts))
+        return Factor(tuple(views))
 
 
 def _obstacles(layout: Layout, module: nn.Module) -> dict[str, str]:
-    """From a kind of pair to what stands between its two projections; submodules nobody knows raise Unrecognised."""
+    """Return what stands between the projections of each kind of pair; unknown submodules raise Unrecognised."""
     reasons: dict[str, str] = {}
     owners = {place.path.partition(".")[0] for place in layout.places} | {
         each.partition(".")[0] for each in layout.beside

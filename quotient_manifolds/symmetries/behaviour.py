@@ -53,7 +53,7 @@ def attends(module: nn.Module) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _of_class(cls: type, forward: FunctionType | None, layers: frozenset[str]) -> str:
-    """forward: the instance's own, where one was put in the class's place."""
+    """As `attends`; forward: the instance's own, where one was put in the class's place."""
     functions = list(_reached(cls, forward or _plain(getattr(cls, "forward", None))))
     soft: set[str] = set()
     for function in reversed(functions):  # what is called before what calls it: some of them return a softmax
@@ -66,7 +66,7 @@ def _of_class(cls: type, forward: FunctionType | None, layers: frozenset[str]) -
 
 
 def _reached(cls: type, start: FunctionType | None) -> Iterator[FunctionType]:
-    """The function, and those of the class and of its package whose names its code uses, each once."""
+    """Yield the function, and those of the class and of its package whose names its code uses, each once."""
     waiting, seen = [start], set()
     while waiting:
         function = waiting.pop(0)
@@ -86,7 +86,7 @@ def _reached(cls: type, start: FunctionType | None) -> Iterator[FunctionType]:
 
 
 def _plain(value: object) -> FunctionType | None:
-    """The function below methods and wrappers; None if there is none."""
+    """Return the function below methods and wrappers; None if there is none."""
     value = inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
     value = value.func if isinstance(value, functools.partial) else value
     value = getattr(value, "__func__", value)
@@ -94,7 +94,7 @@ def _plain(value: object) -> FunctionType | None:
 
 
 def _package(value: object) -> str:
-    """The first part of the name of the module where something is defined."""
+    """Return the first part of the name of the module where something is defined."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return str(name).partition(".")[0]
 
@@ -107,7 +107,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _in_function(function: FunctionType, layers: frozenset[str], soft: set[str]) -> tuple[str, bool]:
-    """What in the function is attention's, and whether it takes a softmax."""
+    """Return what in the function is attention's, and whether it takes a softmax."""
     called = {name: getattr(value, "__name__", name) for name, value in function.__globals__.items()}
     try:
         tree = _parsed(textwrap.dedent(inspect.getsource(function)))
@@ -140,7 +140,7 @@ def _is_softmax(name: str, soft: frozenset[str]) -> bool:
 
 
 def _in_tree(tree: ast.AST, soft: frozenset[str], called: dict[str, str]) -> tuple[str, bool]:
-    """As for functions: a product one of whose factors depends on a softmax, through variables too."""
+    """Look, as in functions, for a product one of whose factors depends on a softmax, through variables too."""
     parts = [part for part in ast.walk(tree) if isinstance(part, (ast.stmt, ast.expr))]
     reading = _Reading(soft, called)
     kernel = next((name for part in parts if (name := reading.name(part)) in KERNELS), "")
@@ -154,7 +154,7 @@ def _in_tree(tree: ast.AST, soft: frozenset[str], called: dict[str, str]) -> tup
 
 
 class _Reading:
-    """One pass over a function: `tainted` are the variables so far whose values depend on a softmax."""
+    """Pass once over a function: `tainted` are the variables so far whose values depend on a softmax."""
 
     def __init__(self, soft: frozenset[str], called: dict[str, str]) -> None:
         self._soft, self._called = soft, called
@@ -174,7 +174,7 @@ class _Reading:
         )
 
     def follow(self, node: ast.AST) -> None:
-        """Taints what an assignment stores, if what it stores depends on a softmax."""
+        """Taint what an assignment stores, if what it stores depends on a softmax."""
         if not isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr)):
             return
         if node.value is not None and self.depends(node.value):
@@ -183,7 +183,7 @@ class _Reading:
             self.tainted |= {part.id for part in stored if isinstance(part.ctx, ast.Store)}
 
     def factors(self, node: ast.AST) -> list[ast.expr]:
-        """What the expression multiplies, if it is a product of matrices."""
+        """Return what the expression multiplies, if it is a product of matrices."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return [node.left, node.right]
         if isinstance(node, ast.Call) and self.name(node.func) in PRODUCTS:

@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.symmetries import Symmetries
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Singular values of G H^T over the heads of one pair: the largest, the smallest, and the worst ratio in a head.
+    """Give singular values of G H^T over the heads of one pair: largest, smallest, and worst ratio in a head.
 
     A geodesic's Taylor polynomial holds while steps are short against them (mix), or against one (inv).
     """
@@ -29,7 +29,7 @@ class Conditioning:
 
 @dataclass(frozen=True)
 class Count:
-    """Dimensions: all parameters, the symmetry group, and its parts: pairs (h^2, 1 or 2 a head) and translations."""
+    """Count dimensions: of all parameters, of the pairs' groups (h^2, 1 or 2 a head), and of the translations."""
 
     parameters: int
     pairs: int
@@ -38,16 +38,16 @@ class Count:
 
     @property
     def group(self) -> int:
-        """The dimension of the symmetry group: that many directions change nothing, wherever ranks are full."""
+        """Return the dimension of the symmetry group: that many directions change nothing, wherever ranks are full."""
         return self.pairs + self.translations
 
     @property
     def share(self) -> float:
-        """The part of all directions in parameter space that is redundant."""
+        """Return the share of all directions in parameter space that is redundant."""
         return self.group / self.parameters if self.parameters else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON (an infinite ratio is None)."""
+        """Return plain data, ready for JSON (an infinite ratio is None)."""
         conditioning = [
             {**asdict(each), "ratio": each.ratio if each.ratio < float("inf") else None} for each in self.conditioning
         ]

@@ -28,7 +28,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether it has parameters, and a class named so, or projections named for queries, keys and values.
+    """Return whether it has parameters, and a class named so or projections named for queries, keys and values.
 
     Projections are children with parameters, and parameters of its own. A class is named so if one of its ancestors is.
     """
@@ -43,7 +43,7 @@ def looks_like_attention(module: nn.Module) -> bool:
 
 
 def behaves_like_attention(module: nn.Module, elsewhere: set[nn.Module]) -> str:
-    """What in its forward pass is attention's, if it keeps two matrices or more; "" if there is nothing of the kind.
+    """Return what in its forward pass is attention's, if it keeps two matrices or more; else "".
 
     Its matrices are its own and those of children that are layers of their own, as a Linear is; what belongs to
     the modules `elsewhere` is theirs.
@@ -54,7 +54,7 @@ def behaves_like_attention(module: nn.Module, elsewhere: set[nn.Module]) -> str:
 
 
 def _class_names(module: nn.Module) -> list[str]:
-    """Names of the module's class and its ancestors; mixins lend methods and say nothing of what a module is."""
+    """Return names of the module's class and its ancestors; mixins lend methods and say nothing of what a module is."""
     scripted = getattr(module, "original_name", None)
     bases = [cls.__name__ for cls in type(module).__mro__ if cls not in (nn.Module, object)]
     return [name for name in bases if "Mixin" not in name] + ([scripted] if isinstance(scripted, str) else [])

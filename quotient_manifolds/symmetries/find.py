@@ -1,4 +1,4 @@
-"""Which symmetric pairs a model has: every module against a table of layouts, first match wins, no silent skips."""
+"""Find the symmetries of a model: every module against a table of layouts, first match wins, no silent skips."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def find_symmetries(
 
 
 def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
-    """What the first layout that fits finds; None if none bears the name of the module's class or of its ancestors."""
+    """Return what the first layout that fits finds; None if none is for the module's class or its ancestors."""
     named: list[Layout] = []
     for cls in type(module).__mro__:
         named = [layout for layout in layouts if layout.names_class(cls)]
@@ -96,7 +96,7 @@ _HARMLESS = frozenset({"extra_repr", "reset_parameters", "_reset_parameters", "t
 
 
 def _changed(cls: type, ancestor: type) -> str:
-    """The first method of the ancestor that a class below it defines anew; initialising and printing do not count."""
+    """Return the first method of the ancestor that a class below it defines anew; not to initialise or print."""
     below = cls.__mro__[: cls.__mro__.index(ancestor)]
     own = (
         name for each in below for name, value in vars(each).items() if callable(value) or isinstance(value, property)
@@ -106,7 +106,7 @@ def _changed(cls: type, ancestor: type) -> str:
 
 
 def _unmatched(modules: Mapping[str, nn.Module], settled: Set[str]) -> dict[str, str]:
-    """Modules that look or behave like attention and own parameters, apart from settled ones and what is in them.
+    """Return what looks or behaves like attention and owns parameters, apart from settled modules and what is in them.
 
     Of those that look like it, the innermost of each chain; what only behaves like it has matrices of its own.
     """
@@ -124,9 +124,9 @@ def _unmatched(modules: Mapping[str, nn.Module], settled: Set[str]) -> dict[str,
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[int, str], dict[str, list[str]]]:
-    """From a parameter's id to its first name, and from that to all of its names.
+    """Return the first name of each parameter by its id, and all of its names by the first.
 
-    From the modules, for there are some (peft's attention) whose parameters are other objects whenever one asks anew.
+    The modules are asked, for some (peft's attention) make new objects of their parameters whenever one asks.
     """
     names: dict[int, str] = {}
     users: dict[str, list[str]] = {}
@@ -139,7 +139,7 @@ def _parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[int, str], dict[
 def _translations(
     users: Mapping[str, list[str]], pairs: Iterable[SymmetricPair], claimed: Iterable[Translation]
 ) -> tuple[Translation, ...]:
-    """Those of pairs that were kept, whose biases nothing else uses; a bias that is tied stays a row of its pair."""
+    """Return those of pairs that are left whose biases nothing else uses; a tied bias stays a row of its pair."""
     kept = {pair.name for pair in pairs}
     return tuple(
         translation
@@ -149,12 +149,12 @@ def _translations(
 
 
 def _without_ties(users: Mapping[str, list[str]], pairs: list[SymmetricPair]) -> tuple[list[SymmetricPair], list[str]]:
-    """Drops pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
+    """Drop pairs whose parameters another module or an earlier pair uses too: moving them would move both."""
     kept: list[SymmetricPair] = []
     refused: list[str] = []
     owners: dict[tuple[str, object], str] = {}
     for pair in pairs:
-        places = [(part.name, part.span) for part in pair.parts]
+        places = [(view.name, view.span) for view in pair.views]
         tied = [(name, other) for name in pair.names for other in users[name] if other != name]
         shared = [place for index, place in enumerate(places) if place in owners or place in places[:index]]
         if tied:
@@ -168,7 +168,7 @@ def _without_ties(users: Mapping[str, list[str]], pairs: list[SymmetricPair]) ->
 
 
 def _lineage(name: str) -> Iterator[str]:
-    """The name of a module and of all modules around it, the model's "" last."""
+    """Yield the name of a module and of all modules around it, the model's "" last."""
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -16,12 +16,12 @@ HARMLESS = frozenset({"Dropout", "Identity", "StableDropout", "XDropout", "Softm
 
 
 class Unrecognised(Exception):
-    """An attention module whose pairs are not known; the message is the reason."""
+    """Report an attention module whose pairs are not known; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A piece of a factor in a layout: a parameter's path below the attention module, and how rows are stored there.
+    """Say where a layout keeps a piece of a factor: a parameter's path below the module, and how rows are stored there.
 
     `axes` opens a fused tensor; `axis`, one of its axes, is the concatenation of `pieces`, of which this place is
     number `index`. A piece is a number, or the name of a size of the layout, or a product of such ("heads*g"). An
@@ -37,6 +37,7 @@ class Place:
     index: int = 0
 
     def span(self, sizes: Mapping[str, int]) -> Span | None:
+        """Return the span of the parameter that the piece is, None if it is the whole parameter."""
         if not self.axes:
             return None
         lengths = [_length(piece, sizes) for piece in self.pieces]
@@ -46,12 +47,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary embeddings between projection and product: which coordinates of a head make a plane, and how many rotate.
+    """Describe rotary embeddings before the product: which coordinates of a head make a plane, and how many rotate.
 
     style: "half" pairs coordinates i and i + r/2, "interleaved" 2i and 2i + 1; anything else is an attribute that says
-    whether they are interleaved. dims: attribute that counts the r
-    coordinates that rotate (or their share, a fraction), all if empty; they are the first ones. unless: attributes and
-    the values at which the module does not rotate at all.
+    whether they are interleaved. dims: attribute that counts the r coordinates that rotate (or is their share, a
+    fraction), all if empty; they are the first ones. unless: attributes and the values at which the module does not
+    rotate at all.
     """
 
     style: str = "half"
@@ -61,7 +62,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """An attribute or submodule that, where it is there, not None and not False, takes a pair's symmetry away."""
+    """Name an attribute or submodule that, where it is there, not None and not False, takes a pair's symmetry away."""
 
     kind: Literal["query/key", "value/output"]
     path: str
@@ -70,7 +71,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an attention class keeps its projections: one row of the table of known layouts.
+    """Say where an attention class keeps its projections: one row of the table of known layouts.
 
     classes: class names, all under `package` (any, if empty). query, key, value, output: the pieces of the four
     factors. heads: attribute that counts the query heads, and key_heads the key heads if they differ; or width, the
@@ -106,6 +107,7 @@ class Layout:
 
     @property
     def places(self) -> tuple[Place, ...]:
+        """Return all pieces of all factors."""
         return self.query + self.key + self.value + self.output + self.rotating[0] + self.rotating[1]
 
     def __post_init__(self) -> None:
@@ -113,22 +115,24 @@ class Layout:
             raise TypeError(f"the classes of a layout are a tuple of names. Found {self.classes!r}.")
 
     def names_class(self, cls: type) -> bool:
+        """Return whether the row is for this very class."""
         return cls.__name__ in self.classes and cls.__module__.startswith(self.package)
 
     def fits(self, module: nn.Module) -> bool:
-        """Whether every piece that is not optional exists, in a module that is as the row has it."""
+        """Return whether every piece that is not optional exists, in a module that is as the row has it."""
         return not self.missing(module) and all(attribute(module, path, None) == value for path, value in self.when)
 
     def missing(self, module: nn.Module) -> list[str]:
-        """Paths of pieces that are not optional and that the module lacks."""
+        """Return paths of pieces that are not optional and that the module lacks."""
         own = {path for path, _ in module.named_parameters(remove_duplicate=False)}
         return [place.path for place in self.places if not place.optional and place.path not in own]
 
     def keeps_sinks(self, module: nn.Module) -> bool:
+        """Return whether attention may go where there is no key or no value."""
         return any(truth(attribute(module, path, None)) for path in self.sinks)
 
     def read_sizes(self, module: nn.Module) -> dict[str, int]:
-        """Axis lengths: heads (of keys), g (query heads to a key head), and the further ones."""
+        """Return axis lengths: heads (of keys), g (query heads to a key head), and the further ones."""
         sizes = {axis: path if isinstance(path, int) else _count(module, path) for axis, path in self.sizes}
         if self.width:
             sizes["h"] = width = _count(module, self.width)
@@ -146,7 +150,7 @@ _MISSING = object()
 
 
 def attribute(module: Any, paths: str, default: Any = _MISSING) -> Any:
-    """The first of the paths ("a.b|c") that exists, through attributes and dictionary keys."""
+    """Return the first of the paths ("a.b|c") that exists, through attributes and dictionary keys."""
     for path in paths.split("|"):
         value = module
         for name in path.split("."):
@@ -161,7 +165,7 @@ def attribute(module: Any, paths: str, default: Any = _MISSING) -> Any:
 
 
 def truth(value: Any) -> bool:
-    """Whether an attribute is there: tensors and modules are, but not nn.Identity, None, False and 0."""
+    """Return whether an attribute is there: tensors and modules are, but not nn.Identity, None, False and 0."""
     return not isinstance(value, nn.Identity) and (isinstance(value, (Tensor, nn.Module)) or bool(value))
 
 

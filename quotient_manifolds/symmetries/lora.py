@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_weights
-from quotient_manifolds.symmetries.pair import Factor, Part, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 
 ADAPTER = "lora B/A"
@@ -52,13 +52,13 @@ def _adapter(module: nn.Module, name: str, adapter: str, names: Mapping[int, str
     # B (out, r experts), for adapters of parameters that hold one matrix for each of several experts.
     sizes = {"heads": getattr(module, "num_experts", 1), **dict(zip(kernel, A.shape[2:], strict=True))}
     axes = " ".join(kernel)
-    G = Part.of(names[id(B)], B, f"rows (h heads) {' '.join('1' * len(kernel))} -> heads rows h", sizes)
-    H = Part.of(names[id(A)], A, f"(heads h) rows {axes} -> heads (rows {axes}) h", sizes)
+    G = ParameterView.of(names[id(B)], B, f"rows (h heads) {' '.join('1' * len(kernel))} -> heads rows h", sizes)
+    H = ParameterView.of(names[id(A)], A, f"(heads h) rows {axes} -> heads (rows {axes}) h", sizes)
     return SymmetricPair(label, ADAPTER, Factor((G,)), Factor((H,)))
 
 
 def _unread(module: nn.Module, adapter: str) -> str:
-    """Why the forward pass does not read the adapter; "" if it does."""
+    """Say why the forward pass does not read the adapter; "" if it does."""
     merged = list(getattr(module, "merged_adapters", ()))
     if getattr(module, "disable_adapters", False):
         return "adapters are switched off, so the model does not read B and A: call enable_adapter_layers()"
@@ -74,7 +74,7 @@ def _unread(module: nn.Module, adapter: str) -> str:
 
 
 def _no_product(module: nn.Module, adapter: str, B: Tensor, A: Tensor) -> str:
-    """Why the layer sees more of B and A than their product; "" if it does not."""
+    """Say why the layer sees more of B and A than their product; "" if it does not."""
     variants = getattr(module, "lora_variant", {})
     variant = type(variants[adapter]).__name__ if adapter in variants else ""
     if variant and not variant.startswith("Dora"):
@@ -85,6 +85,6 @@ def _no_product(module: nn.Module, adapter: str, B: Tensor, A: Tensor) -> str:
 
 
 def _weight(module: nn.Module, side: str, adapter: str) -> Tensor:
-    """The weight of one side of an adapter: a layer's, or an embedding's own parameter."""
+    """Return the weight of one side of an adapter: a layer's, or an embedding's own parameter."""
     layers = getattr(module, f"lora_{side}", {})
     return layers[adapter].weight if adapter in layers else getattr(module, f"lora_embedding_{side}")[adapter]

@@ -50,7 +50,7 @@ def random_move(
 def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None = None) -> Params:
     """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
 
-    (It is not unique where singular values coincide.)
+    Where singular values coincide they are one of several.
 
     Biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
     embedding). All named parameters, as new tensors; computed in float64.
@@ -69,12 +69,12 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 
 
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
-    """The group element A of the pair, as `group_element` makes them, on a point x of any dtype, in float64."""
+    """Apply the group element A of the pair, as `group_element` makes them, to a point x of any dtype, in float64."""
     return pair.manifold().action(A.to(x.device), x.double())
 
 
 def group_element(pair: SymmetricPair, condition: float, generator: torch.Generator) -> Tensor:
-    """A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced around 1 to the condition.
+    """Draw A = U diag(s) V', (heads, h, h) in float64: U, V random orthogonal, s log-spaced around 1 to the condition.
 
     Numbers have no condition: they lie between condition^-1/2 and condition^1/2, complex ones (heads,) at any angle.
     """
@@ -93,7 +93,7 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
 
 
 def random_shift(translation: Translation, params: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-    """c (heads, 1, h), Gaussian, of the size of the projection's outputs for inputs of size one."""
+    """Draw c (heads, 1, h), Gaussian, of the size of the projection's outputs for inputs of size one."""
     heads, rows, h = translation.bias.shape
     weight = translation.factor.read(params).double()
     size = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True) / h**0.5

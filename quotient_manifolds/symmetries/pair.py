@@ -1,4 +1,4 @@
-"""Where the two factors of a symmetric pair live among a model's named parameters: layouts as data, never code."""
+"""Symmetric pairs: where their two factors live among a model's named parameters, as data and never as code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Group = Literal["GL(h)", "GL+(1)", "GL(1, C)"]
 
 @dataclass(frozen=True)
 class Span:
-    """Entries start <= i < stop of one axis of a stored tensor, an axis that `axes` first opens.
+    """Select the entries start <= i < stop of one axis of a stored tensor, an axis that `axes` first opens.
 
     `axes` is the left side of an einops pattern: "(block out) rows" opens torch's packed in_proj_weight into blocks,
     "(heads block h) rows" opens weights that interleave query, key and value head by head. `size` is the axis' length.
@@ -38,14 +38,15 @@ class Span:
     then: Span | None = None
 
     def chain(self) -> Iterator[Span]:
+        """Yield this span, and those that follow it."""
         yield self
         if self.then is not None:
             yield from self.then.chain()
 
 
 @dataclass(frozen=True)
-class Part:
-    """A linear bijection between (a span of) one parameter and a tensor of shape (heads, rows, h).
+class ParameterView:
+    """View (a span of) one parameter as a tensor of shape (heads, rows, h), by a linear bijection.
 
     `pattern` is an einops pattern from the stored tensor, its span opened and narrowed, to "heads rows h"; `sizes` are
     the axis lengths that the stored shape alone does not tell. It only rearranges, so reading is its own adjoint:
@@ -59,28 +60,31 @@ class Part:
     span: Span | None = None
 
     @staticmethod
-    def of(name: str, stored: Tensor, pattern: str, sizes: Mapping[str, int], span: Span | None = None) -> Part:
-        """The part that `pattern` makes of a tensor shaped like `stored`; ValueError if the shape does not fit."""
+    def of(
+        name: str, stored: Tensor, pattern: str, sizes: Mapping[str, int], span: Span | None = None
+    ) -> ParameterView:
+        """Return the view that `pattern` makes of a tensor shaped like `stored`; ValueError if it does not fit."""
         narrowed = {each.axis: each.stop - each.start for each in (span.chain() if span else ())}
         known = tuple({**sizes, **narrowed}.items())
-        probe = Part(name, pattern, known, (0, 0, 0), span)
+        probe = ParameterView(name, pattern, known, (0, 0, 0), span)
         shape = probe._rearranged({name: torch.empty(stored.shape, device="meta")}).shape
         if len(shape) != 3:
             raise ValueError(
                 f"A pattern must lead to heads, rows and h. Found {len(shape)} axes by {pattern!r} of {name}"
             )
-        return Part(name, pattern, known, (shape[0], shape[1], shape[2]), span)
+        return ParameterView(name, pattern, known, (shape[0], shape[1], shape[2]), span)
 
     @property
     def rows(self) -> int:
+        """Return how many rows of the factor these are."""
         return self.shape[1]
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The part as (heads, rows, h), in the parameter's dtype; a view where strides allow one."""
-        part = self._rearranged(params)
-        if tuple(part.shape) != self.shape:
+        """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
+        read = self._rearranged(params)
+        if tuple(read.shape) != self.shape:
             raise ValueError(f"{self._misfit(params[self.name])[:-1]} into {self.shape}.")
-        return part
+        return read
 
     def _rearranged(self, params: Mapping[str, Tensor]) -> Tensor:
         view = self._opened(params)
@@ -90,7 +94,7 @@ class Part:
             raise ValueError(self._misfit(params[self.name])) from None
 
     def write(self, params: Params, value: Tensor) -> None:
-        """Puts `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
+        """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
         left, right = self.pattern.split("->")
         backward = f"{right} -> {left}"
         target = self._opened(params)
@@ -102,7 +106,7 @@ class Part:
         target.copy_(stored)
 
     def _opened(self, params: Mapping[str, Tensor]) -> Tensor:
-        """A view of the stored tensor's span: splitting an axis and narrowing it never copies."""
+        """Return the stored tensor's span, which shares its memory: splitting an axis and narrowing it never copies."""
         if self.name not in params:
             raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
         stored = params[self.name]
@@ -127,32 +131,35 @@ class Part:
 
 @cache
 def _lengths(pattern: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """The known sizes of just the axes that occur in `pattern` (einops refuses others)."""
+    """Return the known sizes of just the axes that occur in `pattern` (einops refuses others)."""
     named = set(re.findall(r"\w+", pattern))
     return {axis: size for axis, size in sizes if axis in named}
 
 
 @dataclass(frozen=True)
 class Factor:
-    """One factor (heads, rows, h) of a pair: the rows of its parts on top of each other (a weight, then its bias)."""
+    """Stack views of parameters (a weight, then its bias) to one factor (heads, rows, h) of a pair."""
 
-    parts: tuple[Part, ...]
+    views: tuple[ParameterView, ...]
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
+        """Return how many rows the views have together."""
+        return sum(part.rows for part in self.views)
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([part.read(params) for part in self.parts], dim=-2)
+        """Return the factor as (heads, rows, h), a new tensor in the parameters' dtype."""
+        return torch.cat([view.read(params) for view in self.views], dim=-2)
 
     def write(self, params: Params, value: Tensor) -> None:
-        for part, rows in zip(self.parts, value.split([part.rows for part in self.parts], dim=-2), strict=True):
-            part.write(params, rows)
+        """Write a factor (heads, rows, h) into the dict's tensors in place (clone them first)."""
+        for view, rows in zip(self.views, value.split([view.rows for view in self.views], dim=-2), strict=True):
+            view.write(params, rows)
 
 
 @dataclass(frozen=True)
 class SymmetricPair:
-    """Factors G, H that a model uses only through G H^T, head by head: GL(h) acts by (G A^-1, H A^T).
+    """Name two factors G, H that a model uses only through G H^T, head by head: GL(h) acts by (G A^-1, H A^T).
 
     A point is (heads, n + m, h), G stacked on H. `name` is the module's name and the kind, unique in a model.
 
@@ -170,52 +177,58 @@ class SymmetricPair:
 
     @property
     def heads(self) -> int:
-        return self.G.parts[0].shape[0]
+        """Return the number of batch entries: heads, or heads x planes for GL(1, C)."""
+        return self.G.views[0].shape[0]
 
     @property
     def n(self) -> int:
+        """Return the number of rows of G."""
         return self.G.rows
 
     @property
     def m(self) -> int:
+        """Return the number of rows of H."""
         return self.H.rows
 
     @property
     def h(self) -> int:
-        return self.G.parts[0].shape[2]
+        """Return the number of columns of G and of H, the width of a head."""
+        return self.G.views[0].shape[2]
 
     @property
     def group(self) -> str:
+        """Return the name of the group that acts on all heads, such as GL(64)^12."""
         name = f"GL({self.h})" if self.acts == "GL(h)" else self.acts
         return f"{name}^{self.heads}"
 
     @property
     def group_dimension(self) -> int:
-        """The number of real dimensions of the group, over all heads: as many directions as change nothing."""
+        """Return the number of real dimensions of the group, over all heads: as many directions as change nothing."""
         return self.heads * {"GL(h)": self.h**2, "GL+(1)": 1, "GL(1, C)": 2}[self.acts]
 
     def manifold(self, metric: Metric = "inv", eps: float = 0.0) -> FixedRankQuotient | RotaryQuotient:
-        """The quotient manifold of the pair's points, by its group."""
+        """Return the quotient manifold of the pair's points, by its group."""
         if self.acts == "GL(1, C)":
             return RotaryQuotient(self.n, self.m, metric, eps=eps)
         return FixedRankQuotient(self.n, self.m, metric, eps=eps)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return self.G.parts + self.H.parts
+    def views(self) -> tuple[ParameterView, ...]:
+        """Return the views of G, then those of H."""
+        return self.G.views + self.H.views
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters the pair touches, each once."""
-        return tuple(dict.fromkeys(part.name for part in self.parts))
+        """Return the parameters the pair touches, each once."""
+        return tuple(dict.fromkeys(view.name for view in self.views))
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""
-        return Factor(self.parts).read(params)
+        """Return G stacked on H, (heads, n + m, h), a new tensor in the parameters' dtype."""
+        return Factor(self.views).read(params)
 
     def write(self, params: Params, x: Tensor) -> None:
-        """The inverse of `read`: writes x (heads, n + m, h) into the dict's tensors in place (clone them first)."""
+        """Invert `read`: write x (heads, n + m, h) into the dict's tensors in place (clone them first)."""
         expected = (self.heads, self.n + self.m, self.h)
         if tuple(x.shape) != expected:
             raise ValueError(f"a point of the pair {self.name!r} has shape {expected}. Found {tuple(x.shape)}.")
-        Factor(self.parts).write(params, x)
+        Factor(self.views).write(params, x)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.layout import Layout, Rotary, Unrecognised, attribute
-from quotient_manifolds.symmetries.pair import Factor, Part, Span, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, Span, SymmetricPair
 
 _PLANES = {"half": "(two planes)", "interleaved": "(planes two)"}
 
@@ -21,7 +21,7 @@ _PLANES = {"half": "(two planes)", "interleaved": "(planes two)"}
 def rotated_pairs(
     layout: Layout, module: nn.Module, pair: SymmetricPair, stored: Mapping[str, Tensor]
 ) -> tuple[SymmetricPair, ...]:
-    """The pairs that rotary embeddings leave of the query/key pair `pair`; itself if the module does not rotate.
+    """Return the pairs that rotary embeddings leave of the query/key pair `pair`; itself if the module does not rotate.
 
     Coordinates that do not rotate are the last pair.
     """
@@ -53,24 +53,26 @@ def _rotated(rotary: Rotary, module: nn.Module, h: int) -> int:
 def _slice(
     pair: SymmetricPair, name: str, start: int, stop: int, stored: Mapping[str, Tensor], opened: str
 ) -> SymmetricPair:
-    """Coordinates start <= i < stop of every head as a pair of their own, (heads, n + m, stop - start) or by planes."""
+    """Return coordinates start <= i < stop of every head as a pair, (heads, n + m, stop - start) or by planes."""
     G, H = (
-        Factor(tuple(_part(part, pair.h, start, stop, stored[part.name], opened) for part in factor.parts))
+        Factor(tuple(_view(view, pair.h, start, stop, stored[view.name], opened) for view in factor.views))
         for factor in (pair.G, pair.H)
     )
     return SymmetricPair(name, pair.kind, G, H)
 
 
-def _part(part: Part, h: int, start: int, stop: int, stored: Tensor, opened: str) -> Part:
-    left, right = (side.strip() for side in part.pattern.split("->"))
+def _view(view: ParameterView, h: int, start: int, stop: int, stored: Tensor, opened: str) -> ParameterView:
+    left, right = (side.strip() for side in view.pattern.split("->"))
     flat = left.replace("(", "").replace(")", "").split()
-    span = _append(part.span, Span(left, "h", h, start, stop))
+    span = _append(view.span, Span(left, "h", h, start, stop))
     if opened == "h":
-        return Part.of(part.name, stored, f"{' '.join(flat)} -> {right}", dict(part.sizes), span)
+        return ParameterView.of(view.name, stored, f"{' '.join(flat)} -> {right}", dict(view.sizes), span)
     heads, rows, _ = re.findall(r"\([^)]*\)|\w+", right)
     planes = " ".join(opened if axis == "h" else axis for axis in flat)
     pattern = f"{planes} -> ({heads.strip('()')} planes) {rows} two"
-    return Part.of(part.name, stored, pattern, {**dict(part.sizes), "two": 2, "planes": (stop - start) // 2}, span)
+    return ParameterView.of(
+        view.name, stored, pattern, {**dict(view.sizes), "two": 2, "planes": (stop - start) // 2}, span
+    )
 
 
 def _append(chain: Span | None, last: Span) -> Span:

@@ -1,4 +1,4 @@
-"""Biases that attention does not need: translations of a model's parameters that leave its function as it is.
+"""Translations: biases that attention does not need, and that move without changing the model's function.
 
 Softmax over keys ignores what all keys add to a score, so the key bias does nothing; attention weights add up to one,
 so a value bias reaches the output as a constant, which the output bias can hold just as well. Neither is true of a key
@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.pair import Factor, Params, Part, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, SymmetricPair
 
 TranslationKind = Literal["key bias", "value/output bias"]
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A bias of attention that may be shifted by any c without changing the function.
+    """Describe a bias of attention that may be shifted by any c without changing the function.
 
     A key bias, b_K -> b_K + c, for softmax over keys ignores it; or a value bias, (b_V, b_O) -> (b_V + c, b_O - W_O c),
     for attention weights add up to 1 and the output bias makes up for it.
@@ -36,32 +36,34 @@ class Translation:
     kind: TranslationKind
     pair: str
     factor: Factor
-    bias: Part
+    bias: ParameterView
     weight: Factor | None = None
-    output: Part | None = None
+    output: ParameterView | None = None
 
     @property
     def dimension(self) -> int:
+        """Return the number of directions in which it moves."""
         heads, rows, h = self.bias.shape
         return heads * rows * h
 
     @property
     def group(self) -> str:
+        """Return the name of the group, such as R^768."""
         return f"R^{self.dimension}"
 
     @property
     def moved(self) -> tuple[str, ...]:
-        """The parameters a translation changes."""
+        """Return the parameters a translation changes."""
         return (self.bias.name, *([self.output.name] if self.output else []))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters that a translation and its random size depend on, each once."""
-        parts = (*self.factor.parts, *(self.weight.parts if self.weight else ()))
-        return tuple(dict.fromkeys((*self.moved, *(part.name for part in parts))))
+        """Return the parameters that a translation and its random size depend on, each once."""
+        views = (*self.factor.views, *(self.weight.views if self.weight else ()))
+        return tuple(dict.fromkeys((*self.moved, *(view.name for view in views))))
 
     def shift(self, params: Params, c: Tensor, *, compensate: bool = True) -> None:
-        """Translates the dict's tensors by c (heads, 1, h), in place (clone them first); sums in float64."""
+        """Translate the dict's tensors by c (heads, 1, h), in place (clone them first); sums in float64."""
         before = self.bias.read(params).double()
         self.bias.write(params, before + c)
         if compensate and self.weight is not None and self.output is not None:
@@ -70,66 +72,60 @@ class Translation:
             self.output.write(params, self.output.read(params).double() - constant)
 
     def remove(self, params: Params) -> None:
-        """The canonical representative: b_K = 0, or b_V = 0 and b_O + W_O b_V, in place."""
+        """Move to the canonical representative, b_K = 0, or b_V = 0 and b_O + W_O b_V, in place."""
         self.shift(params, -self.bias.read(params).double())
 
 
 def translations_of(
     pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str], output_bias: str = ""
 ) -> list[Translation]:
-    """The translations that the biases among the rows of attention's pairs allow.
+    """Return the translations that the biases among the rows of attention's pairs allow.
 
-    output_bias: its path in the module, if it is not beside the output's weight. None if tokens are appended to the
-    keys, which the biases do not reach.
+    output_bias: its path in the module, if it is not beside the output's weight. Tokens appended to the
+    keys, which the biases do not reach, leave none.
     """
     own = dict(module.named_parameters())
-    if any(path.endswith(TOKENS) for path in own):
+    if any(path.endswith(("bias_k", "bias_v")) for path in own):  # torch's, which stand beside the keys and values
         return []
     stored = {names[id(value)]: value for value in own.values() if id(value) in names}
     found: list[Translation] = []
     for pair in pairs:
         if pair.acts == "GL(h)" and pair.kind == "query/key":
-            found += [key_bias(pair, part) for part in pair.H.parts if _is_bias(part, stored)]
-        if pair.acts == "GL(h)" and pair.kind == "value/output" and len(pair.H.parts) == 1:
-            beside = f"{pair.H.parts[0].name.removesuffix('.weight')}.bias"
+            found += [key_bias(pair, part) for part in pair.H.views if _is_bias(part, stored)]
+        if pair.acts == "GL(h)" and pair.kind == "value/output" and len(pair.H.views) == 1:
+            beside = f"{pair.H.views[0].name.removesuffix('.weight')}.bias"
             output = own.get(output_bias) if output_bias else stored.get(beside)
-            biases = [part for part in pair.G.parts if _is_bias(part, stored)]
+            biases = [part for part in pair.G.views if _is_bias(part, stored)]
             if output is not None and output.ndim == 1 and len(output) and pair.m % len(output) == 0:
-                absorber = Part.of(names[id(output)], output, "rows -> 1 rows 1", {})
+                absorber = ParameterView.of(names[id(output)], output, "rows -> 1 rows 1", {})
                 found += [value_output_bias(pair, part, absorber) for part in biases]
     return found
 
 
-TOKENS = ("bias_k", "bias_v")
-"""Parameters of torch.nn.MultiheadAttention that stand beside the keys and values."""
-
-
-def _is_bias(part: Part, stored: Mapping[str, Tensor]) -> bool:
-    """A row that is no row of a weight."""
+def _is_bias(part: ParameterView, stored: Mapping[str, Tensor]) -> bool:
+    """Return whether it is a row that is no row of a weight."""
     return part.rows == 1 and part.name in stored and "rows" not in part.pattern.split("->")[0]
 
 
-def key_bias(pair: SymmetricPair, bias: Part) -> Translation:
-    """The translation of the key bias `bias`, a part of pair.H: softmax over keys ignores it."""
+def key_bias(pair: SymmetricPair, bias: ParameterView) -> Translation:
+    """Return the translation of the key bias `bias`, a view in pair.H: softmax over keys ignores it."""
     return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, pair.H, bias)
 
 
-def value_output_bias(pair: SymmetricPair, bias: Part, output: Part) -> Translation:
-    """The translation of the value bias `bias`, a part of pair.G, into the output bias `output` of shape (1, d, 1)."""
+def value_output_bias(pair: SymmetricPair, bias: ParameterView, output: ParameterView) -> Translation:
+    """Return the translation of the value bias `bias`, a view in pair.G, into the output bias `output`, (1, d, 1)."""
     name = pair.name.replace("value/output", "value/output bias")
     return Translation(name, "value/output bias", pair.name, pair.G, bias, pair.H, output)
 
 
 def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:
-    """The pairs without the rows that translations can make 0."""
-    rows: dict[str, set[Part]] = {}
+    """Return the pairs without the rows that translations can make 0."""
+    removed: dict[str, set[ParameterView]] = {}
     for translation in translations:
-        rows.setdefault(translation.pair, set()).add(translation.bias)
+        removed.setdefault(translation.pair, set()).add(translation.bias)
 
-    def left(factor: Factor, gone: set[Part]) -> Factor:
-        return Factor(tuple(part for part in factor.parts if part not in gone))
+    def left(pair: SymmetricPair, factor: Factor) -> Factor:
+        gone = removed.get(pair.name, set())
+        return Factor(tuple(view for view in factor.views if view not in gone))
 
-    return tuple(
-        replace(pair, G=left(pair.G, rows.get(pair.name, set())), H=left(pair.H, rows.get(pair.name, set())))
-        for pair in pairs
-    )
+    return tuple(replace(pair, G=left(pair, pair.G), H=left(pair, pair.H)) for pair in pairs)

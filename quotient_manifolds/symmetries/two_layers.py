@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from quotient_manifolds.symmetries.layout import attribute
-from quotient_manifolds.symmetries.pair import Factor, Part, Span, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, Span, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 
 BOTTLENECK, RELU, GATED = "bottleneck in/out", "relu neuron", "gated neuron"
@@ -39,10 +39,10 @@ def bottleneck(module: nn.Module, name: str, names: Mapping[int, str]) -> Match 
             found.append(Refused(label, BOTTLENECK, reason))
             before = layer
             continue
-        G = [Part.of(names[id(before.weight)], before.weight, "h rows -> 1 rows h", {})]
+        G = [ParameterView.of(names[id(before.weight)], before.weight, "h rows -> 1 rows h", {})]
         if before.bias is not None:
-            G.append(Part.of(names[id(before.bias)], before.bias, "h -> 1 1 h", {}))
-        H = Part.of(names[id(layer.weight)], layer.weight, "rows h -> 1 rows h", {})
+            G.append(ParameterView.of(names[id(before.bias)], before.bias, "h -> 1 1 h", {}))
+        H = ParameterView.of(names[id(layer.weight)], layer.weight, "rows h -> 1 rows h", {})
         found.append(SymmetricPair(label, BOTTLENECK, Factor(tuple(G)), Factor((H,))))
         before = None
     return Match.of(found)
@@ -120,11 +120,13 @@ def _neurons(
     return SymmetricPair(label, kind, Factor(G), Factor((H,)), "GL+(1)" if kind == RELU else "GL(h)")
 
 
-def _part(layer: nn.Module, path: str, axes: str, half: bool, names: Mapping[int, str]) -> Part:
+def _part(layer: nn.Module, path: str, axes: str, half: bool, names: Mapping[int, str]) -> ParameterView:
     """Return a weight or bias as one neuron per batch entry, (neurons, rows, 1); half: of the second half of them."""
     stored = layer.get_parameter(path)
     if not half:
-        return Part.of(names[id(stored)], stored, f"{axes} -> heads {'rows' if 'rows' in axes else '1'} 1", {})
+        return ParameterView.of(names[id(stored)], stored, f"{axes} -> heads {'rows' if 'rows' in axes else '1'} 1", {})
     span = Span(axes.replace("heads", "(block out)"), "block", 2, 1, 2)
     opened = axes.replace("heads", "block heads")
-    return Part.of(names[id(stored)], stored, f"{opened} -> heads (block{' rows' * ('rows' in axes)}) 1", {}, span)
+    return ParameterView.of(
+        names[id(stored)], stored, f"{opened} -> heads (block{' rows' * ('rows' in axes)}) 1", {}, span
+    )

@@ -132,7 +132,7 @@ def test_inspect_json_accounts_for_every_parameter(bert: Path, tmp_path: Path) -
     assert record["proof"]["all_proved"] is True
     assert record["proof"]["seed"] == 5
     stored = load_file(bert / "model.safetensors")
-    paired = {part["name"] for pair in record["symmetries"]["pairs"] for side in "GH" for part in pair[side]["parts"]}
+    paired = {part["name"] for pair in record["symmetries"]["pairs"] for side in "GH" for part in pair[side]["views"]}
     assert paired | set(record["symmetries"]["rest"]) == set(stored)
     assert paired.isdisjoint(record["symmetries"]["rest"])
 

@@ -15,8 +15,8 @@ from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
     Factor,
+    ParameterView,
     Params,
-    Part,
     Span,
     SymmetricPair,
     Symmetries,
@@ -288,7 +288,7 @@ def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
     """G = H = 1: mix moves x = G H along x + sqrt(2) z, which ends at x = 0 for z = -1 / sqrt(2)."""
     model = nn.Module()
     model.G, model.H = (nn.Parameter(torch.ones(1, 1, dtype=torch.float64)) for _ in range(2))
-    G, H = (Factor((Part.of(name, torch.ones(1, 1), "rows h -> 1 rows h", {}),)) for name in ("G", "H"))
+    G, H = (Factor((ParameterView.of(name, torch.ones(1, 1), "rows h -> 1 rows h", {}),)) for name in ("G", "H"))
     symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
     space = Quotient("mix", "exact", symmetries=symmetries).at(model)
     (key,) = space.zero()
@@ -378,7 +378,9 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
     """Rows 0 to 2 of one matrix are G and rows 2 to 4 are H; the last row is in no pair and adaptive."""
     model = nn.Module()
     model.W = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
-    parts = (Part.of("W", model.W, "rows h -> 1 rows h", {}, Span("rows h", "rows", 5, k, k + 2)) for k in (0, 2))
+    parts = (
+        ParameterView.of("W", model.W, "rows h -> 1 rows h", {}, Span("rows h", "rows", 5, k, k + 2)) for k in (0, 2)
+    )
     G, H = (Factor((part,)) for part in parts)
     symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
     space = Quotient("mix", symmetries=symmetries).at(model)
@@ -399,7 +401,7 @@ def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, or
     model = nn.Module()
     model.G, model.H = (nn.Parameter(torch.randn(2 * rows, 2, dtype=dtype)) for rows in (3, 2))  # two planes
     G, H = (
-        Factor((Part.of(name, getattr(model, name), "(planes rows) c -> planes rows c", {"planes": 2}),))
+        Factor((ParameterView.of(name, getattr(model, name), "(planes rows) c -> planes rows c", {"planes": 2}),))
         for name in ("G", "H")
     )
     pair = SymmetricPair("planes", "query/key", G, H, "GL(1, C)")

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries, prove_symmetries, random_move
+from quotient_manifolds.symmetries import (
+    Factor,
+    ParameterView,
+    SymmetricPair,
+    Symmetries,
+    prove_symmetries,
+    random_move,
+)
 
 PREFIX = "model.layers.0.self_attn"
 
@@ -54,7 +61,7 @@ def pair_of(model: nn.Module, weight: str, bias: str, sizes: dict[str, int]) -> 
         stored = f"{PREFIX}.{projection}_proj"
         return Factor(
             tuple(
-                Part.of(f"{stored}.{kind}", params[f"{stored}.{kind}"], pattern, {**sizes, "g": g, "two": 2})
+                ParameterView.of(f"{stored}.{kind}", params[f"{stored}.{kind}"], pattern, {**sizes, "g": g, "two": 2})
                 for kind, pattern in (("weight", weight), ("bias", bias))
             )
         )

@@ -277,7 +277,7 @@ def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
 
 
 def test_a_pattern_of_two_axes_is_refused() -> None:
-    from quotient_manifolds.symmetries import Part
+    from quotient_manifolds.symmetries import ParameterView
 
     with pytest.raises(ValueError, match="heads, rows and h"):
-        Part.of("w", torch.zeros(4, 4), "a b -> a b", {})
+        ParameterView.of("w", torch.zeros(4, 4), "a b -> a b", {})

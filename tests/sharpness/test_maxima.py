@@ -16,7 +16,7 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
-from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -87,7 +87,7 @@ def problem(case: Case) -> tuple[Bilinear, Batch, Symmetries]:
     target = output(G @ H.mT, c, x, y) + (0.01 if case.at_minimum else 1.0) * gaussian(4)
 
     def factor(name: str, value: Tensor) -> Factor:
-        return Factor((Part.of(name, value, "rows h -> 1 rows h", {}),))
+        return Factor((ParameterView.of(name, value, "rows h -> 1 rows h", {}),))
 
     pair = SymmetricPair("head", "query/key", factor("G", G), factor("H", H))
     return Bilinear(G, H, c).eval(), (x, y, target), Symmetries((pair,), ("c",))

@@ -28,7 +28,15 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.symmetries import Factor, Params, Part, SymmetricPair, Symmetries, find_symmetries, random_move
+from quotient_manifolds.symmetries import (
+    Factor,
+    ParameterView,
+    Params,
+    SymmetricPair,
+    Symmetries,
+    find_symmetries,
+    random_move,
+)
 
 Batch = tuple[Tensor, Tensor]
 Measure = Callable[..., MeasureResult]
@@ -383,7 +391,7 @@ def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
             self.g, self.h = (nn.Parameter(torch.tensor([[value]], dtype=torch.float64)) for value in (0.3, 5.0))
 
     model, y0, y = Scalar().eval(), 1.5, 0.4
-    sides = [Factor((Part.of(name, w, "rows h -> 1 rows h", {}),)) for name, w in model.named_parameters()]
+    sides = [Factor((ParameterView.of(name, w, "rows h -> 1 rows h", {}),)) for name, w in model.named_parameters()]
     symmetries = Symmetries(pairs=(SymmetricPair("scalar", "value/output", *sides),), rest=(), unrecognised=())
 
     def loss(model: nn.Module, target: Tensor) -> Tensor:

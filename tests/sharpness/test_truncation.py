@@ -43,7 +43,7 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries, find_symmetries, random_move
+from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries, find_symmetries, random_move
 from studies.diagonal import measuring
 from studies.diagonal.ascent import climb
 from studies.diagonal.networks import Regression
@@ -228,7 +228,7 @@ class Diagonal(nn.Module):
 
 def by_entry(u: Tensor) -> Symmetries:
     """Every entry of u and v a pair of 1 x 1 factors."""
-    sides = [Factor((Part.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
+    sides = [Factor((ParameterView.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
     return Symmetries((SymmetricPair("diagonal", "value/output", *sides),))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
-from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
 from studies.__main__ import study as study_command
 from studies.diagonal import closed_form
 from studies.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
@@ -149,7 +149,7 @@ def test_the_whole_library_finds_the_same_sharpness(measure: str, radius: float)
     regression = Regression.draw(6, random, dimension=10)
     u, v = (0.5 + torch.rand(2, 10, generator=random, dtype=torch.float64)).unbind()
     v = v * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)
-    sides = [Factor((Part.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
+    sides = [Factor((ParameterView.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
     symmetries = Symmetries((SymmetricPair("diagonal", "value/output", *sides),))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -95,7 +95,7 @@ def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
     )
     found = find_symmetries(transformers.Qwen2ForCausalLM(config).eval())
     assert found.translations == ()
-    assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.parts)
+    assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.views)
 
 
 def test_a_tied_bias_is_no_translation() -> None:

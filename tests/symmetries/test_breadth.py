@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     Factor,
-    Part,
+    ParameterView,
     SymmetricPair,
     Symmetries,
     find_symmetries,
@@ -68,18 +68,18 @@ def test_the_documentation_shows_the_table() -> None:
 def _whole_heads(pair: SymmetricPair, h: int) -> SymmetricPair:
     """The claim of full GL(h): a rotary pair read as heads of width h instead of planes."""
 
-    def whole(part: Part) -> Part:
+    def whole(part: ParameterView) -> ParameterView:
         left, right = part.pattern.split(" -> ")
         left = re.sub(r"\(two planes\)|\(planes two\)", "h", left)
         right = re.sub(r"^\((\S+) planes\)", r"\1", right).removesuffix("two") + "h"
         heads = part.shape[0] * part.shape[2] // h
         return replace(part, pattern=f"{left} -> {right}", shape=(heads, part.shape[1], h), sizes=_sizes(part, h))
 
-    G, H = (Factor(tuple(whole(part) for part in factor.parts)) for factor in (pair.G, pair.H))
+    G, H = (Factor(tuple(whole(part) for part in factor.views)) for factor in (pair.G, pair.H))
     return replace(pair, G=G, H=H, acts="GL(h)")
 
 
-def _sizes(part: Part, h: int) -> tuple[tuple[str, int], ...]:
+def _sizes(part: ParameterView, h: int) -> tuple[tuple[str, int], ...]:
     return (*((axis, size) for axis, size in part.sizes if axis not in ("two", "planes", "h")), ("h", h))
 
 
@@ -111,7 +111,7 @@ def test_the_wrong_planes_are_refuted(name: str, other: str) -> None:
         Factor(
             tuple(
                 replace(part, pattern=re.sub(r"\((two planes|planes two)\)", planes, part.pattern))
-                for part in side.parts
+                for part in side.views
             )
         )
         for side in (pair.G, pair.H)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.symmetries import (
     Factor,
-    Part,
+    ParameterView,
     SymmetricPair,
     Symmetries,
     count_symmetries,
@@ -58,14 +58,16 @@ def test_other_groups_count_their_own_dimensions() -> None:
     model = nn.Module()
     model.G, model.H = nn.Parameter(torch.randn(10, 2)), nn.Parameter(torch.randn(15, 2))
     G, H = (
-        Factor((Part.of(name, getattr(model, name), "(heads rows) h -> heads rows h", {"heads": 5}),))
+        Factor((ParameterView.of(name, getattr(model, name), "(heads rows) h -> heads rows h", {"heads": 5}),))
         for name in ("G", "H")
     )
     dimensions = {"GL(h)": 20, "GL(1, C)": 10}
     for acts, dimension in dimensions.items():
         pair = SymmetricPair("p", "query/key", G, H, acts)  # type: ignore[arg-type]
         assert count_symmetries(model, Symmetries((pair,))).group == dimension
-    neurons = tuple(Factor((Part.of(x, getattr(model, x), "rows heads -> heads rows 1", {}),)) for x in ("G", "H"))
+    neurons = tuple(
+        Factor((ParameterView.of(x, getattr(model, x), "rows heads -> heads rows 1", {}),)) for x in ("G", "H")
+    )
     assert count_symmetries(model, Symmetries((SymmetricPair("p", "MLP", *neurons, "GL+(1)"),))).group == 2
 
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from quotient_manifolds.symmetries import (
     Factor,
-    Part,
+    ParameterView,
     SymmetricPair,
     Symmetries,
     balance,
@@ -95,8 +95,8 @@ class Neurons(nn.Module):
 def neurons(model: Neurons) -> Symmetries:
     params = dict(model.named_parameters())
 
-    def part(name: str, pattern: str) -> Part:
-        return Part.of(name, params[name], pattern, {})
+    def part(name: str, pattern: str) -> ParameterView:
+        return ParameterView.of(name, params[name], pattern, {})
 
     G = Factor((part("up.weight", "heads rows -> heads rows 1"), part("up.bias", "heads -> heads 1 1")))
     H = Factor((part("down.weight", "rows heads -> heads rows 1"),))

@@ -51,7 +51,7 @@ def test_every_pair_of_the_table_is_proved(case: ModelCase) -> None:
 
 def heads_swapped(pair: SymmetricPair) -> SymmetricPair:
     """G read as if the heads were interleaved."""
-    parts = tuple(replace(part, pattern=part.pattern.replace("(heads g h)", "(h g heads)")) for part in pair.G.parts)
+    parts = tuple(replace(part, pattern=part.pattern.replace("(heads g h)", "(h g heads)")) for part in pair.G.views)
     return replace(pair, G=Factor(parts))
 
 
@@ -74,7 +74,7 @@ def test_partners_of_other_layers_or_kinds_are_refuted() -> None:
 def test_a_missing_bias_row_is_refuted() -> None:
     model = BY_NAME["BERT"].build()
     first, value_first, *_ = find_symmetries(model).pairs
-    claims = tuple(replace(pair, G=Factor(pair.G.parts[:1])) for pair in (first, value_first))
+    claims = tuple(replace(pair, G=Factor(pair.G.views[:1])) for pair in (first, value_first))
     assert verdicts(model, BY_NAME["BERT"].inputs(), Symmetries(claims)) == ["refuted"] * 2
 
 

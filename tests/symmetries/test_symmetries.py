@@ -17,8 +17,8 @@ from torch.func import functional_call
 
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.symmetries import (
+    ParameterView,
     Params,
-    Part,
     Span,
     SymmetricPair,
     Symmetries,
@@ -193,7 +193,7 @@ def test_layouts_are_data(layout: str, transposed_in_memory: bool) -> None:
     stored = torch.randn(shape)
     if transposed_in_memory:
         stored = stored.T.contiguous().T
-    part = Part.of("w", stored, pattern, sizes, span)
+    part = ParameterView.of("w", stored, pattern, sizes, span)
     read = part.read({"w": stored})
     assert part.shape == read.shape
     for head in range(part.shape[0]):
@@ -505,5 +505,5 @@ def test_symmetries_print_as_a_table() -> None:
 def test_symmetries_are_plain_data() -> None:
     data = find_symmetries(BY_NAME["torch"].build()).to_dict()
     assert json.loads(json.dumps(data))["pairs"][0]["group"] == "GL(4)^3"
-    assert data["pairs"][0]["G"]["parts"][0]["name"] == "attention.in_proj_weight"
+    assert data["pairs"][0]["G"]["views"][0]["name"] == "attention.in_proj_weight"
     assert data["rest"] == ["attention.out_proj.bias"]
