@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when a Hugging Face library is imported
@@ -20,13 +20,12 @@ NEEDS = re.compile(r"<!-- needs: (.+?) -->")  # in a page: the packages beyond t
 
 def is_missing(page: Path) -> bool:
     names = [name for line in NEEDS.findall(page.read_text(encoding="utf-8")) for name in line.split(", ")]
-    return any(importlib.util.find_spec(name) is None for name in names)
+    return any(find_spec(name) is None for name in names)
 
 
 HERE = Path(__file__).parent
 collect_ignore = [
-    "build_hook.py",
-    "docstrings.py",
+    *(name for name, needed in (("build_hook.py", "mkdocs"), ("docstrings.py", "griffe")) if not find_spec(needed)),
     *(str(page.relative_to(HERE)) for page in HERE.rglob("*.md") if is_missing(page)),
 ]
 

@@ -12,7 +12,11 @@ CODE = re.compile(r"(`[^`]+`)")
 
 
 def as_markdown(text: str) -> str:
-    """Return the text with its examples fenced, and with signs escaped that are formulas and not Markdown."""
+    """Return the text with its examples fenced, and with signs escaped that are formulas and not Markdown.
+
+    >>> as_markdown("Return `x[0]` of <x, y>.\\n\\n>>> 1 + 1\\n2")
+    'Return `x[0]` of &lt;x, y>.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```'
+    """
     pieces, end = [], 0
     for example in EXAMPLE.finditer(text):
         pieces += [_escaped(text[end : example.start()]), f"```pycon\n{example[0]}\n```"]
