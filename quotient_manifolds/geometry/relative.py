@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import require_vector
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Linearised, PullBack, Rows
 
 
 @final
 class RelativeSpace(HorizontalSpace):
-    """The coordinates of adaptive sharpness on another space: |z|^2 = sum (xi / x)^2, entries that are 0 stay out.
+    """Represent another space in the coordinates of adaptive sharpness, |z|^2 = sum (xi / x)^2; entries 0 stay out.
 
     A geodesic is that of the other space with the horizontal part of xi = x z as its velocity. The norm of z is no
     quotient metric and changes along the orbit: an ablation [paper, App. G].
@@ -35,11 +35,28 @@ class RelativeSpace(HorizontalSpace):
         return egrad * self.point
 
     def project(self, z: Tensor) -> Tensor:
-        """z where its entry can move: the ball holds vertical vectors too, which move nothing."""
+        """Keep z where its entry can move: the ball holds vertical vectors too, which move nothing."""
         return z * (self.point != 0)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         return self.space.relative_speed(self._velocity(z))
+
+    def linearised(self, order: str) -> Linearised:
+        linearise_inner = self.space.linearised(order)  # which is fast, where autograd through all of it is not
+
+        def linearise(z: Tensor, out: Rows) -> PullBack:
+            pull_back_inner = linearise_inner(self._velocity(z), out)
+
+            def pull_back(egrad: Rows, into: Tensor) -> None:
+                pull_back_inner(egrad, into)
+                with torch.enable_grad():  # the velocity is linear in z: its derivative at 0 is that everywhere
+                    leaf = torch.zeros_like(self.point, requires_grad=True)
+                    velocity = self.space.coordinates(self.vector(leaf))
+                into.copy_(torch.autograd.grad(velocity, leaf, into)[0])
+
+            return pull_back
+
+        return linearise
 
     def _step(self, z: Tensor, order: str) -> Tensor:
         return self.space._step(self._velocity(z), order)
