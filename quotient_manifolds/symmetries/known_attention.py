@@ -25,9 +25,9 @@ from quotient_manifolds.symmetries.projections import (
     queries,
 )
 
-_BERT = "self.query self.key self.value"
+_BERT = "self.query self.key self.value output.dense"
 _BERT_BESIDE = ("output.LayerNorm.", "ln.", "LayerNorm.", "self.dropout", "self.distance_embedding.")
-_QKVO = "q_proj k_proj v_proj"
+_QKV = "q_proj k_proj v_proj"
 
 # What takes a symmetry away.
 _GATED = "the heads' outputs are multiplied elementwise by a gate before the output projection"
@@ -56,21 +56,14 @@ def _clipped(path: str) -> tuple[Obstacle, ...]:
 # ---- torch.nn.MultiheadAttention: one packed weight, or three where kdim or vdim is given, and one packed bias
 
 
-def _torch(*weights: Place) -> Layout:
-    tokens = (None, "bias_k", "bias_v")  # a key and a value that add_bias_kv appends
-    query, key, value = (
-        (
-            weight,
-            fused("in_proj", index, dot="_")[1],
-            *([Place(token, "1 1 (heads h) -> heads 1 h", optional=True)] if token else []),
-        )
-        for index, (weight, token) in enumerate(zip(weights, tokens, strict=True))
-    )
+def _torch(query: Place, key: Place, value: Place) -> Layout:
+    biases = [fused("in_proj", index, dot="_")[1] for index in range(3)]
+    tokens = [Place(name, "1 1 (heads h) -> heads 1 h", optional=True) for name in ("bias_k", "bias_v")]
     return Layout(
         ("MultiheadAttention",),
-        query,
-        key,
-        value,
+        (query, biases[0]),
+        (key, biases[1], tokens[0]),  # a key and a value that add_bias_kv appends
+        (value, biases[2], tokens[1]),
         output_of("out_proj"),
         heads="num_heads",
         beside=("out_proj.bias",),
@@ -94,41 +87,36 @@ PLAIN_LAYOUTS = (
             "MobileBert BigBird"
         ),
         _BERT,
-        "output.dense",
         heads="self.num_attention_heads",
         beside=_BERT_BESIDE,
     ),
     layout_of(  # window attention: a learned bias is added to the scores
         _classes("ClapAudio DonutSwin MaskFormerSwin Swin"),
         _BERT,
-        "output.dense",
         heads="self.num_attention_heads",
         beside=("self.relative_position_bias",),
     ),
-    layout_of(_classes("Albert"), "query key value", "dense", heads="num_attention_heads", beside=("LayerNorm.",)),
+    layout_of(_classes("Albert"), "query key value dense", heads="num_attention_heads", beside=("LayerNorm.",)),
     layout_of(
         ("DistilBertSelfAttention", "MultiHeadSelfAttention", "DistilBertSdpaAttention", "DistilBertFlashAttention2"),
-        "q_lin k_lin v_lin",
-        "out_lin",
+        "q_lin k_lin v_lin out_lin",
         heads="n_heads",
     ),
     layout_of(
-        ("MPNetAttention",), "attn.q attn.k attn.v", "attn.o", heads="attn.num_attention_heads", beside=("LayerNorm.",)
+        ("MPNetAttention",), "attn.q attn.k attn.v attn.o", heads="attn.num_attention_heads", beside=("LayerNorm.",)
     ),
     layout_of(  # ViT of transformers 5
         _classes(
             "ViT DeiT ViTMSN AST Swin Beit Dinov2 Dinov2WithRegisters IJepa LwDetrViT Pixio "
             "MoonshineStreamingEncoder RfDetrDinov2 Tipsv2Vision ViTMAE Vivit MllamaVision Radio"
         ),
-        _QKVO,
-        "o_proj",
+        f"{_QKV} o_proj",
         heads="num_attention_heads|num_heads|config.num_attention_heads",
         beside=("relative_position_bias.",),
     ),
     layout_of(  # ViT of transformers 4, and those that keep its layout
         _classes("ViT DeiT ViTMSN DPTViT VitPoseBackbone Yolos Flava"),
-        "attention.query attention.key attention.value",
-        "output.dense",
+        "attention.query attention.key attention.value output.dense",
         heads="attention.num_attention_heads",
     ),
     layout_of(  # CLIP and the decoders of the BART family, self- and cross-attention
@@ -141,8 +129,7 @@ PLAIN_LAYOUTS = (
             "Voxtral GroupViT OwlViT Owlv2 LEDDecoder AudioFlamingo3 Mvp PPFormulaNet XGLM Sam SamHQ "
             "Tipsv2Text"
         ),
-        _QKVO,
-        "out_proj",
+        f"{_QKV} out_proj",
         heads="num_heads|num_attention_heads",
     ),
     layout_of(  # DETR: positions are added to the inputs of queries and keys
@@ -150,42 +137,36 @@ PLAIN_LAYOUTS = (
             "DetrSelf ConditionalDetrSelf DeformableDetrSelf DFineSelf RTDetrSelf RTDetrV2Self MaskFormerDetrSelf "
             "DetrCross MaskFormerDetrCross"
         ),
-        _QKVO,
-        "o_proj",
+        f"{_QKV} o_proj",
         width="head_dim",
     ),
-    layout_of(("GPTNeoSelfAttention",), _QKVO, "out_proj", heads="num_heads"),
-    layout_of(("InternVLVisionAttention", "JanusVisionAttention"), _QKVO, "projection_layer", heads="num_heads"),
-    layout_of(
-        ("LxmertSelfAttentionLayer",), _BERT, "output.dense", heads="self.num_attention_heads", beside=_BERT_BESIDE
-    ),
+    layout_of(("GPTNeoSelfAttention",), f"{_QKV} out_proj", heads="num_heads"),
+    layout_of(("InternVLVisionAttention", "JanusVisionAttention"), f"{_QKV} projection_layer", heads="num_heads"),
+    layout_of(("LxmertSelfAttentionLayer",), _BERT, heads="self.num_attention_heads", beside=_BERT_BESIDE),
     layout_of(
         ("LxmertCrossAttentionLayer",),
-        "att.query att.key att.value",
-        "output.dense",
+        "att.query att.key att.value output.dense",
         heads="att.num_attention_heads",
         beside=_BERT_BESIDE,
     ),
     *(
-        layout_of((name,), projections, out, heads=heads, package=f"transformers.models.{family}.")
-        for family, name, projections, out, heads in (
-            ("fsmt", "Attention", _QKVO, "out_proj", "num_heads"),
-            ("ctrl", "MultiHeadAttention", "Wq Wk Wv", "dense", "num_heads"),
-            ("xlm", "MultiHeadAttention", "q_lin k_lin v_lin", "out_lin", "n_heads"),
-            ("flaubert", "MultiHeadAttention", "q_lin k_lin v_lin", "out_lin", "n_heads"),
+        layout_of((name,), projections, heads=heads, package=f"transformers.models.{family}.")
+        for family, name, projections, heads in (
+            ("fsmt", "Attention", f"{_QKV} out_proj", "num_heads"),
+            ("ctrl", "MultiHeadAttention", "Wq Wk Wv dense", "num_heads"),
+            ("xlm", "MultiHeadAttention", "q_lin k_lin v_lin out_lin", "n_heads"),
+            ("flaubert", "MultiHeadAttention", "q_lin k_lin v_lin out_lin", "n_heads"),
         )
     ),
     layout_of(  # T5: a learned bias is added to the scores
         _classes("T5 MT5 LongT5 SwitchTransformers Pop2Piano Udop UMT5"),
-        "q k v",
-        "o",
+        "q k v o",
         heads="n_heads",
         beside=("relative_attention_bias.",),
     ),
     layout_of(  # DeBERTa-v2: projected positions meet the other side's content, so they are further rows of this side
         ("DebertaV2Attention",),
-        "self.query_proj self.key_proj self.value_proj",
-        "output.dense",
+        "self.query_proj self.key_proj self.value_proj output.dense",
         query=queries("self.query_proj") + optional(queries("self.pos_query_proj")),
         key=keys("self.key_proj") + optional(keys("self.pos_key_proj")),
         heads="self.num_attention_heads",
@@ -195,7 +176,6 @@ PLAIN_LAYOUTS = (
     layout_of(  # RoFormer, which may rotate the values too
         ("RoFormerAttention",),
         _BERT,
-        "output.dense",
         heads="self.num_attention_heads",
         beside=("output.LayerNorm.",),
         rotary=Rotary("interleaved"),
@@ -204,7 +184,6 @@ PLAIN_LAYOUTS = (
     layout_of(  # ESM: rotary or learned positions, by configuration
         ("EsmAttention",),
         _BERT,
-        "output.dense",
         heads="self.num_attention_heads",
         beside=("LayerNorm.",),
         rotary=Rotary(unless=(("self.position_embedding_type", "absolute"),)),
@@ -255,8 +234,7 @@ _DECODERS: tuple[tuple[str, Rotary | None, str, dict[str, Any]], ...] = (
 DECODER_LAYOUTS = tuple(
     layout_of(
         _named(families),
-        _QKVO,
-        out,
+        f"{_QKV} {out}",
         width="head_dim",
         rotary=rotary,
         ignores=("rotary_emb", "rotary_fn"),
@@ -274,8 +252,8 @@ _BIG_CODE_ORDERS: tuple[tuple[Order, bool], ...] = (("units", True), ("heads", F
 _QWEN_LIKE = _named("Qwen2_5_VL Glm4v Glm4vMoe Qwen3_5 Qwen3VL Qwen3VLMoe Qwen3OmniMoe", "VisionAttention")
 
 
-def _in_one(classes: tuple[str, ...], qkv: str, out: str, order: Order = "blocks", **settings: Any) -> Layout:
-    return layout_of(classes, qkv, out, order=order, **{"heads": _HEADS, "linears": ("Linear",), **settings})
+def _in_one(classes: tuple[str, ...], projections: str, order: Order = "blocks", **settings: Any) -> Layout:
+    return layout_of(classes, projections, order=order, **{"heads": _HEADS, "linears": ("Linear",), **settings})
 
 
 def _sliced(index: int) -> tuple[Place, ...]:
@@ -286,8 +264,7 @@ def _sliced(index: int) -> tuple[Place, ...]:
 FUSED_LAYOUTS = (
     layout_of(  # GPT-2's cross-attention comes first: its c_attn holds two blocks, not three
         _GPT2,
-        "c_attn",
-        "c_proj",
+        "c_attn c_proj",
         conv=True,
         query=(Place("q_attn.weight", TRANSPOSED), Place("q_attn.bias", BIAS, optional=True)),
         key=fused("c_attn", 0, count=2, conv=True),
@@ -295,46 +272,32 @@ FUSED_LAYOUTS = (
         heads="num_heads",
         linears=("Conv1D",),
     ),
-    layout_of((*_GPT2, "ImageGPTAttention"), "c_attn", "c_proj", conv=True, heads="num_heads", linears=("Conv1D",)),
+    layout_of((*_GPT2, "ImageGPTAttention"), "c_attn c_proj", conv=True, heads="num_heads", linears=("Conv1D",)),
     layout_of(  # the first GPT
         ("Attention",),
-        "c_attn",
-        "c_proj",
+        "c_attn c_proj",
         conv=True,
         heads="n_head",
         linears=("Conv1D",),
         package="transformers.models.openai.",
     ),
     *(  # GPT-BigCode: blocks of unequal width with one key head, head by head with as many
-        _in_one(
-            ("GPTBigCodeAttention",), "c_attn", "c_proj", order, key_heads="kv_heads", when=(("multi_query", multi),)
-        )
+        _in_one(("GPTBigCodeAttention",), "c_attn c_proj", order, key_heads="kv_heads", when=(("multi_query", multi),))
         for order, multi in _BIG_CODE_ORDERS
     ),
-    _in_one(("BloomAttention",), "query_key_value", "dense", "heads"),
+    _in_one(("BloomAttention",), "query_key_value dense", "heads"),
     _in_one(
-        ("GPTNeoXAttention",),
-        "query_key_value",
-        "dense",
+        _named("GPTNeoX GPTNeoXJapanese Persimmon"),
+        "query_key_value dense",
         "heads",
         rotary=Rotary(dims="rotary_ndims|rotary_dim"),
-        ignores=("rotary_emb",),
-    ),
-    _in_one(
-        ("GPTNeoXJapaneseAttention",),
-        "query_key_value",
-        "dense",
-        "heads",
-        rotary=Rotary(dims="rotary_ndims"),
         beside=("dense_bias",),
         ignores=("rotary_emb",),
     ),
-    _in_one(("PersimmonAttention",), "query_key_value", "dense", "heads", rotary=Rotary(dims="rotary_ndims")),
     *(  # Falcon: grouped, one key head, or as many keys as queries
         _in_one(
             ("FalconAttention", "FalconFlashAttention2"),
-            "query_key_value",
-            "dense",
+            "query_key_value dense",
             "heads",
             key_heads=key_heads,
             rotary=Rotary(unless=(("config.alibi", True),)),
@@ -347,24 +310,22 @@ FUSED_LAYOUTS = (
             ("", (("new_decoder_architecture", False), ("multi_query", False))),
         )
     ),
-    _in_one(("MptAttention",), "Wqkv", "out_proj", obstacles=_clipped("clip_qkv")),
-    _in_one(("ModernBertAttention",), "Wqkv", "Wo", rotary=Rotary()),
+    _in_one(("MptAttention",), "Wqkv out_proj", obstacles=_clipped("clip_qkv")),
+    _in_one(("ModernBertAttention",), "Wqkv Wo", rotary=Rotary()),
     _in_one(
         ("Phi3Attention", "Phi4MultimodalAttention"),
-        "qkv_proj",
-        "o_proj",
+        "qkv_proj o_proj",
         "units",
         heads="config.num_attention_heads",
         key_heads="num_key_value_heads|config.num_key_value_heads",
         rotary=_HALF,
     ),
     layout_of(  # BLIP-2's vision tower keeps the query and value biases apart from the weight
-        _named("Blip2 InstructBlip InstructBlipVideo Blip"), "qkv", "projection", heads="num_heads"
+        _named("Blip2 InstructBlip InstructBlipVideo Blip"), "qkv projection", heads="num_heads"
     ),
     layout_of(  # DeBERTa: queries, keys and values of a head after another, biases apart, projected positions
         ("DebertaAttention",),
-        "self.in_proj",
-        "output.dense",
+        "self.in_proj output.dense",
         query=(fused("self.in_proj", 0, "heads")[0], Place("self.q_bias", BIAS), *optional(queries("self.pos_q_proj"))),
         key=(fused("self.in_proj", 1, "heads")[0], *optional(keys("self.pos_proj"))),
         value=(fused("self.in_proj", 2, "heads")[0], Place("self.v_bias", BIAS)),
@@ -384,7 +345,7 @@ FUSED_LAYOUTS = (
         rotary=Rotary("interleaved", dims="rotary_dim"),
     ),
     *(  # vision towers in the manner of timm
-        _in_one(classes, "qkv", "proj", rotary=rotary, package=package, obstacles=(_NORM,))
+        _in_one(classes, "qkv proj", rotary=rotary, package=package, obstacles=(_NORM,))
         for classes, rotary, package in (
             (("MgpstrAttention",), None, ""),
             (("Attention",), None, "timm.models.vision_transformer"),
@@ -442,8 +403,8 @@ SHARED_LAYOUTS = (
             (_named("DeepseekV3 Glm4MoeLite Youtu"), "config.rope_interleave"),
         )
     ),
-    layout_of(_SAM, "qkv", "proj", query=_all_heads(0), key=_all_heads(1) + _TABLES, heads="num_attention_heads"),
-    layout_of(_SAM, "qkv", "proj", heads="num_attention_heads"),
+    layout_of(_SAM, "qkv proj", query=_all_heads(0), key=_all_heads(1) + _TABLES, heads="num_attention_heads"),
+    layout_of(_SAM, "qkv proj", heads="num_attention_heads"),
 )
 
 LAYOUTS: tuple[Layout, ...] = (*TORCH_LAYOUTS, *PLAIN_LAYOUTS, *FUSED_LAYOUTS, *DECODER_LAYOUTS, *SHARED_LAYOUTS)

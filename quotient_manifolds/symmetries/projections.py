@@ -73,23 +73,23 @@ def fused(
 def layout_of(
     classes: Sequence[str],
     projections: str,
-    out: str,
     *,
     order: Order = "blocks",
     conv: bool = False,
     beside: tuple[str, ...] = (),
     **settings: Any,
 ) -> Layout:
-    """Return the layout of classes whose `projections` are the paths of three layers, or of one that holds all three.
+    """Return the layout of classes with projections at these paths: three layers, or one for all, and the output's.
 
     settings: those of `Layout`; query, key and value in place of what the paths say.
     """
-    places = {"output": output_of(out, conv=conv), **_queries_keys_values(projections, order, conv=conv)}
+    *into, out = projections.split()
+    places = {"output": output_of(out, conv=conv), **_queries_keys_values(into, order, conv=conv)}
     return Layout(tuple(classes), **{**places, "beside": (f"{out}.bias", *beside), **settings})
 
 
-def _queries_keys_values(projections: str, order: Order, *, conv: bool = False) -> dict[str, Any]:
-    if len(paths := projections.split()) == 3:
+def _queries_keys_values(paths: Sequence[str], order: Order, *, conv: bool = False) -> dict[str, Any]:
+    if len(paths) == 3:
         return {"query": queries(paths[0]), "key": keys(paths[1]), "value": keys(paths[2])}
     return {kind: fused(paths[0], i, order, conv=conv) for i, kind in enumerate(("query", "key", "value"))}
 
@@ -141,7 +141,7 @@ def attention_layout(
     if order not in ("blocks", "heads"):
         raise ValueError(f"order is 'blocks' or 'heads'. Found {order!r}.")
     places: dict[str, Any] = (
-        _queries_keys_values(qkv, "units" if order == "blocks" and key_heads else order)
+        _queries_keys_values([qkv], "units" if order == "blocks" and key_heads else order)
         if qkv
         else {"query": _places(query, queries), "key": _places(key, keys), "value": _places(value, keys)}
     )
