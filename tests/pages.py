@@ -1,73 +1,12 @@
-"""Pages to test reports with: records as a run of the demonstration would leave them, and a page with every block."""
+"""Pages to test reports with: one that has every kind of block."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from quotient_manifolds.experiments.kept import Scores
-from quotient_manifolds.experiments.records import (
-    CorrelationRow,
-    DemoResult,
-    Measure,
-    ModelRow,
-    OrbitRow,
-    PairRow,
-    Provenance,
-    Settings,
-    Sharpness,
-)
-from quotient_manifolds.experiments.zoo import draw_recipe
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, orbit_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Listing, Note, Page, Section, Table, Text
 from quotient_manifolds.statistics import agreement, correlation
-
-KEYS = ("euclidean", "adaptive", "inv", "mix")
-
-
-def made_up(models: int = 6) -> DemoResult:
-    """Records as a run would leave them, with numbers that can be recognised in the page."""
-    measures = tuple(Measure(key, f"Measure {key}", 0.05 * (1 + place)) for place, key in enumerate(KEYS))
-    rows = tuple(
-        ModelRow(
-            f"model {place}",
-            draw_recipe(place),
-            Scores(0.01, 0.0, 0.3 + 0.01 * place, 0.05 + 0.01 * place),
-            dict.fromkeys(KEYS, Sharpness(0.4321 + ((3 * place) % 7) / 10, 0.01)),
-        )
-        for place in range(models)
-    )
-    correlations = tuple(
-        CorrelationRow(
-            key,
-            gap,
-            correlation(
-                [row.sharpness[key].mean for row in rows], [getattr(row.scores, gap) for row in rows], resamples=20
-            ),
-        )
-        for gap in ("error_gap", "loss_gap")
-        for key in KEYS
-    )
-    after = {"adaptive": 7.25, "inv": 1 + 3e-14, "mix": 1.0}
-    orbit = tuple(
-        OrbitRow(dtype, key, scale, 0.5, 0.5 * after[key], 0.25, 0.25)
-        for dtype in ("float32", "float64")
-        for key in after
-        for scale in (0.1, 1.0, 10.0)
-    )
-    return DemoResult(
-        Settings(models, 0, "cpu", "float32", 20, 0.2, 0.05, 2, 128, 300, None, (0.1, 1.0, 10.0), 20),
-        Provenance("quotient-manifolds demo --seed 0", "9.8.7", "2.0", "3.12", "Linux", 1, 4, {"training": 61.0}),
-        58570,
-        measures,
-        (PairRow("layer.0 query/key", "query/key", "GL(12)^4", 49, 48, 12, 1e-15, 0.8, "proved"),),
-        ("embeddings.weight",),
-        1e-16,
-        orbit,
-        rows,
-        correlations,
-        dict.fromkeys(KEYS, (0.1, 0.5, 0.4)),
-    )
-
 
 # The sharpness of a zoo in which two checkpoints failed; as it stands in a table, and the number meant.
 SHARPNESS = {

@@ -18,9 +18,8 @@ import torch
 from scipy import stats
 from torch import nn
 
-from quotient_manifolds.experiments.digits import Batch, Digits, load_digits
-from quotient_manifolds.experiments.kept import one_thread
-from quotient_manifolds.experiments.zoo import draw_recipe, train
+from quotient_manifolds.demo.digits import Digits, load_digits
+from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
@@ -36,7 +35,7 @@ RADII: dict[Geometry, tuple[float, float]] = {
 RELEASED_STEPS = 20  # 40 forward passes and 20 backward
 MATCHED_STEPS = 29  # 30 forward passes and 29 backward: 59 of the released one's 60 passes
 TRAINING_STEPS = 200
-BATCH_SIZE = 128
+TRAIN_POINTS, BATCH_SIZE = 300, 128
 
 
 @final
@@ -93,7 +92,7 @@ class Ascents:
 @one_thread()
 def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Ascents:
     """Every network, ball and radius; with `fast` two networks, hardly trained, to try the code."""
-    digits = load_digits()
+    digits = load_digits(train_points=TRAIN_POINTS)
     images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
     batch = {"pixel_values": images, "labels": labels}
     networks = dict(_networks(digits, 5 if fast else TRAINING_STEPS))
@@ -113,7 +112,9 @@ def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress
     return Ascents(tuple(cases), passes, command, VERSION)
 
 
-def _case(name: str, model: nn.Module, batch: Batch, geometry: Geometry, radius: float) -> tuple[Case, tuple[int, int]]:
+def _case(
+    name: str, model: nn.Module, batch: dict[str, torch.Tensor], geometry: Geometry, radius: float
+) -> tuple[Case, tuple[int, int]]:
     shared: dict[str, Any] = {"geometry": geometry, "radius": radius}
     matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, **shared)
     released = legacy_sharpness(model, cross_entropy, [batch], steps=RELEASED_STEPS, **shared)
@@ -149,7 +150,7 @@ def _networks(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], nn
         "convolutional network",
         fitted(lambda: nn.Conv2d(1, 8, 3), nn.ReLU, lambda: nn.Conv2d(8, 16, 3), nn.ReLU, nn.Flatten, linear(256, 10)),
     )
-    yield "vision transformer", lambda: train(draw_recipe(0, steps=2 * steps), digits)
+    yield "vision transformer", lambda: train(draw_recipe(0, steps=2 * steps), digits.train_images, digits.train_labels)
 
 
 def _fit(layers: tuple[Callable[[], nn.Module], ...], digits: Digits, steps: int) -> nn.Module:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quotient_manifolds.experiments.wording import GAPS
 from quotient_manifolds.plots import Interval, Plot, interval_figure, radius_figure, style_of
 from quotient_manifolds.plots.canvas import canvas, numbers
 from quotient_manifolds.report import Figure
 from quotient_manifolds.statistics import Correlation
+from studies.wording import GAPS
 
 if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
-from quotient_manifolds.experiments.wording import GAPS
 from quotient_manifolds.geometry import Geometry, Quotient
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Page, Section, Table, Text
 from quotient_manifolds.statistics import Correlation
 from studies.vit_figures import growth, known, tau_intervals, tau_line, tau_of
+from studies.wording import GAPS
 from studies.zoo_spec import PLAIN, Plan, of_family
 from studies.zoo_study import Cost
 

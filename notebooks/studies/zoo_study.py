@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from quotient_manifolds.experiments.kept import one_thread, write_rows
+from quotient_manifolds.demo.zoo import one_thread, write_scores
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Page, render
@@ -64,7 +64,7 @@ def write_record(folder: Path, comparison: Comparison, costs: Sequence[Cost]) ->
     text = json.dumps(comparison.to_dict(), allow_nan=False, separators=(",", ":"))
     with whole(folder / COMPARISON) as unfinished:
         unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))
-    write_rows(folder / COSTS, ({**asdict(each), "seconds": f"{each.seconds:.4g}"} for each in costs))
+    write_scores(folder / COSTS, ({**asdict(each), "seconds": f"{each.seconds:.4g}"} for each in costs))
 
 
 def load_record(folder: Path) -> tuple[Comparison, tuple[Cost, ...]]:

@@ -89,7 +89,7 @@ def compare(spec: Path, out: Path | None, check: bool, device: torch.device, qui
     if not leads():
         return
     if not quiet:
-        _print(comparison, folder)
+        print_comparison(comparison, folder)
     for failed in comparison.failures:
         click.echo(f"Failed: {failed}", err=True)
     if comparison.troubles:
@@ -183,7 +183,8 @@ def _told_how_to_go_on() -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _print(comparison: Comparison, folder: Path) -> None:
+def print_comparison(comparison: Comparison, folder: Path) -> None:
+    """Print the summary of a comparison, what to know beside its numbers, and where its report is."""
     from quotient_manifolds.compare import summary_tables
 
     terminal = console(quiet=False)

@@ -2,85 +2,73 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import torch
 
+from quotient_manifolds.cli.compare import print_comparison
+from quotient_manifolds.cli.moving import measure_along_orbit
 from quotient_manifolds.cli.options import (
     EXIT_CODES,
     NEGATIVE_FINDING,
-    common_options,
-    console,
+    command_line,
+    device_option,
     one_sentence_errors,
     out_option,
     progress_bars,
-    table,
+    quiet_option,
+    seed_option,
 )
-from quotient_manifolds.experiments import DemoResult, run_demo
-from quotient_manifolds.experiments.demo import MODELS, RADIUS, STEPS
-from quotient_manifolds.experiments.page import demo_page
-from quotient_manifolds.report import Table
-
-SHOWN = ("symmetry-table", "orbit-table", "ranking-table")
+from quotient_manifolds.cli.orbit import SCALES
+from quotient_manifolds.demo import MODELS, cores, prepare
 
 
 @click.command(epilog=EXIT_CODES)
 @out_option("results/demo")
 @click.option("--models", type=click.IntRange(min=2), default=MODELS, show_default=True, help="Size of the zoo.")
-@click.option("--steps", type=click.IntRange(min=1), default=STEPS, show_default=True, help="Of ascent, per batch.")
-@click.option("--radius", type=float, default=RADIUS, show_default=True, help="Of the adaptive and quotient balls.")
-@common_options
+@click.option("--workers", type=click.IntRange(min=1), default=cores, help="Processes.  [default: one for each core]")
+@seed_option
+@device_option
+@quiet_option
 @one_sentence_errors
-def demo(
-    out: Path,
-    models: int,
-    steps: int,
-    radius: float,
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    quiet: bool,
-) -> None:
+def demo(out: Path, models: int, workers: int, seed: int, device: torch.device, quiet: bool) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
     They are trained on scikit-learn's digits, once: the directory OUT keeps them. One is moved along its symmetry
-    orbit, where the function stays the same, and its sharpness is compared before and after; all are ranked by
-    sharpness and by generalisation gap. OUT receives report.html, records.json and the tables as CSV.
+    orbit, where the function stays the same, and its sharpness is compared before and after, as `orbit` does; that is
+    OUT/orbit.html. Then all are ranked by sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml; OUT
+    receives its files, of which report.html is to be read. Change OUT/zoo.yaml and run `compare` on it to see more.
 
-    The exit code is 1 if a symmetry is not proved.
+    The exit code is 1 if a measurement failed, such as one in a quotient whose symmetries are not proved.
     """
-    settings = {"models": models, "seed": seed, "device": device, "dtype": dtype, "steps": steps, "radius": radius}
-    with progress_bars(quiet=quiet) as report:
-        result = run_demo(
-            out,
-            models=models,
-            seed=seed,
-            device=device,
-            dtype=dtype,
-            steps=steps,
-            radius=radius,
-            progress=report,
-            command=_command(settings),
-        )
+    from quotient_manifolds.compare import run_comparison
+
+    with progress_bars(quiet=quiet) as progress:
+        spec = prepare(out, models=models, seed=seed, workers=workers, progress=progress)
+    page = out / "orbit.html"
+    measure_along_orbit(
+        model=str(out / "models" / "vit-00"),
+        radius=0.2,
+        steps=20,
+        scales=SCALES,
+        length=16,
+        inputs=None,
+        symmetries=None,
+        out=None,
+        figure=None,
+        report=page,
+        seed=seed,
+        device=device,
+        dtype=torch.float32,
+        quiet=quiet,
+    )
     if not quiet:
-        terminal = console(quiet=False)
-        for shown in _tables(result):
-            terminal.print(table(shown.caption, shown.columns, shown.rows, shown.numeric))
-        terminal.print(f"Report: {out / 'report.html'}")
-        terminal.print(f"Records: {out / 'records.json'}")
-    if any(pair.verdict != "proved" for pair in result.pairs):
+        click.echo(f"First figures, while all models are measured: {page}")
+    with progress_bars(quiet=quiet) as progress:
+        found = run_comparison(spec, out, device=device, progress=progress, command=command_line())
+    if not quiet:
+        print_comparison(found, out)
+    if found.troubles:
+        click.echo(f"Failed: {len(found.failures)} measurements, see {out / 'report.html'}", err=True)
         raise click.exceptions.Exit(NEGATIVE_FINDING)
-
-
-def _command(settings: dict[str, object]) -> str:
-    """The command that gives the same numbers again, wherever its results are to lie."""
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value).removeprefix("torch."))]
-    return shlex.join(["quotient-manifolds", "demo", *words])
-
-
-def _tables(result: DemoResult) -> Iterator[Table]:
-    tables = (block for section in demo_page(result).sections for block in section.blocks if isinstance(block, Table))
-    yield from sorted((block for block in tables if block.name in SHOWN), key=lambda block: SHOWN.index(block.name))

@@ -12,6 +12,7 @@ import click
 import torch
 from torch import nn
 
+from quotient_manifolds.cli.along_orbit import like
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.cli.options import (
     INTERRUPTED,
@@ -21,7 +22,6 @@ from quotient_manifolds.cli.options import (
     table,
 )
 from quotient_manifolds.cli.subject import batches_from, described, loss_named, model_named, try_loss
-from quotient_manifolds.experiments.orbit import like
 from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import load_symmetries

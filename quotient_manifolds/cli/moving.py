@@ -10,10 +10,9 @@ import torch
 from rich.table import Table
 from torch import nn
 
+from quotient_manifolds.cli.along_orbit import DTYPES, OrbitRow, along_orbit, distance, distance_batch, like
 from quotient_manifolds.cli.options import BadInput, command_line, console, progress_bars, table
 from quotient_manifolds.cli.subject import described, inputs_of, model_named, taking
-from quotient_manifolds.experiments.orbit import DTYPES, along_orbit, distance, distance_batch, like
-from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.load import load_symmetries

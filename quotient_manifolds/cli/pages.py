@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quotient_manifolds.experiments.records import OrbitRow
+from quotient_manifolds.cli.along_orbit import OrbitRow
 from quotient_manifolds.plots import Series, line_figure, orbit_figure, radius_figure, style_of
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Listing, Note, Page, Section, Table, Text
 from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord

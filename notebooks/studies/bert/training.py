@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.experiments.kept import Scores, one_thread
+from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.load import LabelledText, load_model, load_object, tokenised_batches
 from quotient_manifolds.load.huggingface import read_config, tokenizer_files
 from studies.bert.sentences import Pair
@@ -35,6 +35,17 @@ class Recipe:
     frozen: int  # lower layers that stay as they are, and with them the embeddings
     epochs: int
     seed: int
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """Hold mean cross-entropy (nats) and share of wrong answers, on training and on test pairs."""
+
+    train_loss: float
+    train_error: float
+    test_loss: float
+    test_error: float
 
 
 def draw_recipe(index: int, *, seed: int, epochs: int | None = None) -> Recipe:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from quotient_manifolds.experiments.kept import Scores, digest, keep, kept_scores, write_rows
+from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_scores
 from quotient_manifolds.files import write_text
-from quotient_manifolds.load import load_object
 from quotient_manifolds.progress import Progress
 from studies.bert.sentences import Pair, test_pairs, training_pairs, write_pairs
 from studies.bert.spec import fast_spec, full_spec
 from studies.bert.training import (
     Recipe,
+    Scores,
     draw_recipe,
     fine_tune,
     pretrained_encoder,
@@ -27,6 +27,7 @@ from studies.bert.training import (
 )
 
 SEED = 6  # of sentences and recipes
+SCORES = "scores.json"  # beside a model's weights
 TRAINING, TEST = 10, 10  # pairs of a template: 240 to train on, 480 to test
 
 
@@ -55,8 +56,8 @@ TINY = {
 FAST = Size(4, 1, TINY, 1, 1.0, fast_spec())
 
 
-def prepare(folder: Path, size: Size, progress: Progress) -> Path:
-    """Trains (once) and writes models/, train.jsonl, test.jsonl, scores.csv and zoo.yaml, which is returned.
+def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -> Path:
+    """Train (once) and write models/, train.jsonl, test.jsonl, scores.csv and zoo.yaml, which is returned.
 
     What is there already and is as it should be stays as it is: a comparison knows its models by their files. The gaps
     of scores.csv are those of all pairs, where sharpness is measured on a few. Models that have not learned the
@@ -67,16 +68,28 @@ def prepare(folder: Path, size: Size, progress: Progress) -> Path:
     write_pairs(folder / "train.jsonl", train)
     write_pairs(folder / "test.jsonl", test)
     recipes = {f"bert-{index:02}": draw_recipe(index, seed=SEED, epochs=size.epochs) for index in range(size.models)}
-    scores = train_models(folder, recipes, train, test, size, progress)
-    learned = [name for name in recipes if scores[name].train_error <= size.learned]
-    write_rows(folder / "scores.csv", (_row(name, recipes[name], scores[name]) for name in learned))
+    train_models(folder, recipes, train, test, size, progress, workers)
+    rows = []
+    for name, recipe in recipes.items():
+        place = next(each for each in _places(folder, name) if each.is_dir())
+        scores = Scores(**json.loads((place / SCORES).read_text(encoding="utf-8")))
+        home = _places(folder, name)[scores.train_error > size.learned]
+        home.parent.mkdir(exist_ok=True)
+        os.replace(place, home)
+        if scores.train_error <= size.learned:
+            gaps = {
+                "error_gap": scores.test_error - scores.train_error,
+                "loss_gap": scores.test_loss - scores.train_loss,
+            }
+            rows.append({"checkpoint": name, **asdict(recipe), **asdict(scores), **gaps})
+    write_scores(folder / "scores.csv", rows)
     write_text(folder / "zoo.yaml", size.spec)
     return folder / "zoo.yaml"
 
 
-def _row(name: str, recipe: Recipe, scores: Scores) -> dict[str, Any]:
-    gaps = {"error_gap": scores.error_gap, "loss_gap": scores.loss_gap}
-    return {"checkpoint": name, **asdict(recipe), **asdict(scores), **gaps}
+def _places(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return where a model lies that has learned the training pairs, and one that has not."""
+    return folder / "models" / name, folder / "unlearned" / name
 
 
 def train_models(
@@ -86,47 +99,26 @@ def train_models(
     test: Sequence[Pair],
     size: Size,
     progress: Progress,
-) -> dict[str, Scores]:
-    """models/NAME or unlearned/NAME for every name, and its scores; several processes share the work."""
-    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    workers: int,
+) -> None:
+    """Make models/NAME or unlearned/NAME for every name, in so many processes."""
     common = {"data": _digest([*train, *test]), "start": size.architecture or digest(pretrained_encoder())}
-    places = folder / "models", folder / "unlearned"
-    found: dict[str, Scores] = {}
-    for index, name in enumerate(_free_first(folder / "locks", list(recipes))):
-        progress("training", index, len(recipes))
-        directory = next((place / name for place in places if (place / name).is_dir()), places[0] / name)
-        made_by = {"recipe": asdict(recipes[name]), **common}
-        make = partial(_make, recipes[name], train, test, size.architecture)
-        scores = found[name] = kept_scores(directory, made_by) or keep(directory, made_by, make, work=folder)
-        home = places[scores.train_error > size.learned] / name
-        if directory != home:
-            home.parent.mkdir(exist_ok=True)
-            os.replace(directory, home)
-    progress("training", len(recipes), len(recipes))
-    return found
+    jobs = []
+    for name, recipe in recipes.items():
+        directory = next((each for each in _places(folder, name) if each.is_dir()), _places(folder, name)[0])
+        make = partial(_make, recipe, train, test, size.architecture)
+        jobs.append(partial(make_once, directory, {"recipe": asdict(recipe), **common}, make))
+    progress("training", 0, len(jobs))
+    for finished, _ in enumerate(each_finished(jobs, workers), 1):
+        progress("training", finished, len(jobs))
 
 
 def _make(
     recipe: Recipe, train: Sequence[Pair], test: Sequence[Pair], architecture: Mapping[str, Any] | None, folder: Path
-) -> Scores:
+) -> None:
     model = fine_tune(recipe, train, architecture)
     save(model, folder)
-    return score(model, train, test)
-
-
-def _free_first(locks: Path, names: Sequence[str]) -> Iterator[str]:
-    """Each name while this process has its lock; those that others have come last, and are waited for."""
-    lock = load_object("filelock:FileLock", "locks")  # by name, for the library itself is imported behind one door
-    later = []
-    for name in names:
-        try:
-            with lock(locks / name, timeout=0):
-                yield name
-        except TimeoutError:
-            later.append(name)
-    for name in later:
-        with lock(locks / name):
-            yield name
+    write_text(folder / SCORES, json.dumps(asdict(score(model, train, test))))
 
 
 def _digest(pairs: Sequence[Pair]) -> str:

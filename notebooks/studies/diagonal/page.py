@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quotient_manifolds.experiments.wording import minus, signed
 from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Code, Fact, Figure, Gallery, Listing, Page, Section, Table, Text, render
 from studies.diagonal.networks import DIMENSION
@@ -25,6 +24,7 @@ from studies.diagonal.tables import (
     thorough_table,
     where,
 )
+from studies.wording import minus, signed
 
 PAPER = {"adaptive": -0.68, "inv second": -0.83, "mix second": -0.86}  # [paper, Table 1]
 

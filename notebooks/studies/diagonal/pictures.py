@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from quotient_manifolds.experiments.wording import signed
 from quotient_manifolds.plots import STYLES, Style
 from quotient_manifolds.plots.canvas import Plot, canvas, plain_ticks
 from studies.diagonal.networks import Setting
 from studies.diagonal.records import DiagonalStudy, family_name
 from studies.diagonal.tables import LABELS, middle
+from studies.wording import signed
 
 SIZE = (3.6, 3.7)  # inches a panel
 BAND = (0.1, 0.9)  # quantiles over seeds

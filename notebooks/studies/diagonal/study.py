@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from quotient_manifolds.experiments.kept import one_thread
+from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from quotient_manifolds.experiments.wording import minus, signed
 from quotient_manifolds.report import Table
 from studies.diagonal.measuring import MEASURES
 from studies.diagonal.networks import Setting
 from studies.diagonal.records import FAMILY_GEODESICS, DiagonalStudy, Mean
+from studies.wording import minus, signed
 
 LABELS = {
     "adaptive": "adaptive",

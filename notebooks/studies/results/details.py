@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from quotient_manifolds.experiments.wording import minus
 from studies.markdown import table
 from studies.results.claims import ZOOS, said
 from studies.results.records import Records
 from studies.results.rows import NOT_RUN, table_one
 from studies.results.zoos import DiagonalZoo, Zoo
+from studies.wording import minus
 
 ORDERS = ("adaptive", "inv first", "inv", "inv exact", "mix first", "mix", "mix exact")
 REFERENCES = {"|beta (beta - nearest)|": "inv, closed form", "|beta - nearest|": "mix, closed form"}

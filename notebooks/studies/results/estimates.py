@@ -9,8 +9,8 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.experiments.wording import signed
 from studies.results.paper import MARGIN
+from studies.wording import signed
 
 Floats = NDArray[np.float64]
 Verdict = Literal["holds", "does not hold here", "not decided at this n", "not run"]

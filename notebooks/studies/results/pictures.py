@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quotient_manifolds.experiments.wording import minus
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import STYLES, Plot, Style
 from quotient_manifolds.plots.canvas import canvas, numbers, plain_ticks
@@ -14,6 +13,7 @@ from studies.results.claims import ZOOS, said
 from studies.results.estimates import Estimate
 from studies.results.records import Records
 from studies.results.zoos import DiagonalZoo
+from studies.wording import minus
 
 ORDERS = {"mix first": 5, "mix": 1, "mix exact": 2, "inv": 4, "inv exact": 3}  # and the place of its style
 

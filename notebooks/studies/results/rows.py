@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from quotient_manifolds.experiments.wording import minus, signed
 from studies.ascents import Ascents
 from studies.results.claims import METRICS, ZOOS, said
 from studies.results.estimates import Estimate
@@ -14,6 +13,7 @@ from studies.results.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
 from studies.results.records import Records
 from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
 from studies.toy import Toy
+from studies.wording import minus, signed
 
 NOT_RUN = "not run"
 NOTEBOOKS = {

@@ -9,7 +9,6 @@ from typing import Literal, final
 import numpy as np
 import torch
 
-from quotient_manifolds.experiments.wording import minus
 from quotient_manifolds.manifolds import DiagonalQuotient
 from studies.toy.closed import (
     exact_direction,
@@ -20,6 +19,7 @@ from studies.toy.closed import (
 )
 from studies.toy.landscape import WINDOW, at, grid, landscape
 from studies.toy.network import Point, Scalar
+from studies.wording import minus
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.experiments.wording import NBSP, change, figure
 from quotient_manifolds.report import Code, Fact, Figure, Gallery, Page, Section, Table, Text
 from studies.toy.landscape import GEOMETRIES
 from studies.toy.pictures import landscapes, orbit_picture, series_picture
 from studies.toy.study import PROBLEM, Toy
+from studies.wording import NBSP, change, figure
 
 QUANTITIES = {
     "loss": "constant: the orbit is a symmetry",

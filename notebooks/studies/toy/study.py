@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from quotient_manifolds.experiments.kept import one_thread
+from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +12,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.experiments.records import OrbitRow
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import MeasureResult
 from quotient_manifolds.symmetries import Symmetries, random_move
+
+
+@dataclass(frozen=True)
+class OrbitRow:
+    """Hold a measure of a model before and after moving it along its orbit by A = scale x Gaussian, on one batch."""
+
+    dtype: str
+    measure: str
+    scale: float
+    before: float
+    after: float
+    loss_before: float
+    loss_after: float
+
+    @property
+    def ratio(self) -> float:
+        """Return after / before: 1 for a measure that belongs to the function."""
+        return self.after / self.before
+
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
