@@ -38,6 +38,12 @@ def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
     assert {name for cell in first_column for name in re.findall(r"`(\w+)`", cell)} == rooms()
 
 
+def test_the_reference_has_every_room() -> None:
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = {name for page in pages for name in re.findall(r"^::: \w+\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)}
+    assert shown == rooms() - {"__init__", "__main__", "version", "cli", "experiments"}
+
+
 @every_page
 def test_its_code_is_of_a_kind_that_is_run_or_checked(page: Path) -> None:
     """Examples run as doctests; commands are checked below; what `text` shows is no code."""
