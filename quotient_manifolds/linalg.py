@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class SingularFrame(NamedTuple):
-    """The thin SVD G H^T = left diag(s) right^T, with the changes of basis that lead to it.
+    """Hold the thin SVD G H^T = left diag(s) right^T, with the changes of basis that lead to it.
 
     `left = G @ to_left` and `G = left @ from_left` (so `from_left` is the inverse of `to_left`); `right` alike for H.
     """
@@ -23,17 +23,18 @@ class SingularFrame(NamedTuple):
     from_right: Tensor  # (..., h, h)
 
     def to(self, dtype: torch.dtype) -> SingularFrame:
-        """The frame in another precision."""
+        """Return the frame in another precision."""
         return SingularFrame(*(part.to(dtype) for part in self))
 
 
 def rank_floor(n: int, m: int) -> float:
-    """A singular value of G H^T below this, relative to the largest, cannot be told from 0 in float64."""
+    """Return below which a singular value of G H^T, relative to the largest, is no more than rounding in float64."""
     return (n + m) * torch.finfo(torch.float64).eps
 
 
 def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
-    """Thin SVD of G H^T through the QR factors of G and H, never forming G^T G, whose condition number is squared.
+    """Compute the thin SVD of G H^T through the QR factors of G and H, never forming G^T G, whose condition number is
+    squared.
 
     Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
     the digits of its factors. Those below `rank_floor` are raised to it, so that weights stay finite and the result
@@ -52,20 +53,22 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
 
 
 def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:
-    """The singular values of G H^T over the largest, descending, in float64; 0 where the product is. Shape (..., h)."""
+    """Compute the singular values of G H^T over the largest, descending, in float64; 0 where the product is. Shape
+    (..., h)."""
     R_G, R_H = (torch.linalg.qr(part.detach().double(), mode="r").R for part in (G, H))
     s = torch.linalg.svdvals(R_G @ R_H.mT)
     return s / s[..., :1].clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def spectral_norm(a: Tensor) -> Tensor:
-    """The largest singular value of matrices (..., n, h) that are taller than wide, from a^T a in float64. (...,)"""
+    """Compute the largest singular value of matrices (..., n, h) that are taller than wide, from a^T a in float64.
+    (...,)"""
     a = a.double()
     return torch.linalg.eigvalsh(a.mT @ a)[..., -1].clamp_min(0).sqrt()
 
 
 def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
-    """The matrix itself; where its SVD is to be differentiated, with singular values that agree moved apart by `gap`.
+    """Return the matrix; where its SVD is to be differentiated, with equal singular values moved apart by `gap`.
 
     The derivative of singular vectors divides by the differences of singular values. What is computed from a frame
     does not depend on the choice of vectors at a tie and is smooth there, so the change costs no more than its size.
@@ -81,7 +84,7 @@ def apart(core: Tensor, gap: float = 1e-8) -> Tensor:
 
 
 def _qr(G: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Q (..., n, h) and upper triangular R with G = Q R and R^T R = G^T G + eps I."""
+    """Compute Q (..., n, h) and upper triangular R with G = Q R and R^T R = G^T G + eps I."""
     n, h = G.shape[-2:]
     if eps:
         ridge = eps**0.5 * torch.eye(h, dtype=G.dtype, device=G.device).expand(*G.shape[:-2], h, h)
@@ -91,7 +94,7 @@ def _qr(G: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def product_gap(G1: Tensor, H1: Tensor, G2: Tensor, H2: Tensor) -> Tensor:
-    """|G1 H1^T - G2 H2^T| (Frobenius) in O((n + m) h^2), without the n x m products. Shape (...,)."""
+    """Compute |G1 H1^T - G2 H2^T| (Frobenius) in O((n + m) h^2), without the n x m products. Shape (...,)."""
     R_G = torch.linalg.qr(torch.cat([G1, -G2], dim=-1), mode="r").R
     R_H = torch.linalg.qr(torch.cat([H1, H2], dim=-1), mode="r").R
     return torch.linalg.matrix_norm(R_G @ R_H.mT)

@@ -26,7 +26,7 @@ SOLVERS: Mapping[str, str] = {
 
 
 def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
-    """A `pymanopt.manifolds.manifold.Manifold` of the points of `shape`, one point at a time, in float64.
+    """Return a `pymanopt.manifolds.manifold.Manifold` of the points of `shape`, one point at a time, in float64.
 
     A point is one array (`point_layout` 1), a representative of its orbit; tangent vectors are horizontal lifts.
     `retraction` is the second-order geodesic, `exp` the exact one; `log`, `dist` and `pair_mean`, the middle of a
@@ -57,7 +57,8 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
 
 
 class _View:
-    """The methods of the view. Mixed with pymanopt's abstract class at run time, which keeps that import lazy.
+    """Implement the methods of the view. Mixed with pymanopt's abstract class at run time, which keeps that import
+    lazy.
 
     Solvers ask many things at one point, and vectors move between two: the last two horizontal spaces are kept. They
     are found again by the values of the point, not by its identity, so they cannot be stale.
@@ -79,7 +80,8 @@ class _View:
 
     @property
     def typical_dist(self) -> float:
-        """|x|_x at a random point x: for `inv` sqrt(2 h), for `mix` sqrt(2) |G H^T|, the scale of the problem's points.
+        """Return |x|_x at a random point x: for `inv` sqrt(2 h), for `mix` sqrt(2) |G H^T|, the scale of the problem's
+        points.
 
         It bounds the steps of TrustRegions, unless `Delta_bar` is given: do that where points are of another size.
         """
@@ -132,7 +134,7 @@ class _View:
         return _array(self._manifold.logmap(_tensor(point_a), _tensor(point_b)))
 
     def pair_mean(self, point_a: Array, point_b: Array) -> Array:
-        """The middle of the geodesic from a to the orbit of b, where the manifold has logarithms."""
+        """Return the middle of the geodesic from a to the orbit of b, where the manifold has logarithms."""
         return self.exp(point_a, self.log(point_a, point_b) / 2)
 
     def dist(self, point_a: Array, point_b: Array) -> float:
@@ -141,7 +143,7 @@ class _View:
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where a solver of pymanopt ended, why, and what it took."""
+    """Tell where a solver of pymanopt ended, why, and what it took."""
 
     point: Array
     cost: float
@@ -190,11 +192,11 @@ def minimize(
 
 
 class _Reached(Exception):
-    """The target was reached: the way out of a solver that knows no such stopping rule."""
+    """Report that the target was reached: the way out of a solver that knows no such stopping rule."""
 
 
 class _Counted:
-    """A cost that counts evaluations of itself and its derivatives, and stops the solver at the target."""
+    """Wrap a cost: count evaluations of it and its derivatives, and stop the solver at the target."""
 
     def __init__(self, function: Callable[..., float], target: float) -> None:
         self._function, self._target = function, target
@@ -228,7 +230,7 @@ class _Counted:
 
 
 def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
-    """The dimension of the quotient: closed forms, or the size of a point less the rank of the vertical projection.
+    """Return the dimension of the quotient: closed forms, or the size of a point less the rank of its vertical part.
 
     That rank is found by applying the projection to more and more random vectors, until they are dependent.
     """

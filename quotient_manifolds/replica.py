@@ -75,14 +75,14 @@ def private_batch(batch: Any, cast: Cast = unchanged) -> Any:
 
 
 def _private(w: Tensor, cast: Cast) -> Tensor:
-    """A clone of a parameter that no caller replaces; one of a special kind (quantised, say) is shared as it is."""
+    """Clone a parameter that no caller replaces; one of a special kind (quantised, say) is shared as it is."""
     if type(w) is not nn.Parameter:
         return w
     return nn.Parameter(cast(w.detach().clone()), requires_grad=w.requires_grad)
 
 
 class _PrivateTensors(TorchFunctionMode):
-    """Inside, `copy.deepcopy` clones tensors that are neither parameters nor buffers, also those that autograd made.
+    """Let `copy.deepcopy` clone tensors that are neither parameters nor buffers, also those that autograd made.
 
     torch refuses to copy the latter, which old weight norm and pruning keep as attributes. A clone stays connected to
     what it was computed from: so a loss that uses it is found to depend on the original model.
@@ -117,7 +117,7 @@ def _copied(model: Module, memo: dict[int, Any]) -> Module:
 
 
 def _uncopyable(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
-    """The attributes of modules that cannot be copied, which a copy then shares."""
+    """Return the attributes of modules that cannot be copied, which a copy then shares."""
     modules = {id(module): module for module in model.modules()}
     found: dict[int, Any] = {}
     for module in modules.values():

@@ -9,14 +9,30 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _example(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> None:
-    """A manifold, a point and its horizontal space, for docstrings; the pages of the documentation say all they use."""
+    """Give docstrings a manifold, a point and its horizontal space; the pages of the documentation say all they use.
+
+    The manifold is that of the module, as its class's docstring says, and elsewhere a `DiagonalQuotient`.
+    """
     doctest_namespace.clear()
     if isinstance(request.node, pytest.DoctestItem) and request.node.path.suffix == ".py":
         import torch
 
-        from quotient_manifolds.manifolds import DiagonalQuotient
+        import quotient_manifolds.manifolds as m
 
-        manifold, x = DiagonalQuotient("inv"), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        doctest_namespace.update(
-            torch=torch, DiagonalQuotient=DiagonalQuotient, manifold=manifold, x=x, space=manifold.at(x)
+        def squared(x: Any, eta: Any, zeta: Any) -> Any:
+            return (eta * zeta).sum() / (x * x).sum()
+
+        rays = m.Recipe(
+            lambda a, x: a * x, squared, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm()
         )
+        own: dict[str, tuple[m.QuotientManifold, list[Any]]] = {
+            "fixed_rank": (m.FixedRankQuotient(2, 1), [[3.0], [4.0], [5.0]]),
+            "rotary": (m.RotaryQuotient(1, 1), [[3.0, 4.0], [5.0, 0.0]]),
+            "recipe": (rays, [3.0, 4.0]),
+        }
+        path = request.node.path
+        room = path.parent.name if path.parent.name == "fixed_rank" else path.stem
+        manifold, entries = own.get(room, (m.DiagonalQuotient("inv"), [[1.0, 2.0], [4.0, 8.0]]))
+        x = torch.tensor(entries)
+        doctest_namespace.update({name: getattr(m, name) for name in m.__all__ if name.endswith("Quotient")})
+        doctest_namespace.update(torch=torch, manifold=manifold, x=x, space=manifold.at(x), rays=rays)

@@ -23,20 +23,21 @@ from quotient_manifolds.symmetries import HOW_TO, Evaluate, Symmetries, find_sym
 
 
 class Geometry(ABC):
-    """What a ball around a model's weights is: a Riemannian metric on the parameters of any model."""
+    """Say what a ball around a model's weights is: a Riemannian metric on the parameters of any model."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """How results and tables call it."""
+        """Return how results and tables call it."""
 
     @abstractmethod
     def at(self, model: nn.Module) -> TangentSpace:
-        """The tangent space at the model's parameters; the model is read, never written."""
+        """Return the tangent space at the model's parameters; the model is read, never written."""
 
     @abstractmethod
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        """The geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if none."""
+        """Return the geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if
+        none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and settings in plain JSON types, which `geometry_from_dict` reads."""
@@ -47,7 +48,7 @@ class Geometry(ABC):
 @final
 @dataclass(frozen=True)
 class Euclidean(Geometry):
-    """The geometry of plain sharpness: all weights are measured alike, <xi, eta> = sum xi eta.
+    """Measure as plain sharpness does: all weights are measured alike, <xi, eta> = sum xi eta.
 
     norm: the ball of moves xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
     """
@@ -72,7 +73,7 @@ class Euclidean(Geometry):
 @final
 @dataclass(frozen=True)
 class Adaptive(Geometry):
-    """The geometry of adaptive sharpness: every weight w is measured against its own size.
+    """Measure as adaptive sharpness does: every weight w is measured against its own size.
 
     <xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta. eta: 0 leaves weights that are 0 where
     they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is |xi / c|_2 or max |xi_i / c_i| <= radius.
@@ -104,7 +105,7 @@ class Adaptive(Geometry):
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
-    """The geometry that does not see symmetries: pairs (G, H) modulo their group, the rest as in `Adaptive`.
+    """Measure without seeing symmetries: pairs (G, H) modulo their group, the rest as in `Adaptive`.
 
     A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head; moves of the
     pair that leave the product alone do not count. [paper, App. C.1]
@@ -171,7 +172,7 @@ class Quotient(Geometry):
         return TangentSpace(point, scales, blocks)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        """Itself, without translations that change the loss; ValueError naming the pairs that do.
+        """Return itself, without translations that change the loss; ValueError naming the pairs that do.
 
         All symmetries are applied at once to the model on two examples of the batch, about ten evaluations.
         """
@@ -194,7 +195,7 @@ class Quotient(Geometry):
 
 
 def _why(symmetries: Symmetries) -> str:
-    """What was found instead of measured pairs, if anything."""
+    """Say what was found instead of measured pairs, if anything."""
     if symmetries.pairs:
         return f" (its {len(symmetries.pairs)} pairs are frozen: their parameters have requires_grad=False)"
     if symmetries.unrecognised:

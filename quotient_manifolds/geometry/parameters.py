@@ -12,7 +12,7 @@ from quotient_manifolds.symmetries import ADAPTER, Params, SymmetricPair, Transl
 
 
 def measured_parameters(model: nn.Module) -> Params:
-    """The parameters that require a gradient, detached, by the first of their names; each checked to be usable."""
+    """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
     for name, w in model.named_parameters():
         if w.is_meta:
             raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
@@ -30,12 +30,12 @@ def measured_parameters(model: nn.Module) -> Params:
 
 
 def _plain(w: Tensor) -> Tensor:
-    """The values of a parameter; a clone of one made in inference mode, which autograd would not take."""
+    """Return the values of a parameter; a clone of one made in inference mode, which autograd would not take."""
     return w.detach().clone() if w.is_inference() else w.detach()
 
 
 def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
-    """Whether the pair's parameters are all measured; ValueError if some are, or the model called so lacks one."""
+    """Tell whether the pair's parameters are all measured; ValueError if some are, or the model called so lacks one."""
     unknown = [name for name in pair.names if name not in names]
     if unknown:
         raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {model} does not have")
@@ -51,7 +51,7 @@ def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], mode
 def canonical(
     pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params
 ) -> tuple[list[SymmetricPair], Params]:
-    """Needless biases set to zero, the output biases making up for them, and the pairs without these rows."""
+    """Set needless biases to zero, let the output biases make up for them, and return the pairs without these rows."""
     names = {pair.name for pair in pairs}
     removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
     touched = {name for shift in removed for name in shift.moved}
@@ -82,7 +82,7 @@ def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:
-    """The adaptive scale w where no pair owns the element and 0 where one does; nothing where all are owned."""
+    """Return the adaptive scale w where no pair owns the element and 0 where one does; nothing where all are owned."""
     owned: Params = {}
     for pair in pairs:
         for name in pair.names:

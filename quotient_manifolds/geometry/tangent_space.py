@@ -22,7 +22,7 @@ Norm = Literal["l2", "linf"]
 
 @final
 class TangentSpace:
-    """All directions in which a model's parameters w can move, in coordinates z whose length is that of the geometry.
+    """Represent all directions in which a model's parameters w can move, in coordinates z of the geometry's length.
 
     The tangent space T_w of all measured parameters, in orthonormal coordinates z (immutable, holds w as it is).
 
@@ -44,11 +44,11 @@ class TangentSpace:
         self.norm = norm
 
     def zero(self) -> Params:
-        """z = 0: the model as it is."""
+        """Return z = 0: the model as it is."""
         return {key: torch.zeros_like(like, memory_format=torch.contiguous_format) for key, like in self._blocks()}
 
     def sample(self, generator: torch.Generator) -> Params:
-        """z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
+        """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
         z: Params = {}
         for name, scale in self.scale.items():
             w = self.point[name]
@@ -70,7 +70,7 @@ class TangentSpace:
         return z
 
     def length(self, z: Params) -> float:
-        """|z| in the norm of the ball."""
+        """Compute |z| in the norm of the ball."""
         order = 2 if self.norm == "l2" else math.inf
         blocks = (block for block in z.values() if block.numel())
         sizes = [float(torch.linalg.vector_norm(block, order, dtype=torch.float64)) for block in blocks]
@@ -90,11 +90,11 @@ class TangentSpace:
 
     @property
     def reach_limit(self) -> float | None:
-        """The reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
+        """Return the reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
         return min((REACH[block.order] for block in self._truncated), default=None)
 
     def reach(self, z: Params) -> float | None:
-        """The largest relative velocity of a pair at the start of gamma_z; None where no geodesic is truncated."""
+        """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
         with self._undisturbed():
             return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
 
@@ -130,12 +130,14 @@ class TangentSpace:
         return out
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
-        """The gradient in z of loss(move(z)), from the loss's gradient at move(z); a missing one counts as zero."""
+        """Compute the gradient in z of loss(move(z)), from the loss's gradient at move(z); a missing one counts as
+        zero."""
         copies = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
         return self.linearise(z)[1](copies)
 
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
-        """move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is given.
+        """Compute move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is
+        given.
 
         The network is no part of any graph kept here, and z must not change before the pull-back has been used.
         """
@@ -152,7 +154,7 @@ class TangentSpace:
         return out, pull_back
 
     def _outside_pairs(self, z: Params, out: Params | None) -> Params:
-        """w + scale z where no pair owns the element; parameters that pairs own entirely are left for them to write."""
+        """Compute w + scale z where no pair owns the element; what pairs own is left for them to write."""
         moved: Params = {}
         for name, w in self.point.items():
             target = None if out is None else out[name]
@@ -165,7 +167,8 @@ class TangentSpace:
         return moved
 
     def _scaled(self, grads: Gradients) -> Params:
-        """scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one twice)."""
+        """Compute scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one
+        twice)."""
         pulled: Params = {}
         tensors = (*self.point.values(), *grads.values())
         uses = Counter(address(tensor) for tensor in tensors if tensor is not None)
@@ -181,7 +184,7 @@ class TangentSpace:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Autocast off, which is for the network: it would run the geometry's algebra in half precision."""
+        """Switch autocast off, which is for the network: it would run the geometry's algebra in half precision."""
         device = next(iter(self.point.values())).device.type
         with torch.autocast(device, enabled=False):
             yield

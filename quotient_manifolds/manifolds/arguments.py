@@ -42,7 +42,7 @@ def require_type(x: Any, name: str) -> None:
 
 
 def unusable(x: Tensor, name: str) -> str | None:
-    """Why nothing can be computed with a tensor, whatever its values and its shape, or None."""
+    """Say why nothing can be computed with a tensor, whatever its values and its shape, or None."""
     if x.is_nested or x.layout != torch.strided:
         found = "a nested tensor" if x.is_nested else f"layout {x.layout}"
         return f"{name} should be a dense tensor; found {found}: call .to_dense() or stack its parts"
@@ -59,7 +59,7 @@ def require_values(x: Tensor, name: str) -> None:
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether Python code may look at the entries: not under `torch.func.vmap`, where one tensor stands for many."""
+    """Tell whether Python code may look at the entries: not under `torch.func.vmap`."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):
@@ -69,7 +69,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def some(condition: Tensor) -> bool:
-    """Whether any entry is True; False where there are no values to look at."""
+    """Tell whether any entry is True; False where there are no values to look at."""
     return has_values(condition) and bool(condition.any())
 
 
@@ -102,7 +102,7 @@ def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector an
 
 
 def broadcast(a: torch.Size, b: torch.Size) -> bool:
-    """Whether two batches go together."""
+    """Tell whether two batches go together."""
     return all(1 in pair or pair[0] == pair[1] for pair in zip(reversed(a), reversed(b), strict=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import geoopt
@@ -24,29 +25,40 @@ Answer = tuple[bool, str | None]
 """Whether a check is passed, and the reason if not."""
 
 
-class CheckedManifold(geoopt.Manifold):
-    """Answers what geoopt asks before it computes. What is no tensor is a TypeError everywhere.
+class CheckedManifold(geoopt.Manifold, abc.ABC):
+    """Answer what geoopt asks before it computes. What is no tensor is a TypeError everywhere.
 
-    Subclasses say which shapes and which values are points: `_check_shape`, `_check_point_on_manifold`,
-    `_check_vector_on_tangent`.
+    Subclasses say which shapes and which values are points, `_misfit` and `_fault`, and which vectors are horizontal.
     """
 
-    def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
-        """Whether x has the dtype and the shape of a point: True or False, or with `explain` also the reason.
+    @abc.abstractmethod
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        """Say which shape the points of which manifold should have; None where `shape` is one."""
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().check_point(torch.ones(2, 3)), DiagonalQuotient().check_point(torch.ones(3, 2))
+    @abc.abstractmethod
+    def _fault(self, x: Tensor) -> str | None:
+        """Say which equation a finite tensor of the right shape fails; None where it is a point."""
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> Answer:
+        wanted = self._misfit(tuple(shape))
+        return (True, None) if wanted is None else (False, f"'{name}' on {wanted}; found {tuple(shape)}")
+
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
+        reason = self._fault(x) if bool(torch.isfinite(x).all()) else NOT_FINITE
+        return reason is None, reason
+
+    def check_point(self, x: Tensor, *, explain: bool = False) -> Any:
+        """Tell whether x has the dtype and the shape of a point: True or False, or with `explain` also the reason.
+
+        >>> manifold.check_point(torch.ones(2, 3)), manifold.check_point(torch.ones(3, 2))
         (True, False)
         """
         return _tell(self._usable(x, "x"), explain)
 
     def check_vector(self, u: Tensor, *, explain: bool = False) -> Any:
-        """Whether u has the dtype and the shape of a tangent vector.
+        """Tell whether u has the dtype and the shape of a tangent vector.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().check_vector(torch.ones(2, 3, dtype=torch.int64))
+        >>> manifold.check_vector(torch.ones(2, 3, dtype=torch.int64))
         False
         """
         return _tell(self._usable(u, "u"), explain)
@@ -54,11 +66,9 @@ class CheckedManifold(geoopt.Manifold):
     def check_point_on_manifold(
         self, x: Tensor, *, explain: bool = False, atol: float = 1e-5, rtol: float = 1e-5
     ) -> Any:
-        """Whether x is a point of the manifold.
+        """Tell whether x is a point of the manifold.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().check_point_on_manifold(torch.tensor([[0.0], [1.0]]), explain=True)
+        >>> manifold.check_point_on_manifold(torch.tensor([[0.0], [1.0]]), explain=True)
         (False, 'u_i != 0 and v_i != 0 fails: 1 entries are 0')
         """
         return _tell(self._on_manifold(x), explain)
@@ -73,11 +83,9 @@ class CheckedManifold(geoopt.Manifold):
         atol: float = 1e-5,
         rtol: float = 1e-5,
     ) -> Any:
-        """Whether u is horizontal at x: its vertical part is at most `rtol` of it (`atol` plays no part).
+        """Tell whether u is horizontal at x: its vertical part is at most `rtol` of it (`atol` plays no part).
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().check_vector_on_tangent(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
+        >>> manifold.check_vector_on_tangent(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
         False
         """
         return _tell(self._on_tangent(x, u, rtol), explain)
@@ -85,27 +93,21 @@ class CheckedManifold(geoopt.Manifold):
     def assert_check_point(self, x: Tensor) -> None:
         """Raise ValueError, with the reason, where `check_point` is False.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().assert_check_point(torch.ones(2, 3))
+        >>> manifold.assert_check_point(torch.ones(2, 3))
         """
         insist(self._usable(x, "x"))
 
     def assert_check_vector(self, u: Tensor) -> None:
         """Raise ValueError, with the reason, where `check_vector` is False.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().assert_check_vector(torch.ones(2, 3))
+        >>> manifold.assert_check_vector(torch.ones(2, 3))
         """
         insist(self._usable(u, "u"))
 
     def assert_check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
         """Raise ValueError, with the reason, where `check_point_on_manifold` is False.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().assert_check_point_on_manifold(torch.ones(2, 3))
+        >>> manifold.assert_check_point_on_manifold(torch.ones(2, 3))
         """
         insist(self._on_manifold(x))
 
@@ -114,14 +116,12 @@ class CheckedManifold(geoopt.Manifold):
     ) -> None:
         """Raise ValueError, with the reason, where `check_vector_on_tangent` is False.
 
-        >>> from quotient_manifolds.manifolds import DiagonalQuotient
-        >>> import torch
-        >>> DiagonalQuotient().assert_check_vector_on_tangent(torch.ones(2, 3), torch.ones(2, 3))
+        >>> manifold.assert_check_vector_on_tangent(torch.ones(2, 3), torch.ones(2, 3))
         """
         insist(self._on_tangent(x, u, rtol))
 
     def _usable(self, x: Tensor, name: str) -> Answer:
-        """Shape and dtype; parameters on the meta device, which get their values later, pass."""
+        """Check shape and dtype; parameters on the meta device, which get their values later, pass."""
         require_type(x, name)
         reason = unusable(x, name)
         return (False, reason) if reason else self._check_shape(tuple(x.shape), name)
@@ -157,13 +157,13 @@ class CheckedManifold(geoopt.Manifold):
             require_vector(first, x, self.ndim, "two points")
 
     def _require_finite(self, **points: Tensor) -> None:
-        """`_require`, and all entries are finite as far as they are known."""
+        """Raise also unless all entries are finite, as far as they are known."""
         self._require(**points)
         if any(some(~torch.isfinite(x)) for x in points.values()):
             raise ValueError(NOT_FINITE)
 
     def _require_points(self, **points: Tensor) -> None:
-        """`_require`, and all lie on the manifold as far as values are known."""
+        """Raise also unless all lie on the manifold, as far as values are known."""
         self._require(**points)
         for x in points.values():
             if has_values(x):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector, some
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
+from quotient_manifolds.manifolds.arguments import require_factors, require_vector, some
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
 class DiagonalQuotient(QuotientManifold):
-    r"""Pairs (u, v) of vectors without zeros, up to (u / a, v a) for a in GL(1)^d: only beta = u v matters.
+    r"""Represent pairs (u, v) of vectors without zeros, up to (u / a, v a) for a in GL(1)^d: only beta = u v matters.
 
     Points have shape (..., 2, d), u on top of v. Metrics [paper, Eq. 5, 6]:
 
@@ -22,7 +22,9 @@ class DiagonalQuotient(QuotientManifold):
     - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2,
     - a number t: sum_i |u v|^2t (eta_u zeta_u / u^2 + eta_v zeta_v / v^2), of which they are t = 0 and t = 1.
 
-    Horizontal for all: eta_u / u = eta_v / v. The geodesics, the distance and the logarithm are closed forms.
+    Horizontal for all: eta_u / u = eta_v / v. The geodesics and the logarithm are closed forms, and so is the distance,
+    | |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2 over the coordinates.
+    The examples of the methods use `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> DiagonalQuotient("inv").same_orbit(x, torch.tensor([[2.0, 1.0], [1.5, 8.0]]))
@@ -32,16 +34,16 @@ class DiagonalQuotient(QuotientManifold):
     name = "DiagonalQuotient"
 
     def __init__(self, metric: Metric = "inv") -> None:
-        super().__init__(metric)
+        super().__init__()
+        self.metric, self.t = metric, power(metric)
 
     @property
     def vertical_equation(self) -> str:
         return "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
 
     def at(self, x: Tensor) -> _DiagonalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
+        """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
 
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> DiagonalQuotient("mix").at(x).norm(x)  # sqrt(2 (4^2 + 16^2))
         tensor(23.3238)
         """
@@ -49,9 +51,8 @@ class DiagonalQuotient(QuotientManifold):
         return _DiagonalSpace(x, self.t)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d).
+        """Move x to (u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d).
 
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> DiagonalQuotient().action(torch.tensor([2.0, -1.0]), x)
         tensor([[ 0.5000, -2.0000],
                 [ 8.0000, -8.0000]])
@@ -61,9 +62,8 @@ class DiagonalQuotient(QuotientManifold):
         return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
 
     def balance(self, x: Tensor) -> Tensor:
-        """(sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|.
+        """Return (sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|.
 
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> DiagonalQuotient().balance(x)
         tensor([[2., 4.],
                 [2., 4.]])
@@ -73,22 +73,14 @@ class DiagonalQuotient(QuotientManifold):
         root = beta.abs().sqrt()
         return torch.stack([root, beta.sign() * root], dim=-2)
 
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether u v is the same in both, coordinate by coordinate. `rtol` defaults to 64 machine epsilons.
-
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> DiagonalQuotient().same_orbit(x, x.flip(0))
-        tensor(True)
-        """
-        self._require(x=x, y=y)
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare u v, coordinate by coordinate."""
         beta, other = x.prod(dim=-2), y.prod(dim=-2)
-        return ((beta - other).abs() <= rtol * beta.abs()).all(dim=-1)
+        return torch.where(beta == other, 0.0, (beta - other).abs() / beta.abs()).amax(dim=-1), 1.0
 
     def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
-        """The metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d).
+        """Compute the metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d).
 
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> DiagonalQuotient().component_inner(x, x)
         tensor([[2., 2.]])
         """
@@ -96,24 +88,12 @@ class DiagonalQuotient(QuotientManifold):
         z = space.coordinates(u)
         return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """| |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2. Shape (...,).
-
-        Points whose beta differ in sign lie in different components: ValueError.
-
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
-        >>> DiagonalQuotient("mix").dist(x, 2 * x)  # |(12, 48)| / sqrt 2
-        tensor(34.9857)
-        """
-        result = self.at(x).norm(self.logmap(x, y))
-        return result[..., None, None] if keepdim else result
-
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that orbit.
+        """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that
+        orbit.
 
         b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
 
-        >>> x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])
         >>> DiagonalQuotient("mix").logmap(x, 2 * x)
         tensor([[ 1.5000,  3.0000],
                 [ 6.0000, 12.0000]])
@@ -129,7 +109,7 @@ class DiagonalQuotient(QuotientManifold):
         return b * x
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them.
+        """Return x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them.
 
         >>> DiagonalQuotient().projx(torch.tensor([[0.0, 2.0], [4.0, 8.0]]))
         tensor([[2., 2.],
@@ -139,22 +119,24 @@ class DiagonalQuotient(QuotientManifold):
         magnitude = torch.where(x == 0, torch.inf, x.abs()).amin(dim=(-2, -1), keepdim=True)
         return torch.where(x == 0, torch.where(magnitude.isfinite(), magnitude, 1.0), x)
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        if len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0:
-            return True, None
-        return False, f"'{name}' on DiagonalQuotient should have shape (..., 2, d); found {tuple(shape)}"
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0
+        return None if fits else "DiagonalQuotient should have shape (..., 2, d)"
 
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        if not bool(torch.isfinite(x).all()):
-            return False, NOT_FINITE
-        if bool((x == 0).any()):
-            return False, f"u_i != 0 and v_i != 0 fails: {int((x == 0).sum())} entries are 0"
-        return True, None
+    def _fault(self, x: Tensor) -> str | None:
+        zeros = int((x == 0).sum())
+        return f"u_i != 0 and v_i != 0 fails: {zeros} entries are 0" if zeros else None
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.t,)
+
+    def extra_repr(self) -> str:
+        return f"metric={self.metric!r}"
 
 
 @final
 class _DiagonalSpace(HorizontalSpace):
-    """Relative velocities b = eta / x; coordinates z = |u v|^t b."""
+    """Hold relative velocities b = eta / x; coordinates z = |u v|^t b."""
 
     def __init__(self, x: Tensor, t: float) -> None:
         super().__init__(x)
@@ -176,7 +158,7 @@ class _DiagonalSpace(HorizontalSpace):
         return z.mean(dim=-2, keepdim=True).expand_as(z)
 
     def relative_speed(self, z: Tensor) -> Tensor:
-        """max |b_i|, where x moves to (1 + b) x."""
+        """Compute max |b_i|, where x moves to (1 + b) x."""
         return (z / self._scale).abs().amax(dim=(-2, -1)).double()
 
     def _step(self, z: Tensor, order: str) -> Tensor:

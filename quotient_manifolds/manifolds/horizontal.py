@@ -33,18 +33,18 @@ Linearised = Callable[[Tensor, Rows], PullBack]
 
 
 class Estimate(NamedTuple):
-    """A mean over random samples and its standard error."""
+    """Hold a mean over random samples and its standard error."""
 
     mean: float
     standard_error: float
 
 
 class GeodesicError(ValueError):
-    """A geodesic leaves the manifold before the time asked for, or cannot be followed in floating point."""
+    """Report that a geodesic leaves the manifold before the time asked for, or cannot be followed in floating point."""
 
 
 class HorizontalSpace(abc.ABC):
-    """The horizontal space H_x = V_x^perp at a point x of the total space, factored once; immutable.
+    """Represent the horizontal space H_x = V_x^perp at a point x of the total space, factored once; immutable.
 
     Every tangent vector eta has *orthonormal coordinates* z, a tensor of the same shape with |z|_F = |eta|_x. In them
     the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space.
@@ -61,7 +61,7 @@ class HorizontalSpace(abc.ABC):
 
     @abc.abstractmethod
     def coordinates(self, eta: Tensor) -> Tensor:
-        """Orthonormal coordinates z of a tangent vector eta: |z|_F = |eta|_x. Same shape.
+        """Compute orthonormal coordinates z of a tangent vector eta: |z|_F = |eta|_x. Same shape.
 
         >>> space.coordinates(x)
         tensor([[1., 1.],
@@ -70,7 +70,7 @@ class HorizontalSpace(abc.ABC):
 
     @abc.abstractmethod
     def vector(self, z: Tensor) -> Tensor:
-        """The tangent vector with coordinates z; the inverse of `coordinates`.
+        """Return the tangent vector with coordinates z; the inverse of `coordinates`.
 
         >>> space.vector(torch.ones(2, 2))
         tensor([[1., 2.],
@@ -79,7 +79,7 @@ class HorizontalSpace(abc.ABC):
 
     @abc.abstractmethod
     def covector(self, egrad: Tensor) -> Tensor:
-        """Coordinates of the Riemannian gradient from the Euclidean one: the adjoint of `vector`.
+        """Compute coordinates of the Riemannian gradient from the Euclidean one: the adjoint of `vector`.
 
         >>> space.covector(torch.ones(2, 2))
         tensor([[1., 2.],
@@ -88,7 +88,7 @@ class HorizontalSpace(abc.ABC):
 
     @abc.abstractmethod
     def project(self, z: Tensor) -> Tensor:
-        """Coordinates of the horizontal part: the orthogonal projection off the vertical space.
+        """Compute coordinates of the horizontal part: the orthogonal projection off the vertical space.
 
         >>> space.project(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         tensor([[2., 3.],
@@ -173,7 +173,7 @@ class HorizontalSpace(abc.ABC):
         return linearise
 
     def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
-        """The metric <eta, zeta>_x at the point. Shape (...,).
+        """Compute the metric <eta, zeta>_x at the point. Shape (...,).
 
         >>> space.inner(x, 2 * x)
         tensor(8.)
@@ -181,7 +181,7 @@ class HorizontalSpace(abc.ABC):
         return (self.coordinates(eta) * self.coordinates(zeta)).sum(dim=self.dims)
 
     def norm(self, eta: Tensor) -> Tensor:
-        """|eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
+        """Compute |eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
 
         >>> space.norm(x)
         tensor(2.)
@@ -189,7 +189,7 @@ class HorizontalSpace(abc.ABC):
         return torch.linalg.vector_norm(self.coordinates(eta), dim=self.dims)
 
     def proju(self, eta: Tensor) -> Tensor:
-        """The horizontal projection of a tangent vector.
+        """Project a tangent vector horizontally.
 
         The vertical part is removed twice: the second pass takes away what rounding left of it at a badly conditioned
         representative of the orbit.
@@ -204,7 +204,7 @@ class HorizontalSpace(abc.ABC):
         return eta
 
     def gradient(self, egrad: Tensor) -> Tensor:
-        """The horizontal Riemannian gradient: <gradient, xi>_x = egrad . xi for every horizontal xi.
+        """Compute the horizontal Riemannian gradient: <gradient, xi>_x = egrad . xi for every horizontal xi.
 
         >>> loss = lambda p: (p[0] * p[1]).sum()
         >>> manifold.at(x).gradient(torch.func.grad(loss)(x)) / x  # relative changes u v, equal for both
@@ -214,7 +214,7 @@ class HorizontalSpace(abc.ABC):
         return self.vector(self.project(self.covector(egrad)))
 
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
-        """The point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
+        """Compute the point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
 
         Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch: with
         leading dimensions of its own it gives the points at many times at once.
@@ -245,7 +245,8 @@ class HorizontalSpace(abc.ABC):
         return y
 
     def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
-        """t as a tensor like the point. Raises TypeError or ValueError unless it is real and goes with the batch."""
+        """Return t as a tensor like the point. Raises TypeError or ValueError unless it is real and goes with the
+        batch."""
         if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
             raise TypeError(f"t should be a real number or a tensor of them; found {t!r}")
         time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
@@ -258,7 +259,7 @@ class HorizontalSpace(abc.ABC):
         return time.to(self.point)
 
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
-        """The Riemannian Hessian along xi, from the Euclidean gradient and the Euclidean Hessian times xi.
+        """Apply the Riemannian Hessian to xi, from the Euclidean gradient and the Euclidean Hessian times xi.
 
         It is the Euclidean Hessian of f along the second-order geodesics, H f(gamma_z) at z = 0: that of f itself in
         coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors.
@@ -278,7 +279,7 @@ class HorizontalSpace(abc.ABC):
         return self.vector(self.project(self.covector(ehess) + bend - first))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
-        """The Riemannian Hessian of a twice differentiable loss (point -> scalar) along xi, by autograd.
+        """Apply the Riemannian Hessian of a twice differentiable loss (point -> scalar) to xi, by autograd.
 
         >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 8
         >>> manifold.at(x).hessian_product(f, x) / x
@@ -294,7 +295,8 @@ class HorizontalSpace(abc.ABC):
     def hessian_trace(
         self, loss: Callable[[Tensor], Tensor], samples: int = 64, generator: torch.Generator | None = None
     ) -> Estimate:
-        """The trace of the Riemannian Hessian on the horizontal space, summed over the batch: Hutchinson's estimator.
+        """Estimate the trace of the Riemannian Hessian on the horizontal space, summed over the batch: Hutchinson's
+        estimator.
 
         Mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
 
@@ -310,7 +312,7 @@ class HorizontalSpace(abc.ABC):
         return Estimate(float(values.mean()), float(values.std() / math.sqrt(samples)))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A standard Gaussian vector of the horizontal space, in the metric at the point.
+        """Draw a standard Gaussian vector of the horizontal space, in the metric at the point.
 
         >>> xi = manifold.at(x).sample(torch.Generator().manual_seed(0))
         >>> torch.allclose(xi[0] / x[0], xi[1] / x[1])
@@ -323,18 +325,18 @@ class HorizontalSpace(abc.ABC):
 
 
 def write_rows(x: Tensor, out: Rows) -> None:
-    """The rows of x (..., rows, h) into several tensors."""
+    """Write the rows of x (..., rows, h) into several tensors."""
     for part, rows in zip(out, x.split([part.shape[-2] for part in out], dim=-2), strict=True):
         part.copy_(rows)
 
 
 def join_rows(parts: Rows, like: Tensor) -> Tensor:
-    """The tensors as one (..., rows, h), in the dtype of `like`; a single one is not copied."""
+    """Join tensors into one (..., rows, h), in the dtype of `like`; a single one is not copied."""
     return (torch.cat(list(parts), dim=-2) if len(parts) > 1 else parts[0]).to(like.dtype)
 
 
 def power(metric: Metric) -> float:
-    """The number t of a metric."""
+    """Return the number t of a metric."""
     if isinstance(metric, str) and metric in METRICS:
         return METRICS[metric]
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):

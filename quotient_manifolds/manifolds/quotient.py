@@ -13,12 +13,12 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import PRECISIONS, require_no_vmap, require_tensor
 from quotient_manifolds.manifolds.checked import Answer, CheckedManifold, insist
-from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, Metric, power, unsqueeze
+from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, unsqueeze
 from quotient_manifolds.manifolds.recent import Recent, lasts
 
 
 class QuotientManifold(CheckedManifold, abc.ABC):
-    """A manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
+    """Represent a manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
     What geoopt asks of a manifold is written here once, on top of `at(x)`. Subclasses say what is particular: the group
     action, the metric and the geodesics.
@@ -34,15 +34,13 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     ndim = 2
     reversible = False
 
-    def __init__(self, metric: Metric) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.metric = metric
-        self.t = power(metric)
         self._recent = Recent()
 
     def _key(self) -> tuple[Any, ...]:
-        """What two manifolds of one class must share to be equal."""
-        return (self.t,)
+        """Return what two manifolds of one class must share to be equal."""
+        return ()
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -52,7 +50,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     @abc.abstractmethod
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x, factored: keep it to do many things at one point.
+        """Return the horizontal space at x, factored: keep it to do many things at one point.
 
         >>> manifold.at(x).norm(x)
         tensor(2.)
@@ -60,7 +58,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     @abc.abstractmethod
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """The group element A applied to the point (or, the action being linear, to a tangent vector) x.
+        """Apply the group element A to the point (or, the action being linear, to a tangent vector) x.
 
         >>> manifold.action(torch.tensor([2.0, 2.0]), x)
         tensor([[ 0.5000,  1.0000],
@@ -69,7 +67,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     @abc.abstractmethod
     def balance(self, x: Tensor) -> Tensor:
-        """The canonical representative of the orbit of x: the same tensor for every point of the orbit.
+        """Return the canonical representative of the orbit of x: the same tensor for every point of the orbit.
 
         >>> manifold.balance(x)
         tensor([[2., 4.],
@@ -77,20 +75,40 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         """
 
     @abc.abstractmethod
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether x and y represent the same point of the quotient, to relative tolerance `rtol`. Shape (...,).
-
-        >>> manifold.same_orbit(x, manifold.balance(x))
-        tensor(True)
-        """
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
 
     @property
     @abc.abstractmethod
     def vertical_equation(self) -> str:
-        """The equation a horizontal vector satisfies, for messages."""
+        """Name the equation that a horizontal vector satisfies, for messages."""
+
+    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
+        """Tell whether x and y represent the same point of the quotient. Shape (...,).
+
+        What their orbits determine is compared: u v, G H^T, g k^H, a direction, a centred vector, or the canonical
+        representative. It may differ by `rtol` (64 machine epsilons unless given) times the accuracy that the entries
+        of x and y allow.
+
+        >>> manifold.same_orbit(x, manifold.balance(x))
+        tensor(True)
+        """
+        self._require(x=x, y=y)
+        gap, size = self._orbit_gap(*torch.broadcast_tensors(x, y))
+        return gap <= (64 * torch.finfo(x.dtype).eps if rtol is None else rtol) * size
+
+    def projx(self, x: Tensor) -> Tensor:
+        """Return x itself where it is a point; else a point nearby, where the manifold has a rule for that.
+
+        >>> torch.equal(manifold.projx(x), x)
+        True
+        """
+        self._require(x=x)
+        return x
 
     def _at(self, x: Tensor) -> HorizontalSpace:
-        """`at(x)`, or the space kept of an equal point: not to be handed out, nor anything that shares its memory."""
+        """Return `at(x)`, or the space kept of an equal point: not to be handed out, nor anything that shares its
+        memory."""
         self._require(x=x)
         if not lasts(x):
             return self.at(x)
@@ -106,7 +124,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     # geoopt's interface
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """<u, v>_x; |u|_x^2 without v. Shape (...,), or (..., 1, 1) with `keepdim`.
+        """Compute <u, v>_x; |u|_x^2 without v. Shape (...,), or (..., 1, 1) with `keepdim`.
 
         >>> manifold.inner(x, x, keepdim=True)
         tensor([[4.]])
@@ -116,7 +134,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return unsqueeze(result, self.ndim) if keepdim else result
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|u|_x, with gradient 0 at u = 0. Shape (...,), or (..., 1, 1) with `keepdim`.
+        """Compute |u|_x, with gradient 0 at u = 0. Shape (...,), or (..., 1, 1) with `keepdim`.
 
         >>> manifold.norm(x, x)
         tensor(2.)
@@ -125,7 +143,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return unsqueeze(result, self.ndim) if keepdim else result
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
-        """The horizontal projection of u at x.
+        """Project u horizontally at x.
 
         >>> manifold.proju(x, torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
@@ -134,7 +152,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return self._at(x).proju(u)
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """The horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5].
+        """Compute the horizontal Riemannian gradient at x from the Euclidean gradient u [paper, App. B.5].
 
         >>> manifold.egrad2rgrad(x, torch.tensor([[4.0, 8.0], [1.0, 2.0]]))
         tensor([[  4.,  32.],
@@ -144,7 +162,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     @__scaling__(ScalingInfo.NotCompatible)
     def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
-        """The horizontal Riemannian Hessian along u, from the Euclidean gradient and the Euclidean Hessian times u.
+        """Apply the horizontal Riemannian Hessian to u, from the Euclidean gradient and the Euclidean Hessian times u.
 
         >>> f = lambda p: (p[0] * p[1]).log().sum()
         >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
@@ -154,7 +172,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return self._at(x).hessian(egrad, ehess, u)
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """The second-order geodesic x + u - Gamma(u, u) / 2 [paper, Eq. 4].
+        """Follow the second-order geodesic, x + u - Gamma(u, u) / 2 [paper, Eq. 4].
 
         >>> manifold.retr(x, 0.5 * x)
         tensor([[ 1.6250,  3.2500],
@@ -163,7 +181,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return self._at(x).geodesic(u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """The exact geodesic at t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
+        """Follow the exact geodesic to t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
 
         >>> manifold.expmap(x, x)
         tensor([[ 2.7183,  5.4366],
@@ -172,7 +190,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return self._at(x).geodesic(u, order="exact")
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Vector transport from x to y by horizontal projection at y.
+        """Transport a vector from x to y by horizontal projection at y.
 
         >>> manifold.transp(x, 2 * x, x)
         tensor([[1., 2.],
@@ -186,7 +204,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return space.proju(v)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
+        """Compute the length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
 
         >>> manifold.dist(x, 2 * x)
         tensor(1.3863)
@@ -195,7 +213,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return unsqueeze(result, self.ndim) if keepdim else result
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The horizontal vector at x whose geodesic reaches the orbit of y; NotImplementedError where none is known.
+        """Find the horizontal vector at x whose geodesic reaches the orbit of y; NotImplementedError where none is
+        known.
 
         >>> manifold.logmap(x, 2 * x) / x
         tensor([[0.6931, 0.6931],
@@ -204,7 +223,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         raise NotImplementedError(f"{self.name} has no logarithm and so no distance and no mean: none is implemented")
 
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
-        """The Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
+        """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
 
         Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
         times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
@@ -235,7 +254,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     @__scaling__(ScalingInfo(u=-1))
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
-        """The point at time t of the geodesic from x with velocity u; `order` as in `GEODESICS`.
+        """Compute the point at time t of the geodesic from x with velocity u; `order` as in `GEODESICS`.
 
         >>> manifold.geodesic(x, x, 0.5)
         tensor([[ 1.6250,  3.2500],
@@ -250,7 +269,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
     ) -> geoopt.ManifoldTensor:
-        """A point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
+        """Draw a point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
 
         >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([5, 2, 3])
@@ -265,7 +284,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
 
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
-        """A vector is horizontal if its vertical part is small relative to it in the metric; `atol` plays no part."""
+        """Count a vector as horizontal if its vertical part is small relative to it in the metric; `atol` plays no
+        part."""
         if u.numel() == 0:
             return True, None
         if not bool(torch.isfinite(u).all()):
@@ -279,6 +299,3 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None
         return False, f"{self.vertical_equation} fails: relative vertical part {residual:.3g}"
-
-    def extra_repr(self) -> str:
-        return f"metric={self.metric!r}"

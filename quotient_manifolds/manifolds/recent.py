@@ -1,4 +1,4 @@
-"""What a manifold remembers of the points it was asked about: factorisations, and tensors that were points before."""
+"""Remember, for a manifold, the points it was asked about: factorisations, and tensors that were points before."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GROWN = 1e3
 
 
 class Known(NamedTuple):
-    """A space nobody else holds, and the largest entry of its point."""
+    """Hold a space nobody else holds, and the largest entry of its point."""
 
     space: HorizontalSpace
     largest: Tensor
 
 
 class Recent:
-    """The last horizontal spaces, found again by the values of the point, and the parameters that were points.
+    """Keep the last horizontal spaces, found again by the values of the point, and the parameters that were points.
 
     Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever wrote to
     the tensor in whatever way. A space is of a private copy of the point and in no graph. The tuple is replaced as a
@@ -44,7 +44,7 @@ class Recent:
         return Recent, ()
 
     def find(self, x: Tensor) -> HorizontalSpace | None:
-        """The space at a point of these values, if it is kept."""
+        """Return the space at a point of these values, if it is kept."""
         for known in self._kept:
             point = known.space.point
             if (point.dtype, point.device) == (x.dtype, x.device) and torch.equal(point, x):
@@ -65,7 +65,7 @@ class Recent:
             self._seen[x] = first, known.largest
 
     def explain(self, reason: str, x: Tensor, start: Tensor | None = None) -> str:
-        """Why x is no point, where it is known to have been one, or to be the end of a step from `start`."""
+        """Say why x is no point, where it is known to have been one, or to be the end of a step from `start`."""
         now = float(x.detach().abs().amax()) if x.numel() else 0.0
         fails = reason.partition(";")[0]
         if x in self._seen:
@@ -84,7 +84,7 @@ class Recent:
 
 
 def lasts(x: Tensor) -> bool:
-    """Whether what is computed from x now may be used at another time: it is in no graph and under no transform."""
+    """Tell if what is computed from x now may be used at another time: it is in no graph, under no transform."""
     return (
         type(x) in PLAIN
         and not (x.requires_grad and torch.is_grad_enabled())

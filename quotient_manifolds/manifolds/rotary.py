@@ -9,7 +9,6 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
 from quotient_manifolds.manifolds.arguments import (
-    NOT_FINITE,
     require_counts,
     require_factors,
     require_size,
@@ -17,13 +16,13 @@ from quotient_manifolds.manifolds.arguments import (
 )
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
 class RotaryQuotient(QuotientManifold):
-    r"""Pairs of complex vectors g (n entries), k (m entries), up to (g / z, k conj(z)), z != 0: only g k^H matters.
+    r"""Represent pairs of complex vectors g, k (n and m entries) up to (g / z, k conj(z)), z != 0: only g k^H matters.
 
     Points have shape (..., n + m, 2), g stacked on k, real and imaginary parts in the two columns. The rotations that a
     rotary embedding puts between a query and a key commute with these z alone; a frequency plane of a head is one point
@@ -37,7 +36,8 @@ class RotaryQuotient(QuotientManifold):
     same, and one more direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and
     |k|^2 + eps in place of the squares, invariant under phases only.
 
-    The dimension of the quotient is 2 (n + m) - 2.
+    The dimension of the quotient is 2 (n + m) - 2. The examples of the methods use `manifold = RotaryQuotient(1, 1)`
+    and `x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])`, that is g = 3 + 4i, k = 5.
 
     >>> manifold = RotaryQuotient(2, 1)
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
@@ -52,12 +52,12 @@ class RotaryQuotient(QuotientManifold):
     name = "RotaryQuotient"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
-        super().__init__(metric)
+        super().__init__()
         require_counts(n=n, m=m)
         require_size(eps)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of entries of g and k, should be at least 1; found {n} and {m}")
-        self.n, self.m, self.eps = n, m, float(eps)
+        self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
         self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
 
     @property
@@ -69,8 +69,6 @@ class RotaryQuotient(QuotientManifold):
 
         Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0.
 
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
         >>> manifold.at(x).norm(x)
         tensor(1.4142)
         """
@@ -78,10 +76,9 @@ class RotaryQuotient(QuotientManifold):
         return RotarySpace(self._real.at(_column(x), dtype=dtype))
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a vector.
+        """Move x to (g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a
+        vector.
 
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
         >>> manifold.action(torch.tensor(1j), x)  # g / i, k conj(i)
         tensor([[ 4., -3.],
                 [ 0., -5.]])
@@ -92,10 +89,8 @@ class RotaryQuotient(QuotientManifold):
         return _parts(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """g (..., n) and k (..., m), complex, of a point or a tangent vector.
+        """Return g (..., n) and k (..., m), complex, of a point or a tangent vector.
 
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
         >>> manifold.split(x)[0]
         tensor([3.+4.j])
         """
@@ -104,10 +99,8 @@ class RotaryQuotient(QuotientManifold):
         return c[..., : self.n], c[..., self.n :]
 
     def balance(self, x: Tensor) -> Tensor:
-        """The representative with |g| = |k|, whose entry of g of largest magnitude is real and positive.
+        """Return the representative with |g| = |k|, whose entry of g of largest magnitude is real and positive.
 
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
         >>> manifold.same_orbit(manifold.balance(x), x)
         tensor(True)
         """
@@ -117,50 +110,33 @@ class RotaryQuotient(QuotientManifold):
         stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
         return self.action(stretch * torch.sgn(peak), x)
 
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether g k^H is the same for both: |difference| <= rtol |g| |k|, the accuracy the factors allow.
-
-        `rtol` defaults to 64 machine epsilons.
-
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
-        >>> manifold.same_orbit(x, manifold.action(torch.tensor(2.0 + 1.0j), x))
-        tensor(True)
-        """
-        self._require(x=x, y=y)
-        (g, k), (p, q) = map(self.split, torch.broadcast_tensors(x, y))
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare g k^H, with the accuracy |g| |k| that the factors allow."""
+        (g, k), (p, q) = self.split(x), self.split(y)
         size = torch.maximum(_size(g) * _size(k), _size(p) * _size(q))
-        return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()) <= rtol * size
+        return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()), size
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where g and k are not 0; else they are lifted to rounding level.
+        """Return x itself where g and k are not 0; else they are lifted to rounding level.
 
-        >>> manifold = RotaryQuotient(1, 1)
-        >>> x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])  # g = 3 + 4i, k = 5
         >>> torch.equal(manifold.projx(x), x)
         True
         """
         self._require(x=x)
         return self._real.projx(_column(x)).reshape(x.shape)
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
         if len(shape) >= 2 and shape[-2:] == (self.n + self.m, 2):
-            return True, None
-        return False, (
-            f"'{name}' on RotaryQuotient({self.n}, {self.m}) should have shape (..., {self.n + self.m}, 2), real and "
-            f"imaginary parts; found {tuple(shape)}"
-        )
+            return None
+        rows = self.n + self.m
+        return f"RotaryQuotient({self.n}, {self.m}) should have shape (..., {rows}, 2), real and imaginary parts"
 
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        """Finite, and g != 0, k != 0."""
-        if not bool(torch.isfinite(x).all()):
-            return False, NOT_FINITE
+    def _fault(self, x: Tensor) -> str | None:
         zero = [(part == 0).all(dim=-1) for part in self.split(x)]
         if self.eps or not bool((zero[0] | zero[1]).any()):
-            return True, None
+            return None
         where = "g" if bool(zero[0].any()) else "k"
-        return False, f"g != 0 and k != 0 fails: {where} is 0 in every entry; leave that plane out, or use eps > 0"
+        return f"g != 0 and k != 0 fails: {where} is 0 in every entry; leave that plane out, or use eps > 0"
 
     def _key(self) -> tuple[Any, ...]:
         return (self.n, self.m, self.t, self.eps)
@@ -205,7 +181,7 @@ class RotarySpace(HorizontalSpace):
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
 
     def relative_speed(self, z: Tensor) -> Tensor:
-        """max(|xi_g| / |g|, |xi_k| / |k|)."""
+        """Compute max(|xi_g| / |g|, |xi_k| / |k|)."""
         return self._real.relative_speed(_column(z))
 
     def _step(self, z: Tensor, order: str) -> Tensor:
@@ -217,12 +193,12 @@ class RotarySpace(HorizontalSpace):
 
 
 def _column(x: Tensor) -> Tensor:
-    """(..., n + m, 2) as a real pair of one column, (..., 2n + 2m, 1)."""
+    """View (..., n + m, 2) as a real pair of one column, (..., 2n + 2m, 1)."""
     return x.flatten(-2)[..., None]
 
 
 def _like(x: Tensor) -> Tensor:
-    """The inverse of `_column`."""
+    """Undo `_column`."""
     return x[..., 0].unflatten(-1, (-1, 2))
 
 

@@ -26,14 +26,14 @@ Motion = Callable[[Tensor], Tensor]
 
 
 class Solution(NamedTuple):
-    """The last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain."""
+    """Hold the last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain."""
 
     state: Tensor
     reached: Tensor
 
 
 class StepsError(ArithmeticError):
-    """Curves that need too many steps; `reached` is the earliest time at which one is left."""
+    """Report curves that need too many steps; `reached` is the earliest time at which one is left."""
 
     def __init__(self, reached: float) -> None:
         super().__init__(f"curves should reach their end within {MAX_STEPS} steps; one is at t = {reached:.3g}")
@@ -58,7 +58,7 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor) -> Solution:
 
 
 def _plan(motion: Callable[[Tensor], Motion], start: Tensor) -> tuple[Solution, list[tuple[Tensor, Tensor]]]:
-    """The solution, and which entries took steps of which sizes."""
+    """Compute the solution, and which entries took steps of which sizes."""
     state, live = start.clone(), torch.arange(len(start), device=start.device)
     time = torch.zeros(len(start), dtype=start.dtype, device=start.device)
     size, wall = torch.ones_like(time), torch.full_like(time, torch.inf)  # wall: where it is known to be outside
@@ -83,7 +83,7 @@ def _plan(motion: Callable[[Tensor], Motion], start: Tensor) -> tuple[Solution, 
 
 
 def _step(f: Motion, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The states after steps of sizes h, and their errors over the tolerance, NaN where a stage was outside."""
+    """Compute the states after steps of sizes h, and their errors over the tolerance, NaN where a stage was outside."""
     A, B, E3, E5 = (torch.as_tensor(x).to(y) for x in (DOP853.A, DOP853.B, DOP853.E3[:-1], DOP853.E5[:-1]))
     h = h[:, None]
     k = f(y)[..., None]  # (rows, d, stages so far)

@@ -8,14 +8,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_factors, require_vector, some
+from quotient_manifolds.manifolds.arguments import require_factors, require_vector, some
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
 class ScaleQuotient(QuotientManifold):
-    r"""Nonzero vectors w, up to a w for a > 0: only the direction w / |w| matters, a point of the sphere S^{d-1}.
+    r"""Represent nonzero vectors w, up to a w for a > 0: only the direction w / |w| matters, a point of the sphere
+    S^{d-1}.
 
     Points have shape (..., d) with d >= 2: weights in front of a normalisation without epsilon, e.g. all weights into
     one unit of batch normalisation. The metric is <eta, zeta> / |w|^2 and horizontal vectors are orthogonal to w, so
@@ -35,15 +36,12 @@ class ScaleQuotient(QuotientManifold):
     name = "ScaleQuotient"
     ndim = 1
 
-    def __init__(self) -> None:
-        super().__init__("inv")  # the only metric, and invariant under scaling as `inv` is
-
     @property
     def vertical_equation(self) -> str:
         return "w^T xi = 0 (horizontal space of positive scaling)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry.
+        """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry.
 
         >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
         tensor(1.)
@@ -52,7 +50,7 @@ class ScaleQuotient(QuotientManifold):
         return _ScaleSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
+        """Move x to a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
 
         >>> ScaleQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
         tensor([[2., 2.],
@@ -65,7 +63,7 @@ class ScaleQuotient(QuotientManifold):
         return A[..., None] * x
 
     def balance(self, x: Tensor) -> Tensor:
-        """w / |w|: the representative of length 1.
+        """Return w / |w|: the representative of length 1.
 
         >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
@@ -73,18 +71,12 @@ class ScaleQuotient(QuotientManifold):
         self._require_points(x=x)
         return x / _length(x)
 
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether the directions agree: |x / |x| - y / |y|| <= rtol, by default 64 machine epsilons. Shape (...,).
-
-        >>> ScaleQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]))
-        tensor(True)
-        """
-        self._require(x=x, y=y)
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
-        return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1) <= rtol
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare directions."""
+        return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1), 1.0
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """The angle between x and y, in [0, pi]. Shape (...,), or (..., 1) with `keepdim`.
+        """Compute the angle between x and y, in [0, pi]. Shape (...,), or (..., 1) with `keepdim`.
 
         2 atan2(|u - v|, |u + v|) for the directions u and v: accurate at small angles, where the cosine is not.
 
@@ -97,7 +89,7 @@ class ScaleQuotient(QuotientManifold):
         return 2 * torch.atan2(apart, together)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The horizontal vector at x whose great circle reaches the direction of y at t = 1; its norm is `dist`.
+        """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1; its norm is `dist`.
 
         Raises ValueError for opposite directions, between which every half circle is a shortest path.
 
@@ -115,7 +107,7 @@ class ScaleQuotient(QuotientManifold):
         return _length(x) * towards / torch.sinc(angle / math.pi)
 
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where it is not zero; the zero vector becomes (1, ..., 1).
+        """Return x itself where it is not zero; the zero vector becomes (1, ..., 1).
 
         >>> ScaleQuotient().projx(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[3., 4.],
@@ -124,22 +116,18 @@ class ScaleQuotient(QuotientManifold):
         self._require(x=x)
         return torch.where((x == 0).all(dim=-1, keepdim=True), 1.0, x)
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        return _check_vector_shape(shape, name, self.name)
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) >= 1 and shape[-1] >= 2
+        return None if fits else "ScaleQuotient should have shape (..., d) with d >= 2"
 
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        if not bool(torch.isfinite(x).all()):
-            return False, NOT_FINITE
+    def _fault(self, x: Tensor) -> str | None:
         zeros = int((x == 0).all(dim=-1).sum())
-        return (False, f"w != 0 fails: {zeros} vectors are 0") if zeros else (True, None)
-
-    def extra_repr(self) -> str:
-        return ""
+        return f"w != 0 fails: {zeros} vectors are 0" if zeros else None
 
 
 @final
 class _ScaleSpace(HorizontalSpace):
-    """Coordinates z = eta / |w|."""
+    """Hold coordinates z = eta / |w|."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__(x, ndim=1)
@@ -161,7 +149,7 @@ class _ScaleSpace(HorizontalSpace):
         return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
 
     def relative_speed(self, z: Tensor) -> Tensor:
-        """|xi| / |w|, the angle that the great circle turns."""
+        """Compute |xi| / |w|, the angle that the great circle turns."""
         return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
 
     def _step(self, z: Tensor, order: str) -> Tensor:
@@ -175,7 +163,7 @@ class _ScaleSpace(HorizontalSpace):
 
 
 def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """cos(a) and sin(a) / a from a^2, smooth at a = 0."""
+    """Compute cos(a) and sin(a) / a from a^2, smooth at a = 0."""
     small = squared < 1e-4
     angle = torch.where(small, 1.0, squared).sqrt()
     cosine = torch.where(small, 1 - squared / 2 * (1 - squared / 12 * (1 - squared / 30)), angle.cos())
@@ -183,12 +171,6 @@ def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _length(x: Tensor) -> Tensor:
-    """|x| with a trailing 1, without overflow or underflow of its square."""
+    """Compute |x| with a trailing 1, without overflow or underflow of its square."""
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True)
-
-
-def _check_vector_shape(shape: tuple[int, ...], name: str, manifold: str) -> tuple[bool, str | None]:
-    if len(shape) >= 1 and shape[-1] >= 2:
-        return True, None
-    return False, f"'{name}' on {manifold} should have shape (..., d) with d >= 2; found {tuple(shape)}"

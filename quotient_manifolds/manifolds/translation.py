@@ -7,15 +7,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.arguments import NOT_FINITE, require_numbers, require_vector
+from quotient_manifolds.manifolds.arguments import require_numbers, require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
-from quotient_manifolds.manifolds.scale import _check_vector_shape
 
 
 @final
 class TranslationQuotient(QuotientManifold):
-    r"""Vectors b, up to b + c (1, ..., 1) for c in R: only b - mean(b) matters.
+    r"""Represent vectors b, up to b + c (1, ..., 1) for c in R: only b - mean(b) matters.
 
     Points have shape (..., d) with d >= 2: the biases of a softmax, which does not see a common shift. The metric is
     the Euclidean one, horizontal vectors have mean 0 and the geodesics are straight lines. The dimension of the
@@ -32,15 +31,12 @@ class TranslationQuotient(QuotientManifold):
     name = "TranslationQuotient"
     ndim = 1
 
-    def __init__(self) -> None:
-        super().__init__("inv")  # the only metric; no name applies
-
     @property
     def vertical_equation(self) -> str:
         return "sum_i xi_i = 0 (horizontal space of translation)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """The horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or a non-finite entry.
+        """Return the horizontal space at x, the same everywhere; ValueError for a wrong shape or NaN.
 
         >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
         tensor(5.)
@@ -49,7 +45,7 @@ class TranslationQuotient(QuotientManifold):
         return _TranslationSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors are carried along unchanged.
+        """Move x to b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors do not change.
 
         >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
         tensor([[3., 3.],
@@ -60,7 +56,7 @@ class TranslationQuotient(QuotientManifold):
         return x + A[..., None]
 
     def balance(self, x: Tensor) -> Tensor:
-        """b - mean(b): the representative of mean 0.
+        """Return b - mean(b): the representative of mean 0.
 
         >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
         tensor([-2., -1.,  3.])
@@ -68,21 +64,13 @@ class TranslationQuotient(QuotientManifold):
         self._require(x=x)
         return _centred(x)
 
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether the centred vectors agree: |difference| <= rtol max(|x|, |y|), the accuracy the entries allow.
-
-        `rtol` defaults to 64 machine epsilons. Shape (...,).
-
-        >>> TranslationQuotient().same_orbit(torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0]))
-        tensor(True)
-        """
-        self._require(x=x, y=y)
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare centred vectors, with the accuracy that the entries before centring allow."""
         size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
-        return torch.linalg.vector_norm(_centred(y - x), dim=-1) <= rtol * torch.maximum(size, other)
+        return torch.linalg.vector_norm(_centred(y - x), dim=-1), torch.maximum(size, other)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|y - x - mean(y - x)|. Shape (...,), or (..., 1) with `keepdim`.
+        """Compute |y - x - mean(y - x)|. Shape (...,), or (..., 1) with `keepdim`.
 
         >>> TranslationQuotient().dist(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
         tensor(4.2426)
@@ -90,7 +78,7 @@ class TranslationQuotient(QuotientManifold):
         return torch.linalg.vector_norm(self.logmap(x, y), dim=-1, keepdim=keepdim)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
+        """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
 
         >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
         tensor([-3.,  3.])
@@ -98,30 +86,17 @@ class TranslationQuotient(QuotientManifold):
         self._require_points(x=x, y=y)
         return _centred(y - x)
 
-    def projx(self, x: Tensor) -> Tensor:
-        """x itself: every vector is a point.
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) >= 1 and shape[-1] >= 2
+        return None if fits else "TranslationQuotient should have shape (..., d) with d >= 2"
 
-        >>> TranslationQuotient().projx(torch.tensor([3.0, 4.0]))
-        tensor([3., 4.])
-        """
-        self._require(x=x)
-        return x
-
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        return _check_vector_shape(shape, name, self.name)
-
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        if bool(torch.isfinite(x).all()):
-            return True, None
-        return False, NOT_FINITE
-
-    def extra_repr(self) -> str:
-        return ""
+    def _fault(self, x: Tensor) -> str | None:
+        return None
 
 
 @final
 class _TranslationSpace(HorizontalSpace):
-    """Coordinates z = eta."""
+    """Hold coordinates z = eta."""
 
     def __init__(self, x: Tensor) -> None:
         super().__init__(x, ndim=1)
@@ -141,7 +116,7 @@ class _TranslationSpace(HorizontalSpace):
         return _centred(z)
 
     def relative_speed(self, z: Tensor) -> Tensor:
-        """0: geodesics are straight lines, and no polynomial is far from them."""
+        """Return 0: geodesics are straight lines, and no polynomial is far from them."""
         return z.new_zeros(z.shape[:-1], dtype=torch.float64)
 
     def _step(self, z: Tensor, order: str) -> Tensor:

@@ -79,7 +79,7 @@ class Hessian:
 
 
 def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
-    """The loss at parameters that are functions of something, differentiable in it as often as asked."""
+    """Compute the loss at parameters that are functions of something, differentiable in it as often as asked."""
     value = loss.at(params, batch)
     if not value.requires_grad:
         raise ValueError(

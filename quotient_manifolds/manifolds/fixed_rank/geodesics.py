@@ -21,7 +21,7 @@ ENERGY_TOLERANCE = 1e-6
 
 
 class Slope(NamedTuple):
-    """How the weights of the metric change with the Gram matrices: dW_G = own * V_G + other * V_H, entry by entry.
+    """Say how the weights of the metric change with the Gram matrices: dW_G = own * V_G + other * V_H, entry by entry.
 
     W_G = (G^T G)^-1 #_t H^T H in the frame, where it is diag(s^2t), and V = a^T left + left^T a, alike for H.
     """
@@ -31,7 +31,7 @@ class Slope(NamedTuple):
 
 
 def slope(s: Tensor, t: float) -> Slope:
-    r"""(m^t sinh((t - 1) d) / sinh d, m^t sinh(t d) / sinh d), m = s_i s_j, d = log(s_i / s_j).
+    r"""Compute (m^t sinh((t - 1) d) / sinh d, m^t sinh(t d) / sinh d), m = s_i s_j, d = log(s_i / s_j).
 
     The derivative of the weighted geometric mean A #_t B at A = I, B = diag(s)^2, by the Daletskii-Krein formula: the
     divided difference of x^t between s_i^2 and s_j^2 is m^(t-1) sinh(t d) / sinh d. For t = 0 (inv) the two are -1 and
@@ -43,7 +43,7 @@ def slope(s: Tensor, t: float) -> Slope:
 
 
 def _sinh_ratio(k: float, d: Tensor) -> Tensor:
-    """sinh(k d) / sinh d, with its limit k at d = 0."""
+    """Compute sinh(k d) / sinh d, with its limit k at d = 0."""
     small = d.abs() < 1e-4
     safe = torch.where(small, 1.0, d)
     return torch.where(small, k * (1 + (k * k - 1) * d * d / 6), torch.sinh(k * safe) / torch.sinh(safe))
@@ -53,7 +53,7 @@ Both = tuple[Tensor, Tensor]  # one tensor for G, one for H
 
 
 def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
-    r"""expm(Om) left expm(M^T), Om = a left^T - left a^T: the exact geodesic of `inv`, one factor, t = 1.
+    r"""Compute expm(Om) left expm(M^T), Om = a left^T - left a^T: the exact geodesic of `inv`, one factor, t = 1.
 
     The Lagrangian tr((G^T G)^{-1} G'^T G') / 2 is invariant under O(n) from the left and GL(h) from the right. The two
     conserved momenta are Om = xi_G (G^T G)^{-1} G^T - transpose and C = (G^T G)^{-1} xi_G^T G, and
@@ -78,7 +78,7 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
 
 
 class Flow(NamedTuple):
-    """Where a geodesic got: the factors in the frame (G = left @ from_left) at time `reached` <= 1."""
+    """Tell where a geodesic got: the factors in the frame (G = left @ from_left) at time `reached` <= 1."""
 
     left: Tensor
     right: Tensor
@@ -127,7 +127,7 @@ def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Te
 
 
 class _System:
-    """Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
+    """Hold Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
 
     def __init__(self, t: float, s: Tensor, grams: Tensor, ridge: Tensor, speed: Tensor) -> None:
         self.t, self.s, self.grams, self.ridge, self.speed = t, s, grams, ridge, speed
@@ -135,11 +135,11 @@ class _System:
         self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)
 
     def of(self, rows: Tensor) -> _System:
-        """The same for some entries of the batch."""
+        """Return the same for some entries of the batch."""
         return _System(self.t, *(x[rows] for x in (self.s, self.grams, self.ridge, self.speed)))
 
     def motion(self, state: Tensor) -> Tensor:
-        """The velocity of a state, NaN where it is outside the domain."""
+        """Compute the velocity of a state, NaN where it is outside the domain."""
         c, v = self.parts(state)
         at = c.mT @ self.grams @ c + self.ridge
         inside = _inside(at)
@@ -161,21 +161,22 @@ class _System:
             )
 
     def _energy(self, state: Tensor) -> Tensor:
-        """tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
+        """Compute tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
         c, v = self.parts(state)
         p = v * self.weight
         d = self.kinetic(self.t, self.s, c.mT @ self.grams @ c + self.ridge).velocity(p)
         return (p * (self.grams @ d)).sum((-3, -2, -1))
 
     def parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
+        """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
         h = self.s.shape[-1]
         c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
         return c, v
 
 
 class _Kinetic(abc.ABC):
-    """Velocity p W^-1, and force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G, alike for H.
+    """Compute the velocity p W^-1, and the force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G,
+    alike for H.
 
     At Gram matrices of shape (batch, 2, h, h), those of G and of H.
     """
@@ -192,7 +193,7 @@ class _Kinetic(abc.ABC):
 
 @final
 class _Inv(_Kinetic):
-    """W_G = (G^T G)^-1."""
+    """Hold W_G = (G^T G)^-1."""
 
     def velocity(self, p: Tensor) -> Tensor:
         return p @ self.gram
@@ -204,7 +205,7 @@ class _Inv(_Kinetic):
 
 @final
 class _Mix(_Kinetic):
-    """W_G = S H^T H S in the frame."""
+    """Hold W_G = S H^T H S in the frame."""
 
     def velocity(self, p: Tensor) -> Tensor:
         column = self.s[:, None, None, :]
@@ -216,7 +217,7 @@ class _Mix(_Kinetic):
 
 @final
 class _Mean(_Kinetic):
-    """W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
+    """Hold W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
 
     def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
         super().__init__(t, s, gram)
@@ -236,7 +237,7 @@ class _Mean(_Kinetic):
 
 
 def _inside(gram: Tensor) -> Tensor:
-    """Whether all eigenvalues are between FLOOR and its inverse, those of G and of H. Shape (batch, 1, 1, 1)."""
+    """Tell whether all eigenvalues are between FLOOR and its inverse, those of G and of H. Shape (batch, 1, 1, 1)."""
     gram = gram.detach()
     finite = gram.isfinite().all(-1).all(-1)[..., None, None]
     eigenvalues = torch.linalg.eigvalsh(torch.where(finite, gram, 0.0))
@@ -244,7 +245,8 @@ def _inside(gram: Tensor) -> Tensor:
 
 
 def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis B (..., n, 2h) of the columns of left and a, beginning with left, and a in it: a = B @ (..., 2h, h).
+    """Build a basis B (..., n, 2h) of the columns of left and a, beginning with left, and a in it: a = B @ (..., 2h,
+    h).
 
     The second half is orthonormalised by a matrix that takes no part in differentiation: what B c(t) is does not depend
     on it, and so a = 0 has a gradient. Without it, columns of a in the span of left would spoil the solver's errors.

@@ -15,7 +15,7 @@ TOLERANCE = 1e-9
 
 
 class Shooter(Protocol):
-    """What is needed of a horizontal space: coordinates, their horizontal part, and the exact geodesic."""
+    """State what is needed of a horizontal space: coordinates, their horizontal part, and the exact geodesic."""
 
     point: Tensor
 
@@ -25,7 +25,7 @@ class Shooter(Protocol):
 
 
 def common_span(here: Tensor, there: Tensor) -> Tensor:
-    """An orthonormal basis (n, k), k <= 2h, of the columns of two matrices (n, h) of orthonormal columns."""
+    """Build an orthonormal basis (n, k), k <= 2h, of the columns of two matrices (n, h) of orthonormal columns."""
     rest = there - here @ (here.mT @ there)
     rest = rest - here @ (here.mT @ rest)
     k = min(rest.shape[-1], here.shape[0] - here.shape[1])
@@ -34,7 +34,8 @@ def common_span(here: Tensor, there: Tensor) -> Tensor:
 
 
 def shoot(space: Shooter, n: int, target: Tensor, guess: Tensor) -> tuple[Tensor, float]:
-    """Coordinates z of the velocity whose exact geodesic ends at G H^T = target, and the relative miss that is left.
+    """Find coordinates z of the velocity whose exact geodesic ends at G H^T = target, and the relative miss that is
+    left.
 
     Levenberg-Marquardt / trust region steps of `scipy.optimize.least_squares` on the miss of the end and the vertical
     part of z, with the Jacobian by reverse differentiation through the exponential, all rows in one batch.

@@ -25,13 +25,13 @@ from quotient_manifolds.manifolds.arguments import (
 from quotient_manifolds.manifolds.fixed_rank.logarithm import TOLERANCE as SHOOTING_TOLERANCE
 from quotient_manifolds.manifolds.fixed_rank.logarithm import common_span, shoot
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric
+from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
 @final
 class FixedRankQuotient(QuotientManifold):
-    r"""Pairs (G, H) of full column rank, up to (G A^{-1}, H A^T) for A in GL(h): only X = G H^T matters.
+    r"""Represent pairs (G, H) of full column rank, up to (G A^{-1}, H A^T) for A in GL(h): only X = G H^T matters.
 
     Points have shape (..., n + m, h): G (n rows) stacked on H (m rows). Metrics [paper, Eq. 9, 10]:
 
@@ -44,7 +44,8 @@ class FixedRankQuotient(QuotientManifold):
     `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
     rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
 
-    The dimension of the quotient is (n + m - h) h.
+    The dimension of the quotient is (n + m - h) h. The examples of the methods use `manifold = FixedRankQuotient(2, 1)`
+    and `x = torch.tensor([[3.0], [4.0], [5.0]])`.
 
     >>> manifold = FixedRankQuotient(3, 2, metric="mix")
     >>> x = torch.tensor([[1.0], [2.0], [0.0], [1.0], [3.0]])
@@ -55,12 +56,12 @@ class FixedRankQuotient(QuotientManifold):
     name = "FixedRankQuotient"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
-        super().__init__(metric)
+        super().__init__()
         require_counts(n=n, m=m)
         require_size(eps)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of rows of G and H, should be at least 1; found n = {n}, m = {m}")
-        self.n, self.m, self.eps = n, m, float(eps)
+        self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
 
     @property
     def vertical_equation(self) -> str:
@@ -71,8 +72,6 @@ class FixedRankQuotient(QuotientManifold):
 
         Raises ValueError for a wrong shape, non-finite entries or a rank below h.
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> manifold.at(x).norm(x)  # relative lengths 1 and 1
         tensor(1.4142)
         """
@@ -85,14 +84,13 @@ class FixedRankQuotient(QuotientManifold):
                 f"products of a point's entries should be finite; found entries up to {largest:.3g}"
             ) from None
         if not space.full_rank:
-            raise ValueError(self._check_point_on_manifold(x)[1] or "the rank of G or of H is below h; use eps > 0")
+            raise ValueError(self._fault(x) or "the rank of G or of H is below h; use eps > 0")
         return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """(G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent vector.
+        """Move x to (G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent
+        vector.
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> manifold.action(torch.tensor([[2.0]]), x)
         tensor([[ 1.5000],
                 [ 2.0000],
@@ -103,10 +101,8 @@ class FixedRankQuotient(QuotientManifold):
         return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """G (..., n, h) and H (..., m, h) of a point or a tangent vector.
+        """Return G (..., n, h) and H (..., m, h) of a point or a tangent vector.
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> manifold.split(x)[1]
         tensor([[5.]])
         """
@@ -114,12 +110,11 @@ class FixedRankQuotient(QuotientManifold):
         return x[..., : self.n, :], x[..., self.n :, :]
 
     def balance(self, x: Tensor) -> Tensor:
-        """(L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: the representative with equal Gram matrices S.
+        """Return (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: the representative with equal Gram matrices
+        S.
 
         Signs are fixed by making the entry of largest magnitude in every column of L positive.
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> manifold.balance(manifold.action(torch.tensor([[2.0]]), x))
         tensor([[3.],
                 [4.],
@@ -130,30 +125,17 @@ class FixedRankQuotient(QuotientManifold):
         peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
         return torch.cat([left, right], dim=-2) * (s.sqrt()[..., None, :] * peak.sign())
 
-    def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
-        """Whether G H^T is the same for both: |difference| <= rtol |G| |H|, the accuracy the factors allow.
-
-        `rtol` defaults to 64 machine epsilons.
-
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
-        >>> manifold.same_orbit(x, -x), manifold.same_orbit(x, 2 * x)
-        (tensor(True), tensor(False))
-        """
-        self._require(x=x, y=y)
-        (G, H), (P, Q) = map(self.split, torch.broadcast_tensors(x, y))
-        rtol = 64 * torch.finfo(x.dtype).eps if rtol is None else rtol
-        size = torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
-        return product_gap(G, H, P, Q) <= rtol * size
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare G H^T, with the accuracy |G| |H| that the factors allow."""
+        (G, H), (P, Q) = self.split(x), self.split(y)
+        return product_gap(G, H, P, Q), torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
 
     def align(self, x: Tensor, y: Tensor) -> Tensor:
-        """The representative of the orbit of y nearest to x at the balanced points: orthogonal Procrustes.
+        """Return the representative of the orbit of y nearest to x at the balanced points: orthogonal Procrustes.
 
         (L_y S_y^{1/2} Q, R_y S_y^{1/2} Q) with the rotation Q nearest to the balanced x, brought to the frame of x.
         It is equivariant in x and does not depend on the representative y. Shapes (..., n + m, h).
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> torch.allclose(manifold.align(x, manifold.action(torch.tensor([[-7.0]]), x)), x)
         True
         """
@@ -165,7 +147,7 @@ class FixedRankQuotient(QuotientManifold):
         return torch.cat([G @ here.from_left, H @ here.from_right], dim=-2)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
+        """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
 
         Found by shooting from the difference of aligned representatives: the shortest geodesic if the points are near,
         which the exponential's injectivity radius decides. Geodesics between two points stay in the span of the columns
@@ -173,8 +155,6 @@ class FixedRankQuotient(QuotientManifold):
         Computed in float64, pair by pair over the batch; not differentiable. Raises `GeodesicError` if no geodesic is
         found, ValueError with eps > 0. Shapes (..., n + m, h).
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
         tensor([[1.3863],
                 [1.3863],
@@ -213,25 +193,13 @@ class FixedRankQuotient(QuotientManifold):
         a, b = small.split(space.vector(z))
         return torch.cat([B_G @ a, B_H @ b]).to(like)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """|log_x(y)|_x, the length of the geodesic `logmap` finds; not differentiable. Shape (...,).
-
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
-        >>> manifold.dist(x, 4 * x)
-        tensor(1.9605)
-        """
-        result = self.at(x).norm(self.logmap(x, y))
-        return result[..., None, None] if keepdim else result
-
     def projx(self, x: Tensor) -> Tensor:
-        """x itself where it is a point; else each factor with singular values floored at rounding level, and a warning.
+        """Return x itself where it is a point; else each factor with singular values floored at rounding level, and a
+        warning.
 
         What is at rounding level does not train: gradients of `inv` there are too small to move it, those of `mix` too
         large. So start from small random numbers rather than from projx of 0; with eps > 0, 0 is a point.
 
-        >>> manifold = FixedRankQuotient(2, 1)
-        >>> x = torch.tensor([[3.0], [4.0], [5.0]])
         >>> torch.equal(manifold.projx(x), x)
         True
         """
@@ -252,27 +220,23 @@ class FixedRankQuotient(QuotientManifold):
             )
         return torch.cat([part for part, _ in parts], dim=-2)
 
-    def _check_shape(self, shape: tuple[int, ...], name: str) -> tuple[bool, str | None]:
-        if len(shape) >= 2 and shape[-2] == self.n + self.m and 1 <= shape[-1] <= min(self.n, self.m):
-            return True, None
-        return False, (
-            f"'{name}' on FixedRankQuotient({self.n}, {self.m}) should have shape (..., {self.n + self.m}, h) "
-            f"with 1 <= h <= {min(self.n, self.m)}; found {tuple(shape)}"
-        )
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        rows, most = self.n + self.m, min(self.n, self.m)
+        if len(shape) >= 2 and shape[-2] == rows and 1 <= shape[-1] <= most:
+            return None
+        return f"FixedRankQuotient({self.n}, {self.m}) should have shape (..., {rows}, h) with 1 <= h <= {most}"
 
-    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:
-        """Finite, and rank(G H^T) = h by its singular values relative to the largest (an invariant of the orbit)."""
-        if not bool(torch.isfinite(x).all()):
-            return False, NOT_FINITE
+    def _fault(self, x: Tensor) -> str | None:
+        """Judge the rank of G H^T by its singular values relative to the largest, which are invariants of the orbit."""
         if self.eps or x.numel() == 0:
-            return True, None
+            return None
         ratio = float(relative_singular_values(*self.split(x))[..., -1].min())
         if ratio > rank_floor(self.n, self.m):
-            return True, None
+            return None
         zero = [name for name, part in zip("GH", self.split(x), strict=True) if not bool(part.any(-1).any(-1).all())]
         found = f"{zero[0]} is 0" if zero else f"its smallest singular value is {ratio:.3g} times its largest"
         cure = "start from small random numbers instead" if zero else "use a smaller h"
-        return False, f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
+        return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
 
     def _key(self) -> tuple[Any, ...]:
         return (self.n, self.m, self.t, self.eps)
@@ -286,7 +250,7 @@ def _size(G: Tensor) -> Tensor:
 
 
 def _full_rank(G: Tensor) -> tuple[Tensor, Tensor]:
-    """G with singular values floored at machine precision, and where one was below; else exactly G, bit for bit."""
+    """Return G with singular values floored at machine precision, and where one was below; else exactly G."""
     floor = max(G.shape[-2:]) * torch.finfo(G.dtype).eps
     L, sigma, Rh = torch.linalg.svd(G, full_matrices=False)
     largest = torch.where(sigma[..., :1] > 0, sigma[..., :1], 1.0)

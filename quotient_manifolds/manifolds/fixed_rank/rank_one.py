@@ -53,7 +53,8 @@ def rank_one(t: float, left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tup
 
 
 def _end(g: Tensor, b2: Tensor, t: float) -> Tensor:
-    """The first time at which |1 + g tau + i b tau|^2 leaves (FLOOR^2t, FLOOR^-2t); infinite where it never does."""
+    """Compute the first time at which |1 + g tau + i b tau|^2 leaves (FLOOR^2t, FLOOR^-2t); infinite where it never
+    does."""
     exponent = min(2 * abs(t), _RANGE) * math.log(FLOOR)
     fall, rise, speed = -math.expm1(exponent), math.expm1(-exponent), g * g + b2  # 1 - lower, upper - 1
     discriminant = g * g * math.exp(exponent) - b2 * fall
@@ -65,7 +66,7 @@ def _end(g: Tensor, b2: Tensor, t: float) -> Tensor:
 
 
 def _on_cone(g: Tensor, b2: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    """log|1 + g + i b| / t and arg(1 + g + i b) / b, both smooth functions of b^2."""
+    """Compute log|1 + g + i b| / t and arg(1 + g + i b) / b, both smooth functions of b^2."""
     lower = math.exp(min(2 * abs(t), _RANGE) * math.log(FLOOR))
     forward = 1 + g
     # A line into the apex is stopped before it; rounding must not carry it there.

@@ -16,7 +16,8 @@ from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, Slope, slope
 
 
 class Pairing(NamedTuple):
-    """What a point knows: G = left from_left, its velocity xi_G = z_G diag(unit) from_left, and how weights change."""
+    """Hold what a point knows: G = left from_left, its velocity xi_G = z_G diag(unit) from_left, and how weights
+    change."""
 
     left: Tensor  # (..., n, h)
     right: Tensor  # (..., m, h)
@@ -38,7 +39,7 @@ class Pairing(NamedTuple):
 
 
 class Step(NamedTuple):
-    """At one z, for both factors (..., 2, h, h)."""
+    """Hold what is computed at one z, for both factors (..., 2, h, h)."""
 
     turn: Tensor
     bend: Tensor
@@ -46,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Adjoint(NamedTuple):
-    """tall_G + left core_G, and inside_G = left^T tall_G where left is orthonormal; for H alike."""
+    """Represent tall_G + left core_G, with inside_G = left^T tall_G where left is orthonormal; for H alike."""
 
     tall: Both  # (..., n, h), (..., m, h)
     core: Tensor  # (..., 2, h, h)
@@ -54,7 +55,7 @@ class Adjoint(NamedTuple):
 
 
 def expand(at: Pairing, z: Both) -> Step:
-    """xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
+    """Prepare xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
 
     [paper, Eq. 11, 12] are the cases t = 0, 1.
     """
@@ -65,13 +66,13 @@ def expand(at: Pairing, z: Both) -> Step:
 
 
 def apply(at: Pairing, z: Both, step: Step) -> Both:
-    """The step in G and in H."""
+    """Compute the step in G and in H."""
     (turn_G, turn_H), (bend_G, bend_H) = step.turn.unbind(-3), step.bend.unbind(-3)
     return plus(z[0] @ turn_G, at.left, bend_G), plus(z[1] @ turn_H, at.right, bend_H)
 
 
 def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
-    """The adjoint of the derivative at z, applied to the gradient at the point that was reached."""
+    """Apply the adjoint of the derivative at z to the gradient at the point that was reached."""
     below, turn = _cores((at.left, at.right), grad), step.turn.mT
     along = _adjoint_change(at.along, _cores(z, grad) @ at.back.mT)
     across = _adjoint_change(at.across, below @ at.back.mT)
@@ -82,7 +83,7 @@ def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
 
 
 def plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + a @ b, in x where nothing is to be differentiated."""
+    """Compute x + a @ b, in x where nothing is to be differentiated."""
     if torch.is_grad_enabled():
         return x + a @ b
     return x.baddbmm_(a, b) if x.ndim == a.ndim == b.ndim == 3 else x.add_(a @ b)
@@ -97,5 +98,5 @@ def _adjoint_change(weights: Slope, W: Tensor) -> Tensor:
 
 
 def _cores(x: Both, y: Both) -> Tensor:
-    """x_G^T y_G, x_H^T y_H."""
+    """Compute x_G^T y_G and x_H^T y_H."""
     return torch.stack([x[0].mT @ y[0], x[1].mT @ y[1]], dim=-3)
