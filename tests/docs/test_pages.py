@@ -13,6 +13,7 @@ import quotient_manifolds
 from quotient_manifolds.cli.app import cli
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = Path(quotient_manifolds.__file__).parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -26,9 +27,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 def rooms() -> set[str]:
     """Return the modules and the folders of modules directly under the package."""
-    package = Path(quotient_manifolds.__file__).parent
-    folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    return folders | {path.stem for path in package.glob("*.py")}
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    return folders | {path.stem for path in PACKAGE.glob("*.py")}
 
 
 def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
@@ -41,7 +41,12 @@ def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
 def test_the_reference_has_every_room() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
     shown = {name for page in pages for name in re.findall(r"^::: \w+\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)}
-    assert shown == rooms() - {"__init__", "__main__", "version", "cli", "experiments"}
+    assert shown == rooms() - {"__init__", "__main__", "version", "cli", "demo"}
+
+
+def test_the_reference_lists_the_names_of_the_package() -> None:
+    text = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")
+    assert {name for name in quotient_manifolds.__all__ if f"`{name}`" not in text} == {"__version__"}
 
 
 @every_page
@@ -55,6 +60,13 @@ def test_its_code_is_of_a_kind_that_is_run_or_checked(page: Path) -> None:
         if language == "console":
             assert all(line.startswith("$ ") for line in code.splitlines()), code
     assert not re.search(r"^\n {4}\w", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+
+
+@every_page
+def test_its_files_exist(page: Path) -> None:
+    """Files are named from the top of the repository, or from that of the package."""
+    named = set(re.findall(r"`([\w/]+/\w+\.(?:py|md|ipynb|json))`", page.read_text(encoding="utf-8")))
+    assert not {name for name in named if not (ROOT / name).exists() and not (PACKAGE / name).exists()}
 
 
 @every_page
