@@ -76,7 +76,7 @@ def _value(measured: Measured, units: Sequence[MeasureUnit], payloads: Mapping[s
     if not found or any(payload is None for payload in found):
         return None
     batches = tuple(BatchResult.from_dict(payload) for payload in found if payload is not None)
-    measurement = measured.measure.measurement(batches)
+    measurement = measured.measure.result(batches)
     return Value(
         measurement.mean,
         measurement.standard_error,

@@ -36,7 +36,7 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels
-from quotient_manifolds.sharpness.objective import autograd_available
+from quotient_manifolds.sharpness.measure import KnownAscents
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.version import VERSION
 
@@ -192,6 +192,8 @@ class Run:
     def _measure_alike(self, loaded: Loaded, units: Sequence[MeasureUnit]) -> None:
         """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
 
+        ascents: KnownAscents = {}  # units that go on from where the one before them ended follow it
+
         @cache
         def subject() -> PreparedModel | str:
             return subject_of(loaded, units[0].measured)
@@ -200,8 +202,7 @@ class Run:
             made = subject()
             if isinstance(made, str):
                 raise ValueError(made)
-            with autograd_available():
-                return each.measured.measure.on(made, each.unit.batch, self._tick(each, made)).to_dict()
+            return each.measured.measure.on(made, each.unit.batch, self._tick(each, made), ascents).to_dict()
 
         for each in units:
             self._attempt(each.unit, partial(on, each))

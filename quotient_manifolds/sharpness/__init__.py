@@ -11,11 +11,11 @@ from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_
 from quotient_manifolds.sharpness.measure import (
     ConvergenceWarning,
     Measure,
-    PreparedModel,
     RoundingWarning,
     SharpnessWarning,
     TruncationWarning,
 )
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, SharpnessRecord
 from quotient_manifolds.sharpness.top_eigenvalue import TopEigenvalue, top_eigenvalue

@@ -9,23 +9,29 @@ linf norm. What the coordinates mean is the objective's business, so every geome
 with d the steepest ascent of the norm, g / |g| or sign(g), and eta = 2 radius, halved at a checkpoint if the last
 stretch of k steps saw at most rho k increases of the loss, or if neither eta nor the best loss changed since the last
 checkpoint; the ascent then goes on from the best point with the best point's gradient.
+
+P is applied twice because of the momentum: u lies in the ball, but a step of weight 1 - a along z - z_old from there
+may leave it again.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol, final
 
 import torch
 
-from quotient_manifolds.sharpness.ball import BALLS, Ball, Slope
-from quotient_manifolds.sharpness.vector import Blocks
+from quotient_manifolds.sharpness.ball import BALLS, Ball, Iterate
+from quotient_manifolds.symmetries import Params
 
 
 def released_checkpoints(steps: int) -> tuple[int, ...]:
-    """Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long."""
+    """Return the checkpoints of the authors' code.
+
+    Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long.
+    """
     length, shrink, least = (max(int(part * steps), 1) for part in (0.22, 0.03, 0.06))
     checks: list[int] = []
     done = length
@@ -37,8 +43,11 @@ def released_checkpoints(steps: int) -> tuple[int, ...]:
 
 
 def stated_checkpoints(steps: int) -> tuple[int, ...]:
-    """ceil(p_j steps) for p_0 = 0, p_1 = 0.22, p_j+1 = p_j + max(p_j - p_j-1 - 0.03, 0.06) <= 1, in hundredths."""
-    earlier, p = 0, 22
+    """Return the checkpoints of the authors' paper.
+
+    ceil(p_j steps) for p_0 = 0, p_1 = 0.22, p_j+1 = p_j + max(p_j - p_j-1 - 0.03, 0.06) <= 1.
+    """
+    earlier, p = 0, 22  # in hundredths: as floats the sums round, and 0.7 * 20 would be a little above 14
     checks: list[int] = []
     while p <= 100:
         checks.append(-(-p * steps // 100))
@@ -50,31 +59,32 @@ SCHEDULES = {"released": released_checkpoints, "stated": stated_checkpoints}
 
 
 class Objective(Protocol):
-    """What is climbed: a function of z on a vector space of blocks."""
+    """Describe what is climbed: a function of z on a vector space of blocks."""
 
-    def zero(self) -> Blocks: ...
+    def zero(self) -> Params: ...
 
-    def sample(self, generator: torch.Generator) -> Blocks:
-        """A standard Gaussian in the space; uniform in [-1, 1] to start from a random point of a linf ball."""
+    def sample(self, generator: torch.Generator) -> Params:
+        """Return a standard Gaussian in the space; uniform in [-1, 1] for the random points of a linf ball."""
         ...
 
-    def value(self, z: Blocks) -> float: ...
+    def value(self, z: Params) -> float: ...
 
-    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
-        """The gradient's tensors are new at every call: the ascent keeps them."""
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+        """Return the value and the gradient, in tensors that are new at every call: the ascent keeps them."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class Ascent:
-    """The best point found, its loss and norm, and the losses of the climb that found it, from its start on.
+    """Hold the best point that an ascent found, and the losses of the climb that found it, from its start on.
 
-    `base` is the loss at z = 0. `critical_start`: the gradient where the first climb started was exactly 0, so its
-    first step went in a random direction. Passes count all climbs.
+    loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. critical_start: the gradient
+    where the first climb started was exactly 0, so its first step went in a random direction. The passes are those of
+    all climbs.
     """
 
-    z: Blocks
+    z: Params
     loss: float
     base: float
     losses: tuple[float, ...]
@@ -87,11 +97,11 @@ class Ascent:
 @final
 @dataclass(frozen=True)
 class AutoPGD:
-    """The ascent by which sharpness is measured, Auto-PGD (Croce & Hein, arXiv 2003.01690), with its settings.
+    """Hold the settings of the ascent by which sharpness is measured, Auto-PGD (Croce & Hein, arXiv 2003.01690).
 
-    `maximise` climbs an objective in a ball. One forward and one backward per step; the last point needs only a
-    forward. steps: of one climb. alpha: the weight of the new step against the momentum. rho: the share of steps that
-    must rise for the step size to stay.
+    `maximise` climbs an objective in a ball. One forward and one backward pass per step; the last point needs only a
+    forward pass. steps: of one climb. alpha: the weight of the new step against the momentum. rho: the share of steps
+    that must rise for the step size to stay.
 
     restarts: further climbs, after the first, from random points of the sphere (l2) or the box (linf); the best is
     kept.
@@ -112,10 +122,8 @@ class AutoPGD:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("restarts", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")
+        check_whole("steps", self.steps, 1)
+        check_whole("restarts", self.restarts, 0)
         for name in ("alpha", "rho"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]. Found {getattr(self, name)!r}")
@@ -126,7 +134,7 @@ class AutoPGD:
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """The numbers of steps after which the step size is reconsidered, ascending."""
+        """Return the numbers of steps after which the step size is reconsidered, ascending."""
         return SCHEDULES[self.schedule](self.steps)
 
     def maximise(
@@ -136,43 +144,37 @@ class AutoPGD:
         generator: torch.Generator,
         *,
         norm: str = "l2",
-        start: Blocks | None = None,
+        start: Params | None = None,
         base: float | None = None,
     ) -> Ascent:
-        """max of the objective over |z| <= radius; all that is random comes from `generator`.
+        """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
 
         start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
-        z = 0, where it is known; without it a climb from a start evaluates it.
+        z = 0, where it is known; without it a climb from a start evaluates it. Raises ValueError for a radius that is
+        not positive, an unknown norm, and a gradient that is not finite.
         """
-        if not (math.isfinite(radius) and radius > 0):
-            raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
+        check_radius(radius)
         if norm not in BALLS:
             raise ValueError(f"norm must be one of {', '.join(BALLS)}. Found {norm!r}")
         ball = BALLS[norm](radius)
         forwards = 0
-        if start is not None and base is None:
-            base, forwards = objective.value(objective.zero()), 1
-        best = _Climb(self, objective, ball, generator, base).run(_first_point(objective, ball, start))
-        base, critical = best.base, best.critical
-        forwards, backwards = forwards + len(best.losses), best.backwards
+        if start is None:
+            point = objective.zero()
+        else:
+            point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
+            ball.shrink(point)
+            if base is None:
+                base, forwards = objective.value(objective.zero()), 1
+        best = _Climb(self, objective, ball, generator, base).run(point)
+        base, critical = best.base, best.critical_start
+        forwards, backwards = forwards + best.forward_passes, best.backward_passes
         for _ in range(self.restarts):
-            climbed = _Climb(self, objective, ball, generator, base).run(_random_point(objective, ball, generator))
-            forwards, backwards = forwards + len(climbed.losses), backwards + climbed.backwards
-            best = climbed if climbed.loss > best.loss else best
-        return Ascent(best.z, best.loss, base, best.losses, ball.length(best.z), critical, forwards, backwards)
-
-
-@final
-@dataclass(frozen=True)
-class _Climbed:
-    """The best point of one climb, and its losses; the rest of the climb's memory is free again."""
-
-    z: Blocks
-    loss: float
-    base: float
-    losses: tuple[float, ...]
-    critical: bool
-    backwards: int
+            point = objective.sample(generator)
+            ball.spread(point)
+            again = _Climb(self, objective, ball, generator, base).run(point)
+            forwards, backwards = forwards + again.forward_passes, backwards + again.backward_passes
+            best = again if again.loss > best.loss else best
+        return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
 
 
 @final
@@ -194,11 +196,13 @@ class _Climb:
         self.losses: list[float] = []
         self.backwards = 0
 
-    def run(self, start: Blocks) -> _Climbed:
-        """Climbs from `start`, whose tensors become the climb's own."""
+    def run(self, start: Params) -> Ascent:
+        """Climb from `start`, whose tensors become the climb's own."""
         critical = self._begin(start)
         base = self.best_loss if self.base is None else self.base
-        self._last_check = (0, self.best_loss, True)  # steps done, best loss, step halved (not before: none was)
+        # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as in
+        # the authors' code: no climb has stalled since a checkpoint that never was.
+        self._last_check = (0, self.best_loss, True)
         for step in range(self.settings.steps):
             self._step(first=step == 0, last=step + 1 == self.settings.steps)
             if step + 1 in self.settings.checkpoints:
@@ -206,48 +210,57 @@ class _Climb:
                 self._check(step + 1)
                 if self.best_loss - before < self.settings.tolerance * (self.best_loss - base):
                     break
-        return _Climbed(self.best.z, self.best_loss, base, tuple(self.losses), critical, self.backwards)
+        best = self.best.z
+        length = self.ball.length(best)
+        return Ascent(
+            best, self.best_loss, base, tuple(self.losses), length, critical, len(self.losses), self.backwards
+        )
 
-    def _begin(self, start: Blocks) -> bool:
-        """The first point; whether its gradient is 0."""
+    def _begin(self, start: Params) -> bool:
+        """Evaluate the first point; return whether its gradient is 0."""
         gradient = self._differentiate(start)
         self.best_loss = self.losses[0]
         length = self.ball.length(start)
-        self.now = self._slope(start, length, gradient)
+        self.now = self._iterate(start, length, gradient)
         critical = self.now.square == 0
         if critical:
-            self.now = self._slope(start, length, self.objective.sample(self.generator))
+            # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.
+            self.now = self._iterate(start, length, self.objective.sample(self.generator))
         self.z_old, self.buffers, self.best = start, [start], self.now
         return critical
 
     def _step(self, first: bool, last: bool) -> None:
         out = self._free_buffer()
+        # The first step has no momentum, for there is no earlier point: z = z_old.
         length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if first else self.settings.alpha, out)
         self.z_old = self.now.z
-        self.now = Slope(out, length, {}, 0.0, 0.0)  # the old gradient is free, unless it is the best point's
+        # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best point's,
+        # which is kept because a climb that returns there goes on along it without another pass.
+        self.now = Iterate(out, length, {}, 0.0, 0.0)
         if last:
-            self.losses.append(self.objective.value(out))
+            self.losses.append(self.objective.value(out))  # nothing is stepped from the last point: no gradient
         else:
-            self.now = self._slope(out, length, self._differentiate(out))
+            self.now = self._iterate(out, length, self._differentiate(out))
         if self.losses[-1] > self.best_loss:
             self.best, self.best_loss = self.now, self.losses[-1]
 
-    def _differentiate(self, z: Blocks) -> Blocks:
+    def _differentiate(self, z: Params) -> Params:
         loss, gradient = self.objective.value_and_gradient(z)
         self.losses.append(loss)
         self.backwards += 1
         return gradient
 
-    def _slope(self, z: Blocks, length: float, gradient: Blocks) -> Slope:
-        slope = self.ball.slope(z, length, gradient)
-        if not math.isfinite(slope.square):
+    def _iterate(self, z: Params, length: float, gradient: Params) -> Iterate:
+        iterate = self.ball.iterate(z, length, gradient)
+        if not math.isfinite(iterate.square):
             raise ValueError(
-                f"The gradient of the loss must be finite. Found {slope.square} for its squared norm after "
+                f"The gradient of the loss must be finite. Found {iterate.square} for its squared norm after "
                 f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
             )
-        return slope
+        return iterate
 
     def _check(self, done: int) -> None:
+        """Halve the step and return to the best point, if the climb oscillates or has stalled since the last check."""
         before, best_before, halved_before = self._last_check
         stretch = self.losses[before : done + 1]
         increases = sum(later > earlier for earlier, later in pairwise(stretch))
@@ -257,10 +270,14 @@ class _Climb:
         self._last_check = (done, self.best_loss, halve)
         if halve:
             self.eta /= 2
+            # z_old stays the point before: the momentum of the next step is best - z_old, as in Algorithm 1.
             self.now = self.best
 
-    def _free_buffer(self) -> Blocks:
-        """A buffer that holds neither the current nor the best point: that of the previous point, or a third."""
+    def _free_buffer(self) -> Params:
+        """Return a buffer that holds neither the current nor the best point: that of the previous point, or a third.
+
+        The previous point may be overwritten, although the step reads it: each element is read before it is written.
+        """
         used = (self.now.z, self.best.z)
         for buffer in self.buffers:
             if all(buffer is not other for other in used):
@@ -269,15 +286,13 @@ class _Climb:
         return self.buffers[-1]
 
 
-def _first_point(objective: Objective, ball: Ball, start: Blocks | None) -> Blocks:
-    if start is None:
-        return objective.zero()
-    point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
-    ball.shrink(point)
-    return point
+def check_radius(radius: float) -> None:
+    """Raise ValueError unless the radius is a positive finite number."""
+    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
+        raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
 
 
-def _random_point(objective: Objective, ball: Ball, generator: torch.Generator) -> Blocks:
-    point = objective.sample(generator)
-    ball.spread(point)
-    return point
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless the setting is a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")

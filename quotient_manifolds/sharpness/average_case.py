@@ -12,8 +12,9 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_radius, check_whole, warned
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
 from quotient_manifolds.sharpness.vector import scale
 
@@ -21,7 +22,7 @@ from quotient_manifolds.sharpness.vector import scale
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_case_sharpness`."""
+    """Estimate E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_case_sharpness`."""
 
     name: ClassVar[str] = "average-case sharpness"
 
@@ -29,19 +30,13 @@ class AverageCase(Measure):
     samples: int = 32
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
-        check_radius(self.radius)
-        check_whole("samples", self.samples, 2)
-
-    def ticks(self, subject: PreparedModel) -> int:
+    def ticks(self, prepared: PreparedModel) -> int:
         return 2 * self.samples + 1
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        objective = subject.objective(index, tick)
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base = objective.value(objective.zero())
-        generator = torch.Generator().manual_seed(self.seed + index)
-        pairs = [_pair(objective, self.radius, generator) for _ in range(self.samples)]
+        generator = objective.generator(self.seed)
+        pairs = [_antithetic(objective, self.radius, generator) for _ in range(self.samples)]
         mean, error = mean_and_error([loss - base for loss, _ in pairs])
         return BatchResult(
             value=mean,
@@ -50,8 +45,8 @@ class AverageCase(Measure):
             backward_passes=0,
             standard_error=error,
             reach=max((reach for _, reach in pairs if reach is not None), default=None),
-            reach_limit=subject.space.reach_limit,
-            spacing=subject.precision * abs(base),
+            reach_limit=objective.space.reach_limit,
+            spacing=objective.spacing(base),
         )
 
 
@@ -82,13 +77,12 @@ def average_case_sharpness(
 
     Arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    return warned(
-        AverageCase(as_geometry(geometry), radius, samples=samples, seed=seed).of(model, loss, batches, progress)
-    )
+    measure = AverageCase(as_geometry(geometry), radius, samples, seed)
+    return warned(measure.of(model, loss, batches, progress))
 
 
-def _pair(objective: BatchObjective, radius: float, generator: torch.Generator) -> tuple[float, float | None]:
-    """The mean loss at z and -z, and their reach."""
+def _antithetic(objective: BatchObjective, radius: float, generator: torch.Generator) -> tuple[float, float | None]:
+    """Return the mean loss at z and -z, for one random z, and their reach."""
     z = objective.sample(generator)
     scale(z, radius)
     there = objective.value(z)

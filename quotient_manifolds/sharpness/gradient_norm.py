@@ -12,25 +12,29 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.vector import Blocks, norm
+from quotient_manifolds.sharpness.vector import norm
 
 
 @final
 @dataclass(frozen=True)
 class GradientNorm(Measure):
-    """|grad L(w)| in the metric, see `gradient_norm`."""
+    """Measure |grad L(w)| in the metric, see `gradient_norm`."""
 
     name: ClassVar[str] = "gradient norm"
 
-    def ticks(self, subject: PreparedModel) -> int:
+    def ticks(self, prepared: PreparedModel) -> int:
         return 1
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        objective = subject.objective(index, tick)
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
-        value = norm(gradient) if subject.space.norm == "l2" else _absolute_sum(gradient)
+        if objective.space.norm == "l2":
+            value = norm(gradient)
+        else:  # the norm dual to that of the box
+            value = sum(float(torch.linalg.vector_norm(each, 1, dtype=torch.float64)) for each in gradient.values())
         return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
 
@@ -53,7 +57,3 @@ def gradient_norm(
     Arguments, checks and errors as for `worst_case_sharpness`.
     """
     return GradientNorm(as_geometry(geometry)).of(model, loss, batches, progress)
-
-
-def _absolute_sum(x: Blocks) -> float:
-    return sum(float(torch.linalg.vector_norm(block, 1, dtype=torch.float64)) for block in x.values())

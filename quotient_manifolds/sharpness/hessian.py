@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
-from quotient_manifolds.sharpness.vector import Blocks, combine, norm
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
+from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.vector import combine, norm
 from quotient_manifolds.symmetries import Params
 
 Products = Literal["exact", "difference"]
@@ -41,16 +42,16 @@ class Hessian:
             self.base, self.times = objective.value(objective.zero()), self._difference
             self.backward_passes = 0
 
-    def _differentiated(self) -> tuple[float, Callable[[Blocks], Blocks]]:
+    def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
             # Exact geodesics agree with second-order ones at z = 0 up to third derivatives, which take no part here.
             order = "second" if self.space.reach_limit is None else None
-            value = connected_loss(self.objective.loss, self.space.move(leaves, order=order), self.objective.batch)
-            loss = self.objective._finite(value.detach())
+            value = self.objective.differentiable_loss(self.space.move(leaves, order=order))
+            loss = self.objective.finite(value)
             slopes = torch.autograd.grad(value, tuple(leaves.values()), create_graph=True, materialize_grads=True)
 
-        def times(v: Blocks) -> Blocks:
+        def times(v: Params) -> Params:
             pairs = [(slope, v[key]) for key, slope in zip(leaves, slopes, strict=True) if slope.requires_grad]
             if not pairs:  # the loss is linear along all geodesics
                 return self.space.zero()
@@ -62,7 +63,7 @@ class Hessian:
 
         return loss, times
 
-    def _difference(self, v: Blocks) -> Blocks:
+    def _difference(self, v: Params) -> Params:
         length = norm(v)
         if length == 0:
             return self.space.zero()
@@ -78,18 +79,10 @@ class Hessian:
         return self.space.project(after)
 
 
-def connected_loss(loss: LossOf, params: Params, batch: Any) -> Tensor:
-    """Compute the loss at parameters that are functions of something, differentiable in it as often as asked."""
-    value = loss.at(params, batch)
-    if not value.requires_grad:
-        raise ValueError(
-            "The loss does not depend on any measured parameter; it must be computed from the model it is given, "
-            "without detach() or no_grad()"
-        )
-    return value
-
-
-def check_products(products: str) -> None:
+def check_hessian(measure: str, geometry: Geometry, products: str) -> None:
+    """Raise ValueError for unknown products, and for a geometry whose ball is no ellipsoid: it has no inner product."""
+    if isinstance(geometry, Euclidean | Adaptive) and geometry.norm != "l2":
+        raise ValueError(f"The {measure} needs an inner product, which {geometry.name} has none of; use norm='l2'")
     if products not in PRODUCTS:
         raise ValueError(f"products must be one of {', '.join(PRODUCTS)}. Found {products!r}")
 

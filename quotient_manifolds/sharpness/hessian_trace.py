@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
-import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
+from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessian
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_inner_product, check_whole
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.objective import BatchObjective, idle
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
 from quotient_manifolds.sharpness.vector import dot
 
@@ -21,7 +22,7 @@ from quotient_manifolds.sharpness.vector import dot
 @final
 @dataclass(frozen=True)
 class HessianTrace(Measure):
-    """tr Hess L on the (horizontal) tangent space, see `hessian_trace`."""
+    """Estimate tr Hess L on the (horizontal) tangent space, see `hessian_trace`."""
 
     name: ClassVar[str] = "Hessian trace"
 
@@ -30,22 +31,20 @@ class HessianTrace(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
-        check_whole("samples", self.samples, 2)
-        check_products(self.products)
-        check_inner_product(self.name, self.geometry)
+        super().__post_init__()
+        check_hessian(self.name, self.geometry, self.products)
 
-    def ticks(self, subject: PreparedModel) -> int:
+    def ticks(self, prepared: PreparedModel) -> int:
         return self.samples
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        hessian = Hessian(subject.objective(index, lambda: None), self.products)
-        generator = torch.Generator().manual_seed(self.seed + index)
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        hessian = Hessian(replace(objective, tick=idle), self.products)  # products tick here, not passes
+        generator = objective.generator(self.seed)
         curvatures = []
         for _ in range(self.samples):
-            v = subject.space.sample(generator)
+            v = objective.sample(generator)
             curvatures.append(dot(v, hessian.times(v)))
-            tick()
+            objective.tick()
         mean, error = mean_and_error(curvatures)
         return BatchResult(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
 
@@ -72,5 +71,4 @@ def hessian_trace(
     products: how H v is found, see `Hessian`. Arguments, checks and errors as for `worst_case_sharpness`; progress
     counts directions.
     """
-    measure = HessianTrace(as_geometry(geometry), samples=samples, products=products, seed=seed)
-    return measure.of(model, loss, batches, progress)
+    return HessianTrace(as_geometry(geometry), samples, products, seed).of(model, loss, batches, progress)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -39,11 +39,12 @@ from torch import nn
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_radius, check_whole
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.vector import Blocks
 from quotient_manifolds.sharpness.vector import norm as l2_norm
+from quotient_manifolds.symmetries import Params
 
 _MOMENTUM = 0.75
 _PROGRESS = 0.75  # of k iterations that have to find a new best
@@ -52,7 +53,7 @@ _PROGRESS = 0.75  # of k iterations that have to find a new best
 @final
 @dataclass(frozen=True)
 class LegacyWorstCase(Measure):
-    """The rise that the released ascent finds, see `legacy_sharpness`."""
+    """Measure the rise that the released ascent finds, see `legacy_sharpness`."""
 
     name: ClassVar[str] = "legacy worst-case sharpness"
 
@@ -62,35 +63,34 @@ class LegacyWorstCase(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
+        super().__post_init__()
         if not isinstance(self.geometry, Euclidean | Adaptive):
             raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
-        check_radius(self.radius)
-        check_whole("steps", self.steps, 1)
-        check_whole("restarts", self.restarts, 0)
 
-    def ticks(self, subject: PreparedModel) -> int:
+    def ticks(self, prepared: PreparedModel) -> int:
         return (1 + self.restarts) * 2 * self.steps
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        point = subject.space.point
-        ball = _Ball(_lengths(subject.space), float(self.radius), subject.space.norm)
-        plain = TangentSpace(point, dict.fromkeys(point), ())  # the released steps are steps of the weights themselves
-        objective = BatchObjective(subject.loss, plain, subject.batches[index], f"batch {index}", subject.out, tick)
-        generator = torch.Generator().manual_seed(self.seed + index)
-        climbs = [_climb(objective, ball, objective.zero(), self.steps)]
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        space = objective.space
+        # What one unit of a coordinate moves its weight by.
+        c = {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
+        ball = _Ball(c, float(self.radius), space.norm)
+        # The released steps are steps of the weights themselves.
+        plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
+        generator = objective.generator(self.seed)
+        climbs = [_climb(plain, ball, plain.zero(), self.steps)]
         base = climbs[0].losses[0]
         for _ in range(self.restarts):
-            climbs.append(_climb(objective, ball, ball.random(generator), self.steps, base))
+            climbs.append(_climb(plain, ball, ball.random(generator), self.steps, base))
         best = max(climbs, key=lambda each: each.best)
         return BatchResult(
             value=best.best - base,
             base_loss=base,
-            forward_passes=self.ticks(subject),
+            forward_passes=(1 + self.restarts) * 2 * self.steps,
             backward_passes=(1 + self.restarts) * self.steps,
             losses=best.losses,
             norm=ball.length(best.x),
-            spacing=subject.precision * abs(base),
+            spacing=objective.spacing(base),
         )
 
 
@@ -117,14 +117,7 @@ def legacy_sharpness(
     random start. restarts: further climbs, from random points. Other arguments, checks and errors as for
     `worst_case_sharpness`.
     """
-    return LegacyWorstCase(as_geometry(geometry), radius, steps=steps, restarts=restarts, seed=seed).of(
-        model, loss, batches, progress
-    )
-
-
-def _lengths(space: TangentSpace) -> Blocks:
-    """c, elementwise: what one unit of a coordinate moves its weight by."""
-    return {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
+    return LegacyWorstCase(as_geometry(geometry), radius, steps, restarts, seed).of(model, loss, batches, progress)
 
 
 @final
@@ -132,13 +125,13 @@ def _lengths(space: TangentSpace) -> Blocks:
 class _Climb:
     """The best point found, its loss, and the losses of all iterations, start first."""
 
-    x: Blocks
+    x: Params
     best: float
     losses: tuple[float, ...]
 
 
-def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int, base: float | None = None) -> _Climb:
-    """From `start`, where the best so far is the model itself; base: its loss, if it is not where the climb starts."""
+def _climb(objective: BatchObjective, ball: _Ball, start: Params, steps: int, base: float | None = None) -> _Climb:
+    """Climb from `start`; the best so far is the model itself, whose loss is `base` if the climb starts elsewhere."""
     x = x_old = where = start  # where: the point the weights are at
     best_x = start if base is None else objective.zero()
     step = 2 * ball.radius
@@ -161,7 +154,7 @@ def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int, ba
         if iteration in checks:
             if new_bests < _PROGRESS * (iteration - last_check):
                 step /= 2
-                where = best_x
+                where = best_x  # the weights alone: x, which the next step starts from, stays where it is
             last_check, new_bests = iteration, 0
     return _Climb(dict(best_x), best, tuple(losses))
 
@@ -171,11 +164,11 @@ def _climb(objective: BatchObjective, ball: _Ball, start: Blocks, steps: int, ba
 class _Ball:
     """{x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
 
-    c: Blocks
+    c: Params
     radius: float
     norm: Literal["l2", "linf"]
 
-    def step(self, x: Blocks, gradient: Blocks, step: float) -> Blocks:
+    def step(self, x: Params, gradient: Params, step: float) -> Params:
         if self.norm == "linf":
             return {key: x[key] + step * self.c[key] * gradient[key].sign() for key in x}
         length = l2_norm(gradient)
@@ -183,8 +176,8 @@ class _Ball:
             return x
         return {key: x[key] + (step / length) * self.c[key] * gradient[key] for key in x}
 
-    def project(self, x: Blocks) -> Blocks:
-        """The nearest point of the ball; x itself in l2 if a c is 0, where the released norm is NaN."""
+    def project(self, x: Params) -> Params:
+        """Return the nearest point of the ball; x itself in l2 if a c is 0, where the released norm is NaN."""
         if self.norm == "linf":
             return {key: x[key].clamp(-self.radius * c, self.radius * c) for key, c in self.c.items()}
         if any(bool((c == 0).any()) for c in self.c.values()) or self.length(x) <= self.radius:
@@ -192,23 +185,23 @@ class _Ball:
         mu = self._multiplier(x)
         return {key: x[key] * (c**2 / (c**2 + mu)) for key, c in self.c.items()}
 
-    def length(self, x: Blocks) -> float:
-        """|x / c| over the weights with c > 0."""
+    def length(self, x: Params) -> float:
+        """Return |x / c| over the weights with c > 0."""
         ratios = {key: torch.where(c > 0, x[key] / c, 0.0) for key, c in self.c.items()}
         if self.norm == "linf":
             return max(float(ratio.abs().max()) for ratio in ratios.values() if ratio.numel())
         return l2_norm(ratios)
 
-    def random(self, generator: torch.Generator) -> Blocks:
-        """x / c Gaussian with deviation radius (l2), or uniform in the box (linf)."""
+    def random(self, generator: torch.Generator) -> Params:
+        """Draw x with x / c Gaussian of deviation radius (l2), or uniform in the box (linf)."""
         draw = torch.randn if self.norm == "l2" else torch.rand
         noise = {key: draw(c.shape, generator=generator).to(c) for key, c in self.c.items()}
         if self.norm == "linf":
             noise = {key: 2 * each - 1 for key, each in noise.items()}
         return {key: self.radius * self.c[key] * each for key, each in noise.items()}
 
-    def _multiplier(self, x: Blocks) -> float:
-        """mu > 0 with |x c / (c^2 + mu)| = radius: the Lagrange multiplier of the projection."""
+    def _multiplier(self, x: Params) -> float:
+        """Solve |x c / (c^2 + mu)| = radius for mu > 0, the Lagrange multiplier of the projection."""
 
         def excess(mu: float) -> float:
             return l2_norm({key: x[key] * c / (c**2 + mu) for key, c in self.c.items()}) - self.radius
@@ -218,7 +211,7 @@ class _Ball:
 
 
 def legacy_checkpoints(steps: int) -> tuple[int, ...]:
-    """The iterations, from 0, after which the step size is reconsidered: ceil(p_j steps) until one comes twice."""
+    """Return the iterations, from 0, after which the step is reconsidered: ceil(p_j steps) until one comes twice."""
     earlier, p = 0.0, 0.22
     checks: list[int] = []
     while math.ceil(p * steps) < steps and math.ceil(p * steps) not in checks:

@@ -1,98 +1,73 @@
-"""What every measure is: settings that give a number for a model, a loss and a batch; and what is checked before."""
+"""Say what every measure is: settings that give a number for a model, a loss and a batch."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, final
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace
+from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.auto_pgd import Ascent
+from quotient_manifolds.sharpness.auto_pgd import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import (
-    BatchObjective,
-    LossOf,
-    autograd_available,
-    check_loss,
-    check_model,
-)
+from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, Setting
-from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
 
-Tick = Callable[[], None]
+KnownAscents = dict[tuple["Measure", int], Ascent]
+"""Where an ascent ended, by its measure and the index of its batch: for the measures that go on from there.
 
+Whoever measures one batch several times makes it and hands it to every `Measure.on`. It holds one ascent at a time, the
+last, whose point is as large as the model.
+"""
 
-@final
-@dataclass(frozen=True)
-class PreparedModel:
-    """A model, its loss and its batches, checked and ready to be measured in one geometry.
-
-    precision: machine epsilon of the loss. maximisers: where the last climb on a batch ended, for one that starts
-    there; one point at a time, for it is as large as the model.
-    """
-
-    model: nn.Module
-    loss: LossOf
-    space: TangentSpace
-    batches: list[Any]
-    out: Params
-    precision: float = 0.0
-    maximisers: dict[object, Ascent] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry, *, probe: int = 0
-    ) -> PreparedModel:
-        """Raises ValueError or TypeError, one sentence, for a model, loss or batches that cannot be measured.
-
-        The loss is tried on batch `probe`: finite, the same twice, and unchanged along the symmetries it is divided by.
-        """
-        if not isinstance(geometry, Geometry):
-            raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
-        check_model(model)
-        listed = listed_batches(batches)
-        with autograd_available():
-            space = geometry.at(model)
-            objective = LossOf(model, loss)
-            precision = check_loss(objective, space.point, listed[probe])
-            proved = geometry.proved(model, loss, listed[probe])
-            space = space if proved == geometry else proved.at(model)
-            out = {name: torch.empty_like(w) for name, w in space.point.items()}
-        return cls(model, objective, space, listed, out, precision)
-
-    def objective(self, index: int, tick: Tick) -> BatchObjective:
-        """z -> loss on batch `index`; tick is called after every forward pass."""
-        return BatchObjective(self.loss, self.space, self.batches[index], f"batch {index}", self.out, tick)
+_COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings that are whole numbers, and the least
 
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """A measure with all its settings: frozen, so equal ones give equal numbers."""
+    """Hold all settings of a measure of sharpness; frozen, so that equal measures give equal numbers.
+
+    Settings of one name mean the same in all measures, and are checked here: ValueError, one sentence.
+    """
 
     name: ClassVar[str]
     geometry: Geometry
 
-    @abstractmethod
-    def ticks(self, subject: PreparedModel) -> int:
-        """How many times `on` calls its tick on one batch."""
+    def __post_init__(self) -> None:
+        for name, least in _COUNTS.items():
+            check_whole(name, getattr(self, name, least), least)
+        check_radius(getattr(self, "radius", 1.0))
 
     @abstractmethod
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        """The measure on batch `index`: it depends on no other batch, nor on what was measured before."""
+    def ticks(self, prepared: PreparedModel) -> int:
+        """Return how many ticks `on` counts on one batch, at most."""
+
+    @abstractmethod
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        """Compute the measure of one batch's loss as a function of the coordinates z."""
+
+    def on(
+        self, prepared: PreparedModel, index: int, tick: Tick = idle, ascents: KnownAscents | None = None
+    ) -> BatchResult:
+        """Compute the measure on batch `index`, which depends on no other batch, nor on what was measured before.
+
+        tick: called after every forward pass (or what `ticks` counts). ascents: see `KnownAscents`; they save passes
+        and change no value.
+        """
+        with autograd_available():
+            return self.compute(prepared.objective(index, tick), {} if ascents is None else ascents)
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """All fields but the geometry."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "geometry"}
-        return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in found.items()}
+        """Return all fields but the geometry."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "geometry"}
+        return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in own.items()}
 
     @property
     def label(self) -> str:
@@ -103,47 +78,48 @@ class Measure(ABC):
     def of(
         self, model: nn.Module, loss: Loss, batches: Iterable[Any], progress: Progress | None = None
     ) -> MeasureResult:
-        """The measure of a model on every batch."""
-        subject = PreparedModel.of(model, loss, batches, self.geometry)
-        return self.over(subject, progress)
+        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing."""
+        prepared = PreparedModel.of(model, loss, batches, self.geometry)
+        tick = counted(progress, self.label, len(prepared.batches) * self.ticks(prepared))
+        return self.result(tuple(self.on(prepared, index, tick) for index in range(len(prepared.batches))))
 
-    def over(self, subject: PreparedModel, progress: Progress | None = None) -> MeasureResult:
-        """The measure on every batch of a subject that was made for its geometry."""
-        tick = counted(progress, self.label, len(subject.batches) * self.ticks(subject))
-        with autograd_available():
-            found = tuple(self.on(subject, index, tick) for index in range(len(subject.batches)))
-        return self.measurement(found)
-
-    def measurement(self, found: tuple[BatchResult, ...]) -> MeasureResult:
-        """The record of values found one by one."""
-        return MeasureResult(self.name, self.geometry.name, self.settings, found, VERSION, self.geometry.to_dict())
+    def result(self, batches: tuple[BatchResult, ...]) -> MeasureResult:
+        """Return the record of what was computed batch by batch."""
+        return MeasureResult(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
 
 
 class SharpnessWarning(UserWarning):
-    """A measured value needs to be read with care; its subclasses say why."""
+    """Say that a measured value needs to be read with care; the subclasses say why."""
 
 
 class TruncationWarning(SharpnessWarning):
-    """Truncated geodesics were followed too far (`BatchResult.reach`): take a smaller radius, or exact geodesics."""
+    """Say that truncated geodesics were followed too far (`BatchResult.reach`).
+
+    Take a smaller radius, or exact geodesics.
+    """
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """An ascent still rose when its steps ended (`MeasureResult.late_rise`): take more steps, or a smaller radius."""
+    """Say that an ascent still rose when its steps ended (`MeasureResult.late_rise`).
+
+    Take more steps, or a smaller radius.
+    """
 
 
 class RoundingWarning(SharpnessWarning):
-    """A rise of the loss is so small that rounding decides its first digits."""
+    """Say that a rise of the loss is so small that rounding decides its first digits."""
 
 
-def warned(measurement: MeasureResult) -> MeasureResult:
-    """The measurement, after the warnings to the caller of the public function that there are to give."""
-    if measurement.truncation_warning is not None:
-        warnings.warn(measurement.truncation_warning, TruncationWarning, stacklevel=3)
-    if measurement.convergence_warning is not None:
-        warnings.warn(measurement.convergence_warning, ConvergenceWarning, stacklevel=3)
-    if measurement.rounding_warning is not None:
-        warnings.warn(measurement.rounding_warning, RoundingWarning, stacklevel=3)
-    return measurement
+def warned(result: MeasureResult) -> MeasureResult:
+    """Return the result, after giving its warnings to the caller of the public function that calls this one."""
+    for category, sentence in (
+        (TruncationWarning, result.truncation_warning),
+        (ConvergenceWarning, result.convergence_warning),
+        (RoundingWarning, result.rounding_warning),
+    ):
+        if sentence is not None:
+            warnings.warn(sentence, category, stacklevel=3)
+    return result
 
 
 def counted(progress: Progress | None, what: str, total: int) -> Tick:
@@ -157,37 +133,3 @@ def counted(progress: Progress | None, what: str, total: int) -> Tick:
             progress(what, done, total)
 
     return tick
-
-
-def listed_batches(batches: Iterable[Any]) -> list[Any]:
-    """The batches as a list; a single batch, easily passed by mistake, is refused."""
-    single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
-    if not isinstance(batches, Iterable):
-        raise TypeError(f"batches must be a list of batches. Found {type(batches).__name__}")
-    if isinstance(batches, (Tensor, Mapping, str)) or single:
-        raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
-    listed = list(batches)
-    if not listed:
-        raise ValueError("There must be at least one batch to measure on. Found none")
-    return listed
-
-
-def check_radius(radius: float) -> None:
-    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
-        raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")
-
-
-def check_number(name: str, value: float, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number, at least {least:g}. Found {value!r}")
-
-
-def check_inner_product(name: str, geometry: Geometry) -> None:
-    """Raises for a geometry whose ball is no ellipsoid: it has no inner product, so no Hessian."""
-    if isinstance(geometry, Euclidean | Adaptive) and geometry.norm != "l2":
-        raise ValueError(f"The {name} needs an inner product, which {geometry.name} has none of; use norm='l2'")

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Euclidean, Geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.hessian import connected_loss
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick
-from quotient_manifolds.sharpness.objective import LossOf, evaluate
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 
 METHODS = ("closed", "loop")
@@ -24,7 +24,7 @@ METHODS = ("closed", "loop")
 @final
 @dataclass(frozen=True)
 class RelativeFlatness(Measure):
-    """kappa of one linear layer, see `relative_flatness`: Euclidean derivatives, whatever the geometry of others."""
+    """Compute kappa of one linear layer, see `relative_flatness`, by Euclidean derivatives: no other geometry fits."""
 
     name: ClassVar[str] = "relative flatness"
 
@@ -36,17 +36,16 @@ class RelativeFlatness(Measure):
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
 
-    def ticks(self, subject: PreparedModel) -> int:
-        return _linear(subject.model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
+    def ticks(self, prepared: PreparedModel) -> int:
+        return _linear(prepared.model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        linear, batch = _linear(subject.model, self.layer), subject.batches[index]
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        weight = _linear(objective.model, self.layer).weight.detach()
         if self.method == "loop":
-            weight = linear.weight.detach()
-            base, value = _loop(subject.loss, f"{self.layer}.weight", weight, batch, tick)
+            base, value = _loop(objective, f"{self.layer}.weight", weight)
             return BatchResult(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
-        base, value = _closed(subject.loss, self.layer, linear, batch, f"batch {index}")
-        tick()
+        base, value = _closed(objective, self.layer, weight)
+        objective.tick()
         return BatchResult(value, base, forward_passes=1, backward_passes=0)
 
 
@@ -74,10 +73,11 @@ def relative_flatness(
     Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed"), if the layer's weight
     is shared with another module, or what `worst_case_sharpness` refuses. progress counts forward or backward passes.
     """
-    return RelativeFlatness(layer, method=method).of(model, loss, batches, progress)
+    return RelativeFlatness(layer, method).of(model, loss, batches, progress)
 
 
-def _closed(objective: LossOf, layer: str, linear: nn.Linear, batch: Any, where: str) -> tuple[float, float]:
+def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[float, float]:
+    """Return the loss and kappa from one forward pass: for cross-entropy the logits' Hessian is diag(p) - p p^T."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -86,43 +86,45 @@ def _closed(objective: LossOf, layer: str, linear: nn.Linear, batch: Any, where:
     model, loss = objective.replica({})
     model.get_submodule(layer).register_forward_hook(look)
     with torch.no_grad():
-        base = float(evaluate(model, loss, batch))
+        base = float(evaluate(model, loss, objective.batch))
     if len(seen) != 1:
-        raise ValueError(f"The layer must be called once in a forward pass. Found {len(seen)} calls on {where}")
-    phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])
-    labels = inputs_and_labels(batch)[1].flatten()
-    _check_loss(base, logits, labels, where)
-    counted_rows = labels != IGNORED
-    phi, p = phi[counted_rows].double(), logits[counted_rows].double().softmax(-1)
-    w = linear.weight.detach().double()
+        raise ValueError(
+            f"The layer must be called once in a forward pass. Found {len(seen)} calls on batch {objective.index}"
+        )
+    phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])  # (examples, rows), (examples, classes)
+    labels = inputs_and_labels(objective.batch)[1].flatten()
+    _check_loss(base, logits, labels, objective.index)
+    labelled = labels != IGNORED
+    phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), weight.double()
     scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
     return base, float(((phi**2).sum(dim=1) * scatter).mean())
 
 
-def _check_loss(base: float, logits: Tensor, labels: Tensor, where: str) -> None:
+def _check_loss(base: float, logits: Tensor, labels: Tensor, index: int) -> None:
     same = logits.shape[0] == labels.shape[0]
     expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)) if same else float("nan")
     if not abs(expected - base) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(base)):
         raise ValueError(
             f"The closed form holds for the mean cross-entropy of the layer's output. Found a loss of {base:.6g} on "
-            f"{where}, where that is {expected:.6g}; use method='loop'"
+            f"batch {index}, where that is {expected:.6g}; use method='loop'"
         )
 
 
-def _loop(objective: LossOf, name: str, weight: Tensor, batch: Any, tick: Tick) -> tuple[float, float]:
+def _loop(objective: BatchObjective, name: str, weight: Tensor) -> tuple[float, float]:
+    """Return the loss and kappa by the definition: one row of the Hessian for every element of the weight."""
     leaf = weight.clone().requires_grad_()
     gram = (weight @ weight.mT).double()
     total = 0.0
-    with sdpa_kernel(SDPBackend.MATH):
-        value = connected_loss(objective, {name: leaf}, batch)
+    with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+        value = objective.differentiable_loss({name: leaf})
         (slope,) = torch.autograd.grad(value, leaf, create_graph=True, materialize_grads=True)
-        tick()
+        objective.tick()
         for row in range(weight.shape[0]):
             for column in range(weight.shape[1]):
                 if slope.requires_grad:
                     (second,) = torch.autograd.grad(slope[row, column], leaf, retain_graph=True, materialize_grads=True)
                     total += float(gram[row] @ second[:, column].double())
-                tick()
+                objective.tick()
     return float(value.detach()), total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -11,13 +11,16 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.hessian import Hessian, Products, check_products
+from quotient_manifolds.sharpness.auto_pgd import check_whole
+from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessian
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, check_inner_product, check_whole
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.objective import BatchObjective, idle
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.vector import Blocks
+from quotient_manifolds.symmetries import Params
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -25,7 +28,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 @final
 @dataclass(frozen=True)
 class TopEigenvalue(Measure):
-    """max <v, Hess L v> over unit v, see `top_eigenvalue`."""
+    """Compute max <v, Hess L v> over unit v, see `top_eigenvalue`."""
 
     name: ClassVar[str] = "top Hessian eigenvalue"
 
@@ -35,23 +38,52 @@ class TopEigenvalue(Measure):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
+        super().__post_init__()
         number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
         if not number or not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
         check_whole("restarts", self.restarts, 1)
-        check_products(self.products)
-        check_inner_product(self.name, self.geometry)
+        check_hessian(self.name, self.geometry, self.products)
 
-    def ticks(self, subject: PreparedModel) -> int:
+    def ticks(self, prepared: PreparedModel) -> int:
         return 1
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        hessian = Hessian(subject.objective(index, lambda: None), self.products)
-        start = subject.space.sample(torch.Generator().manual_seed(self.seed + index))
-        value, residual = _largest(hessian.times, subject.space, start, self.tolerance, self.restarts, index)
-        tick()
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        hessian = Hessian(replace(objective, tick=idle), self.products)  # a batch ticks once, not every pass
+        start = objective.sample(objective.generator(self.seed))
+        value, residual = self._largest(hessian.times, objective, start)
+        objective.tick()
         return BatchResult(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
+
+    def _largest(
+        self, times: Callable[[Params], Params], objective: BatchObjective, start: Params
+    ) -> tuple[float, float]:
+        """Return the eigenvalue and its residual, by Lanczos from a horizontal start."""
+        first = _flat(start)
+        first /= max(float(np.linalg.norm(first)), np.finfo(np.float64).tiny)
+        image = _flat(times(_unflat(first, start)))
+        rayleigh, size = float(first @ image), float(np.linalg.norm(image))
+        if size == 0 or first.size == 1:
+            return rayleigh, 0.0
+        # ARPACK sees all coordinates, also those that do not move, where H is 0: with a negative definite H that 0
+        # would be the largest eigenvalue. So they get one that is below a Rayleigh quotient of H, hence never largest.
+        below = rayleigh - size
+
+        def product(v: Vector) -> Vector:
+            v = v.ravel()
+            moving = objective.space.project(_unflat(v, start))
+            return _flat(times(moving)) + below * (v - _flat(moving))
+
+        operator = LinearOperator((first.size, first.size), matvec=product, dtype=np.float64)
+        try:
+            (value,), vectors = eigsh(operator, k=1, which="LA", v0=first, tol=self.tolerance, maxiter=self.restarts)
+        except ArpackNoConvergence:
+            raise ValueError(
+                f"Lanczos must converge. It has not on batch {objective.index} after {self.restarts} restarts at "
+                f"tolerance {self.tolerance:g}; raise restarts or tolerance, or use float64"
+            ) from None
+        v = vectors[:, 0]
+        return float(value), float(np.linalg.norm(product(v) - value * v))
 
 
 def top_eigenvalue(
@@ -77,50 +109,13 @@ def top_eigenvalue(
     products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
     `worst_case_sharpness`; progress counts batches.
     """
-    measure = TopEigenvalue(as_geometry(geometry), tolerance=tolerance, restarts=restarts, products=products, seed=seed)
-    return measure.of(model, loss, batches, progress)
+    return TopEigenvalue(as_geometry(geometry), tolerance, restarts, products, seed).of(model, loss, batches, progress)
 
 
-def _largest(
-    times: Callable[[Blocks], Blocks],
-    space: TangentSpace,
-    start: Blocks,
-    tolerance: float,
-    restarts: int,
-    index: int,
-) -> tuple[float, float]:
-    """The eigenvalue and its residual, from a horizontal start."""
-    first = _flat(start)
-    first /= max(float(np.linalg.norm(first)), np.finfo(np.float64).tiny)
-    image = _flat(times(_blocks(first, start)))
-    rayleigh, size = float(first @ image), float(np.linalg.norm(image))
-    if size == 0 or first.size == 1:
-        return rayleigh, 0.0
-    # What does not move gets an eigenvalue below a Rayleigh quotient, so never the largest, negative definite H or not.
-    below = rayleigh - size
-
-    def product(v: Vector) -> Vector:
-        v = v.ravel()
-        blocks = _blocks(v, start)
-        moving = space.project(blocks)
-        return _flat(times(moving)) + below * (v - _flat(moving))
-
-    operator = LinearOperator((first.size, first.size), matvec=product, dtype=np.float64)
-    try:
-        (value,), vectors = eigsh(operator, k=1, which="LA", v0=first, tol=tolerance, maxiter=restarts)
-    except ArpackNoConvergence:
-        raise ValueError(
-            f"Lanczos must converge. It has not on batch {index} after {restarts} restarts at tolerance "
-            f"{tolerance:g}; raise restarts or tolerance, or use float64"
-        ) from None
-    v = vectors[:, 0]
-    return float(value), float(np.linalg.norm(product(v) - value * v))
-
-
-def _flat(z: Blocks) -> Vector:
+def _flat(z: Params) -> Vector:
     return torch.cat([block.detach().reshape(-1).double().cpu() for block in z.values()]).numpy()
 
 
-def _blocks(v: Vector, like: Blocks) -> Blocks:
+def _unflat(v: Vector, like: Params) -> Params:
     parts = torch.from_numpy(np.ascontiguousarray(v)).split([block.numel() for block in like.values()])
     return {key: part.reshape(like[key].shape).to(like[key]) for key, part in zip(like, parts, strict=True)}

@@ -11,7 +11,9 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure, PreparedModel, Tick, warned
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, warned
+from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.worst_case import WorstCase
 
@@ -19,7 +21,7 @@ from quotient_manifolds.sharpness.worst_case import WorstCase
 @final
 @dataclass(frozen=True)
 class TruncationError(Measure):
-    """|L(truncated) - L(exact)| / (L(truncated) - L(w)) at the end of the worst direction, see `truncation_error`."""
+    """Measure |L(truncated) - L(exact)| / (L(truncated) - L(w)) in the worst direction, see `truncation_error`."""
 
     name: ClassVar[str] = "truncation error"
 
@@ -40,25 +42,24 @@ class TruncationError(Measure):
 
     @property
     def worst_case(self) -> WorstCase:
-        """The measure whose worst direction is followed."""
+        """Return the measure whose worst direction is followed."""
         return WorstCase(
             self.geometry, self.radius, self.steps, self.restarts, self.tolerance, self.seed, after=self.after
         )
 
-    def ticks(self, subject: PreparedModel) -> int:
-        return self.worst_case.ticks(subject) + 1
+    def ticks(self, prepared: PreparedModel) -> int:
+        return self.worst_case.ticks(prepared) + 1
 
-    def on(self, subject: PreparedModel, index: int, tick: Tick) -> BatchResult:
-        kept = subject.maximisers.get((self.worst_case, index))
-        best = self.worst_case.maximum(subject, index, tick) if kept is None else kept
+    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
+        best = self.worst_case.ascend(objective, ascents)
         if not best.loss > best.base:
             raise ValueError(
-                f"The loss on batch {index} does not rise within radius {self.radius:g}, so an error has nothing to be "
-                f"compared with; take another radius, or restarts"
+                f"The loss on batch {objective.index} does not rise within radius {self.radius:g}, so an error has "
+                f"nothing to be compared with; take another radius, or restarts"
             )
-        space, z = subject.space.exact(best.z)
-        exact = replace(subject, space=space).objective(index, tick).value(z)
-        sharpness = self.worst_case.at(subject, best)
+        space, z = objective.space.exact(best.z)
+        exact = replace(objective, space=space).value(z)
+        sharpness = self.worst_case.at(objective, best)
         error = abs(best.loss - exact) / sharpness.value
         return replace(sharpness, value=error, forward_passes=sharpness.forward_passes + 1, reach_limit=None)
 

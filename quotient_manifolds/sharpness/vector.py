@@ -1,4 +1,9 @@
-"""Algebra of dicts of tensors as one long vector: few passes over memory, sums accurate in float32."""
+"""Algebra of dicts of tensors as one long vector: few passes over memory, sums accurate in float32.
+
+A step of the ascent reads and writes several vectors as long as the model has weights. Written tensor by tensor and
+operation by operation it takes ten passes over memory or more; here it takes one or two, on pieces that stay in a
+processor's cache.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +13,24 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-Blocks = dict[str, Tensor]
+from quotient_manifolds.symmetries import Params
 
 _RESOLVED = 1e-25  # a sum of squares in float32 below this may have lost terms to underflow
 _CHUNK = 131072  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
 
 
-def dot(x: Blocks, y: Blocks) -> float:
-    """<x, y> over all blocks, accumulated in float64 over short chunks."""
+def dot(x: Params, y: Params) -> float:
+    """Return <x, y> over all blocks, accumulated in float64 over short chunks."""
     return dots(x, y)[0]
 
 
-def dots(x: Blocks, *others: Blocks) -> list[float]:
-    """<x, y> for every y of `others`, in one pass over x; in float64 where float32 under- or overflows."""
+def dots(x: Params, *others: Params) -> list[float]:
+    """Return <x, y> for every y of `others`, in one pass over x; in float64 where float32 under- or overflows."""
     sums = _dots(x, *others, dtype=None)
     return sums if all(map(_resolved, sums)) else _dots(x, *others, dtype=torch.float64)
 
 
-def _dots(x: Blocks, *others: Blocks, dtype: torch.dtype | None) -> list[float]:
+def _dots(x: Params, *others: Params, dtype: torch.dtype | None) -> list[float]:
     parts: list[list[Tensor]] = [[] for _ in others]
     for first, *rest in _chunks(x, *others):
         for part, other in zip(parts, rest, strict=True):
@@ -37,39 +42,39 @@ def _resolved(total: float) -> bool:
     return _RESOLVED < abs(total) < math.inf
 
 
-def norm(x: Blocks) -> float:
-    """|x|_2 over all blocks."""
+def norm(x: Params) -> float:
+    """Return |x|_2 over all blocks."""
     return math.sqrt(dot(x, x))
 
 
-def largest(x: Blocks) -> float:
-    """max |x_i| over all blocks."""
+def largest(x: Params) -> float:
+    """Return max |x_i| over all blocks."""
     return max((float(torch.linalg.vector_norm(block, math.inf)) for block in x.values() if block.numel()), default=0.0)
 
 
-def scale(x: Blocks, factor: float) -> None:
-    """x *= factor, in place."""
+def scale(x: Params, factor: float) -> None:
+    """Multiply x by a factor, in place."""
     for block in x.values():
         block.mul_(factor)
 
 
-def combine(terms: Iterable[tuple[float, Blocks]], out: Blocks) -> float:
-    """out = sum of factor * term, in one pass over memory; out may be one of the terms. Returns |out|^2."""
+def combine(terms: Iterable[tuple[float, Params]], out: Params) -> float:
+    """Write the sum of factor * term, in one pass over memory; out may be one of the terms. Returns |out|^2."""
     terms = sorted(terms, key=lambda term: term[1] is not out)  # out first: its old value is read before it is written
     factors = [factor for factor, _ in terms]
     squares = []
     for target, first, *others in _chunks(out, *(blocks for _, blocks in terms)):
         torch.mul(first, factors[0], out=target)
         for factor, other in zip(factors[1:], others, strict=True):
-            if factor:
+            if factor:  # 0 times a term saves its pass: the old point at a first step, the gradient at a zero of it
                 target.add_(other, alpha=factor)
-        squares.append(_dot(target, target))
+        squares.append(_dot(target, target))  # while the piece is in the cache
     total = _sum(squares)
     return total if _resolved(total) else dot(out, out)
 
 
-def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radius: float, out: Blocks) -> None:
-    """out = P(z + a (u - z) + (1 - a) (z - z_old)), u = P(z + eta sign(g)), P = clamp to +-radius; out may be z_old.
+def signed_step(z: Params, z_old: Params, g: Params, eta: float, a: float, radius: float, out: Params) -> None:
+    """Write P(z + a (u - z) + (1 - a) (z - z_old)), u = P(z + eta sign(g)), P = clamp to +-radius; out may be z_old.
 
     As 2 z - z_old drawn towards u: a vertex of the box that is its own next point stays itself to the last digit.
     """
@@ -82,8 +87,8 @@ def signed_step(z: Blocks, z_old: Blocks, g: Blocks, eta: float, a: float, radiu
         target.lerp_(u, a).clamp_(-radius, radius)
 
 
-def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
-    """Equal pieces of all given dicts, flat: views of the tensors that are contiguous (so must be what is written)."""
+def _chunks(*blocks: Params) -> Iterator[tuple[Tensor, ...]]:
+    """Yield equal pieces of all given dicts, flat: views of contiguous tensors (so what is written must be that)."""
     for key, leader in blocks[0].items():
         flat = [other[key].reshape(-1) for other in blocks]
         if leader.is_cpu and leader.numel() > _CHUNK:
@@ -93,8 +98,11 @@ def _chunks(*blocks: Blocks) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
+    # torch.dot of half precision sums in half precision, too: three digits, and infinity at 65504.
     return torch.dot(x.float(), y.float()) if x.dtype in (torch.float16, torch.bfloat16) else torch.dot(x, y)
 
 
 def _sum(parts: list[Tensor]) -> float:
+    # In float64: a float32 sum over the thousands of pieces of a large model would lose digits that decide, near a
+    # maximum, whether a step leaves the ball. One conversion at the end, so that a GPU is waited for once.
     return float(torch.stack([part.double() for part in parts]).sum()) if parts else 0.0

@@ -19,8 +19,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness import AutoPGD
-from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
-from quotient_manifolds.sharpness.vector import Blocks
+from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.symmetries import Params
 from tests.benchmarks.pretrained import GEOMETRIES, Batch, Classifier, batch_of, loss, pretrained
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
@@ -47,16 +47,16 @@ class Alternating:
         self.bares: list[float] = []
         self.resumed: float | None = None
 
-    def zero(self) -> Blocks:
+    def zero(self) -> Params:
         return self.objective.zero()
 
-    def sample(self, generator: torch.Generator) -> Blocks:
+    def sample(self, generator: torch.Generator) -> Params:
         return self.objective.sample(generator)
 
-    def value(self, z: Blocks) -> float:
+    def value(self, z: Params) -> float:
         return self.objective.value(z)
 
-    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         result = self.objective.value_and_gradient(z)
         now = time.process_time()
         if self.resumed is not None:  # from gradient to gradient: update, move, forward, backward, pull-back
@@ -72,7 +72,7 @@ def test_step_cost(geometry: Geometry, model: Classifier, batch: Batch, benchmar
     parameters = tuple(model.parameters())
     space = geometry.at(model)
     out = {name: torch.empty_like(w) for name, w in space.point.items()}
-    objective = BatchObjective(LossOf(model, loss), space, batch, "the batch", out, lambda: None)
+    objective = BatchObjective(model, loss, space, batch, out=out)
 
     def bare() -> None:
         torch.autograd.grad(loss(model, batch), parameters, allow_unused=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD
 from quotient_manifolds.sharpness.auto_pgd import released_checkpoints, stated_checkpoints
-from quotient_manifolds.sharpness.vector import _CHUNK, Blocks, combine, dot, largest, norm
+from quotient_manifolds.sharpness.vector import _CHUNK, combine, dot, largest, norm
+from quotient_manifolds.symmetries import Params
 
 
 @dataclass
@@ -28,19 +29,19 @@ class Plain:
     backwards: int = 0
     norm: str = "l2"
 
-    def zero(self) -> Blocks:
+    def zero(self) -> Params:
         return {"z": torch.zeros(self.shape, dtype=torch.float64)}
 
-    def sample(self, generator: torch.Generator) -> Blocks:
+    def sample(self, generator: torch.Generator) -> Params:
         if self.norm == "linf":
             return {"z": 2 * torch.rand(self.shape, generator=generator, dtype=torch.float64) - 1}
         return {"z": torch.randn(self.shape, generator=generator, dtype=torch.float64)}
 
-    def value(self, z: Blocks) -> float:
+    def value(self, z: Params) -> float:
         self.points.append(z["z"].clone())
         return float(self.function(z["z"]))
 
-    def value_and_gradient(self, z: Blocks) -> tuple[float, Blocks]:
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         self.backwards += 1
         leaf = z["z"].clone().requires_grad_()
         self.points.append(leaf.detach().clone())

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
-from quotient_manifolds.sharpness.objective import BatchObjective, LossOf
+from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -215,9 +215,7 @@ def test_the_maximum_over_a_box_is_that_of_its_best_vertex(geometry: Geometry, p
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
     best = float(((w + radius * c * signs) @ features).pow(power).max() - (w @ features) ** power)
     space = geometry.at(model)
-    objective = BatchObjective(
-        LossOf(model, lambda m, batch: m(batch).pow(power).sum()), space, x, "x", space.move(space.zero()), lambda: None
-    )
+    objective = BatchObjective(model, lambda m, batch: m(batch).pow(power).sum(), space, x)
     found = AutoPGD(steps=20, restarts=2).maximise(objective, radius, torch.Generator().manual_seed(0), norm=space.norm)
     assert found.loss - found.base == pytest.approx(best, rel=1e-9)
     if power == 1:

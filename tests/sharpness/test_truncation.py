@@ -323,13 +323,13 @@ def test_the_error_is_the_loss_at_the_two_ends(
     """The worst direction of `WorstCase`, moved pair by pair by the manifold's own geodesics, and the loss by hand."""
     model, data = model.to(dtype), [(x.to(dtype), y) for x, y in batches[:1]]
     geometry = Quotient(metric, order, biases="paper", norm=norm)
-    subject = PreparedModel.of(model, cross_entropy, data, geometry)
+    prepared = PreparedModel.of(model, cross_entropy, data, geometry)
     measure = WorstCase(geometry, 0.3, steps=4)
-    worst = measure.maximum(subject, 0, lambda: None)
-    ends = {kind: subject.space.move(worst.z) for kind in (order, "exact")}
-    for block in subject.space.pairs:
+    worst = measure.ascend(prepared.objective(0), {})
+    ends = {kind: prepared.space.move(worst.z) for kind in (order, "exact")}
+    for block in prepared.space.pairs:
         manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, metric)
-        at = torch.cat([pair.read(subject.space.point) for pair in block.pairs]).double()
+        at = torch.cat([pair.read(prepared.space.point) for pair in block.pairs]).double()
         xi = block.space.vector(worst.z[block.key]).double()
         for kind, end in ends.items():
             moved = manifold.at(at).geodesic(xi, order=kind).to(dtype)
@@ -373,10 +373,10 @@ def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier,
         (WorstCase(geometry, 0.02, steps=3), 5),  # the climb it starts from: one more step than its own losses
         (WorstCase(geometry, 0.05, steps=3), 5),  # another climb
     ):
-        subject = PreparedModel.of(model, cross_entropy, batches, geometry)
-        before.on(subject, 0, lambda: None)
+        prepared, known = PreparedModel.of(model, cross_entropy, batches, geometry), {}
+        before.on(prepared, 0, ascents=known)
         ticks = iter(range(100))
-        assert alone.on(subject, 0, partial(next, ticks)) == expected.batches[0]  # type: ignore[arg-type]
+        assert alone.on(prepared, 0, partial(next, ticks), known) == expected.batches[0]  # type: ignore[arg-type]
         assert next(ticks) == passes
     seen: list[tuple[int, int]] = []
     truncation_error(
@@ -437,10 +437,10 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
     """Of its horizontal part, which is all of it in the metric's norm."""
     geometry = Quotient("mix", biases="paper", norm=norm)
     result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
-    subject = PreparedModel.of(model, cross_entropy, batches[:1], geometry)
-    z = WorstCase(geometry, 0.1, steps=3).maximum(subject, 0, lambda: None).z
+    prepared = PreparedModel.of(model, cross_entropy, batches[:1], geometry)
+    z = WorstCase(geometry, 0.1, steps=3).ascend(prepared.objective(0), {}).z
     speeds: list[float] = []
-    for block in subject.space.pairs:
+    for block in prepared.space.pairs:
         manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "mix")
         xi = manifold.proju(block.space.point, block.space.vector(z[block.key]))
         for G, v in zip(block.space.point, xi, strict=True):

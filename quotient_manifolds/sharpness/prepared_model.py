@@ -1,0 +1,156 @@
+"""Check a model, its loss and its batches, and make them ready to be measured in one geometry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
+from quotient_manifolds.replica import parameter_reached
+from quotient_manifolds.sharpness.losses import Loss
+from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
+from quotient_manifolds.symmetries import Params
+
+_RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.FractionalMaxPool2d)
+
+
+@final
+@dataclass(frozen=True)
+class PreparedModel:
+    """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
+
+    out: tensors for the moved parameters, the same for all batches. precision: machine epsilon of the loss.
+    """
+
+    model: nn.Module
+    loss: Loss
+    space: TangentSpace
+    batches: list[Any]
+    out: Params
+    precision: float
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        geometry: Geometry | str | float,
+        *,
+        probe: int = 0,
+    ) -> PreparedModel:
+        """Check what is to be measured; ValueError or TypeError, one sentence, where it cannot be.
+
+        The loss is tried on batch `probe`: finite, the same twice, and unchanged along the symmetries it is divided by.
+        """
+        geometry = as_geometry(geometry)
+        _check_model(model)
+        listed = _listed(batches)
+        with autograd_available():
+            space = geometry.at(model)
+            precision = _check_loss(BatchObjective(model, loss, space, listed[probe]))
+            proved = geometry.proved(model, loss, listed[probe])
+            space = space if proved == geometry else proved.at(model)
+            out = {name: torch.empty_like(w) for name, w in space.point.items()}
+        return cls(model, loss, space, listed, out, precision)
+
+    def objective(self, index: int, tick: Tick = idle) -> BatchObjective:
+        """Return z -> loss on batch `index`; tick is called after every forward pass."""
+        batch = self.batches[index]
+        return BatchObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
+
+
+def _listed(batches: Iterable[Any]) -> list[Any]:
+    """Return the batches as a list; a single batch, easily passed by mistake, is refused."""
+    single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"batches must be a list of batches. Found {type(batches).__name__}")
+    if isinstance(batches, (Tensor, Mapping, str)) or single:
+        raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
+    listed = list(batches)
+    if not listed:
+        raise ValueError("There must be at least one batch to measure on. Found none")
+    return listed
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise unless the model is a module in eval mode throughout, whose measured parameters are precise enough."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The model must be a torch.nn.Module. Found {type(model).__name__}")
+    training = [(name, module) for name, module in model.named_modules() if module.training]
+    if training:
+        telling = [item for item in training if isinstance(item[1], _RANDOM_IN_TRAINING)] or training
+        name, module = telling[0]
+        raise ValueError(
+            f"The model must be in eval mode. Found {name or 'the model itself'} ({type(module).__name__}) in train "
+            f"mode; call model.eval() first"
+        )
+    for name, w in model.named_parameters():
+        if w.layout != torch.strided:
+            raise TypeError(f"Parameters must be dense. Found {name} with {w.layout}; call to_dense() on it")
+        if w.requires_grad and w.is_floating_point() and w.dtype.itemsize < 4:
+            raise TypeError(
+                f"Parameters must be float32 or float64, or the steps of the ascent are lost in rounding. Found {name} "
+                f"in {w.dtype}; call model.float(), and use torch.autocast inside the loss to save memory"
+            )
+
+
+def _check_loss(objective: BatchObjective) -> float:
+    """Raise unless the loss is finite at the model, the same twice, and a function of the model it is given.
+
+    Returns the relative spacing of the numbers it is computed in, machine epsilon.
+
+    Two evaluations may differ by 64 units of the loss's precision (relative, at most 1e-3): parallel sums on
+    accelerators do. A loss that reaches the original model, past the replica, would not see its parameters move; a part
+    that only ever runs without gradients, as reentrant checkpointing does, would pass for one the loss does not use.
+    """
+    point = objective.space.point
+    clones = ({name: w.clone() for name, w in point.items()} for _ in range(2))  # a forward pass may write to them
+    values = [_watched_loss(objective, next(clones)), objective.detached_loss(next(clones))]
+    first, second = (float(value) for value in values)
+    if not (math.isfinite(first) and math.isfinite(second)):
+        raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on the first batch")
+    precision = torch.finfo(values[0].dtype).eps
+    if abs(first - second) > min(64 * precision, 1e-3) * max(abs(first), abs(second)):
+        raise ValueError(
+            f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters and batch; "
+            f"turn off whatever is random in the model and in the loss"
+        )
+    return precision
+
+
+def _watched_loss(objective: BatchObjective, params: Params) -> Tensor:
+    """Return the loss; raise if it reaches the original model, or if a measured part runs without gradients."""
+    inputs = leaves(params)
+    measured = {id(leaf) for leaf in inputs.values()}
+    model, function = objective.replica(inputs)
+    with_gradients: dict[str, bool] = {}  # modules with measured parameters of their own: ever called with gradients on
+    for name, module in model.named_modules():
+        if any(id(w) in measured for w in module._parameters.values()):
+
+            def note(module: nn.Module, inputs: Any, name: str = name) -> None:
+                with_gradients[name] = with_gradients.get(name, False) or torch.is_grad_enabled()
+
+            module.register_forward_pre_hook(note)
+    with torch.enable_grad():
+        value = evaluate(model, function, objective.batch)
+    reached = parameter_reached(value, objective.model)
+    if reached is not None:
+        raise ValueError(
+            f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
+            f"original is reached, past the copy: by a closure in the loss, or a function in the model; use the "
+            f"argument `model` (or self) there"
+        )
+    hidden = [name for name, seen in with_gradients.items() if not seen]
+    if hidden:
+        raise ValueError(
+            f"Measured parameters must get gradients. Found that {hidden[0] or 'the model'} runs with gradients turned "
+            f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
+            f"freeze its parameters by requires_grad_(False)"
+        )
+    return value.detach()
