@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "film", "a", "not"]
 
@@ -20,6 +26,25 @@ TINY_VIT: dict[str, Any] = {
 }
 
 
+def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
+    """Run `make` once for each set of options; later calls copy what it wrote."""
+
+    @functools.cache
+    def template(**options: Any) -> tempfile.TemporaryDirectory[str]:
+        made = tempfile.TemporaryDirectory()
+        make(Path(made.name), **options)
+        return made
+
+    @functools.wraps(make)
+    def copied(directory: Path, **options: Any) -> Path:
+        shutil.copytree(template(**options).name, directory, dirs_exist_ok=True)
+        torch.manual_seed(0)
+        return directory
+
+    return copied
+
+
+@made_once
 def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None) -> Path:
     """A BERT for sequence classification (2 layers, 4 heads of 8) and its tokenizer."""
     torch.manual_seed(0)
@@ -38,6 +63,7 @@ def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None =
     return directory
 
 
+@made_once
 def vit_classifier(directory: Path) -> Path:
     """A ViT for image classification of 16 x 16 pictures with one channel."""
     torch.manual_seed(0)
@@ -46,6 +72,7 @@ def vit_classifier(directory: Path) -> Path:
     return directory
 
 
+@made_once
 def clip(directory: Path) -> Path:
     """A CLIP with a text and a vision tower of one layer."""
     torch.manual_seed(0)
@@ -59,9 +86,23 @@ def clip(directory: Path) -> Path:
     return directory
 
 
+@made_once
 def gpt2(directory: Path) -> Path:
     """A GPT-2 with its language-model head, which is tied to the embedding and so not stored."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=40, n_positions=24, n_embd=32, n_layer=1, n_head=4)
     transformers.GPT2LMHeadModel(config).save_pretrained(directory)
     return directory
+
+
+def edit_config(directory: Path, **entries: object) -> None:
+    """Replace entries of config.json."""
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **entries}))
+
+
+def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the tensors in model.safetensors."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

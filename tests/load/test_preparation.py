@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from quotient_manifolds.load import DataSource, load_model
+from quotient_manifolds.load import (
+    DataSource,
+    load_model,
+)
 from quotient_manifolds.load.preparation import Normalisation, Preparation
 from tests import hugging_face
-
-PLAIN = nn.Flatten()
+from tests.image_files import PLAIN, picture
 
 
 def vit(directory: Path, channels: int = 3, labels: list[str] | None = None) -> nn.Module:
@@ -218,9 +220,6 @@ def test_broken_settings_are_refused_in_one_sentence(content: Any, match: str, t
     assert not (tmp_path / "ran").exists()
 
 
-# ---- names of folders and of classes
-
-
 def test_folders_go_by_the_names_of_the_models_classes(tmp_path: Path) -> None:
     draw(tmp_path / "data", 16, 16)
 
@@ -239,3 +238,11 @@ def test_folders_go_by_the_names_of_the_models_classes(tmp_path: Path) -> None:
     assert labels(few, labels={"ant": 3, "bee": 0, "cat": 1}) == [3, 0, 1]
     with pytest.raises(ValueError, match=r"ant/1\.png: the label must be in 0 \.\.\. 3, .* found 4"):
         labels(few, labels={"ant": 4, "bee": 0, "cat": 1})
+
+
+def test_thin_pictures_for_a_model_that_says_how_they_are_resized(tmp_path: Path) -> None:
+    model = hugging_face.vit_classifier(tmp_path / "model")
+    tell(model, image_processor_type="CLIPImageProcessor", size={"shortest_edge": 224})
+    picture(tmp_path / "data" / "a" / "1.png", 20000, 1)
+    with pytest.raises(ValueError, match="along its shorter side"):
+        DataSource(tmp_path / "data", labels=[0]).batches(load_model(model))

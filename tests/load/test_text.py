@@ -1,167 +1,84 @@
-"""Models and data from disk: what is there is read exactly, and what is wrong is said in one sentence."""
+"""Labelled text from files, and batches of its tokens: what is there is read exactly, what is wrong is one sentence."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from quotient_manifolds.load import LabelledText, example_inputs, load_model, read_text_labels, tokenised_batches
+from quotient_manifolds.load import (
+    LabelledText,
+    load_model,
+    read_text_labels,
+    tokenised_batches,
+)
 from quotient_manifolds.load.tokens import OFFSET_POSITIONS
 from tests import hugging_face
+from tests.hugging_face import edit_config, rewrite_weights
+from tests.refusals import one_sentence
 
-MAKERS = [hugging_face.bert_classifier, hugging_face.vit_classifier, hugging_face.clip, hugging_face.gpt2]
-
-
-def one_sentence(message: str) -> bool:
-    return "\n" not in message.strip() and "Traceback" not in message and len(message) > 20
+ROWS = [("a good film", "good", "yes"), ("bad", "very good", "no"), ("not bad", "bad", "maybe")]
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_model_is_read_exactly_and_takes_its_example_inputs(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    model = load_model(make(tmp_path))
-    loaded = list(model.state_dict().values())  # by value: some names change between the file and the module
-    for name, stored in load_file(tmp_path / "model.safetensors").items():
-        assert any(torch.equal(stored, value) for value in loaded), name
-    assert type(model).__name__ == json.loads((tmp_path / "config.json").read_text())["architectures"][0]
-    assert not model.training
-    inputs = example_inputs(model, seed=3)
-    with torch.no_grad():
-        output = model(**inputs)
-    logits = output["logits_per_image"] if "logits_per_image" in output else output["logits"]
-    assert torch.isfinite(logits).all()
-    again, other = example_inputs(model, seed=3), example_inputs(model, seed=4)
-    assert all(torch.equal(inputs[name], again[name]) for name in inputs)
-    assert any(not torch.equal(inputs[name], other[name]) for name in inputs)
+def write_text(folder: Path, suffix: str, columns: tuple[str, str, str] = ("text", "text_pair", "label")) -> Path:
+    path = folder / f"data{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in ROWS))
+    else:
+        between = {".csv": ",", ".tsv": "\t"}[suffix]
+        path.write_text("\n".join(between.join(row) for row in (columns, *ROWS)) + "\n")
+    return path
 
 
-def test_clip_gets_text_and_pictures(tmp_path: Path) -> None:
-    assert set(example_inputs(load_model(hugging_face.clip(tmp_path)))) == {
-        "input_ids",
-        "attention_mask",
-        "pixel_values",
-    }
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv"])
+def test_words_become_classes_and_columns_may_have_other_names(suffix: str, tmp_path: Path) -> None:
+    labels = {"yes": 2, "no": 0, "maybe": 0}
+    expected = [LabelledText(text, pair, labels[word]) for text, pair, word in ROWS]
+    assert read_text_labels(write_text(tmp_path, suffix), labels=labels, num_labels=3) == expected
+    other = write_text(tmp_path, suffix, ("premise", "hypothesis", "gold"))
+    columns = {"text": "premise", "text_pair": "hypothesis", "label": "gold"}
+    assert read_text_labels(other, labels=labels, columns=columns) == expected
+    with pytest.raises(ValueError, match=r"line [12]: no 'text'; expected the columns text and gold"):
+        read_text_labels(other, labels=labels, columns={"label": "gold"})
+    with pytest.raises(
+        ValueError, match=r"line [12]: no 'second'; expected .*premise and gold \(second too for pairs\)"
+    ):
+        read_text_labels(other, labels=labels, columns={**columns, "text_pair": "second"})
+    with pytest.raises(ValueError, match=r"line [23]: the label must be one of yes, maybe, found 'no'"):
+        read_text_labels(other, labels={"yes": 0, "maybe": 1}, columns=columns)
+    with pytest.raises(ValueError, match=r"line [12]: the label must be in 0 \.\.\. 1, .* found 2"):
+        read_text_labels(other, labels=labels, columns=columns, num_labels=2)
+    with pytest.raises(ValueError, match=r"line [12]: the label must be an integer, found 'yes'"):
+        read_text_labels(other, labels=[1, 0], columns=columns)
 
 
-def test_example_text_has_padding_in_the_last_row_only(tmp_path: Path) -> None:
-    inputs = example_inputs(load_model(hugging_face.bert_classifier(tmp_path)))
-    assert torch.equal(inputs["input_ids"] == 0, inputs["attention_mask"] == 0)
-    assert inputs["attention_mask"].sum(-1).tolist() == [16, 12]
+def test_numbers_are_renumbered(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\na,0\nb,2\nc, 1\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 2}\n{"text": "c", "label": 1}')
+    for name in ("a.csv", "a.jsonl"):
+        path = tmp_path / name
+        assert [example.label for example in read_text_labels(path, labels=[1, 2, 0])] == [1, 0, 2]
+        table = {"0": 5, "1": 6, "2": 7}
+        assert [example.label for example in read_text_labels(path, labels=table)] == [5, 7, 6]
+        with pytest.raises(ValueError, match=r"line [23]: the label must be in 0 \.\.\. 1, as many .* found 2"):
+            read_text_labels(path, labels=[1, 0])
 
 
-def test_sharded_weights_are_read(tmp_path: Path) -> None:
-    whole = load_model(hugging_face.bert_classifier(tmp_path / "whole")).state_dict()
-    shards = hugging_face.bert_classifier(tmp_path / "shards", shard="10KB")
-    assert len(list(shards.glob("*.safetensors"))) > 2
-    assert all(torch.equal(whole[name], value) for name, value in load_model(shards).state_dict().items())
-
-
-def test_function_of_a_module_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "zoo_of_mine.py").write_text(
-        "import torch\ndef encoder():\n    return torch.nn.TransformerEncoderLayer(8, 2)\ndef number():\n    return 3\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    model = load_model("zoo_of_mine:encoder")
-    assert isinstance(model, nn.TransformerEncoderLayer)
-    assert not model.training
-    with pytest.raises(ValueError, match="returned an int"):
-        load_model("zoo_of_mine:number")
-    with pytest.raises(ValueError, match="no function 'decoder'"):
-        load_model("zoo_of_mine:decoder")
-    with pytest.raises(ValueError, match="Cannot import 'zoo_of_nobody'"):
-        load_model("zoo_of_nobody:encoder")
-
-
-def drop(directory: Path, name: str) -> None:
-    (directory / name).unlink()
-
-
-def rewrite_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def pickle_weights(directory: Path) -> None:
-    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
-    drop(directory, "model.safetensors")
-
-
-def edit_config(directory: Path, **entries: object) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **entries}))
-
-
-BROKEN = {
-    "no config": (lambda d: drop(d, "config.json"), "no config.json"),
-    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
-    "config is no object": (lambda d: (d / "config.json").write_text("[]"), "one JSON object"),
-    "config names no model": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
-    "no weights": (lambda d: drop(d, "model.safetensors"), "no weights"),
-    "pickle only": (pickle_weights, "safe_serialization=True"),
-    "truncated weights": (lambda d: os.truncate(d / "model.safetensors", 100), "does not load"),
-    "a parameter missing": (lambda d: rewrite_weights(d, lambda t: t.pop("classifier.bias")), "classifier.bias"),
-    "a parameter of another shape": (
-        lambda d: rewrite_weights(d, lambda t: t.update({"classifier.bias": torch.zeros(5)})),
-        r"classifier.bias of shape \(5,\), but config.json describes one of \(2,\)",
-    ),
-    "unknown architecture": (lambda d: edit_config(d, architectures=["MyBert"]), "MyBert"),
-}
-
-
-@pytest.mark.parametrize(("spoil", "match"), BROKEN.values(), ids=list(BROKEN))
-def test_broken_directory_is_refused_in_one_sentence(
-    spoil: Callable[[Path], object], match: str, tmp_path: Path
-) -> None:
-    hugging_face.bert_classifier(tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(ValueError, match=match) as caught:
-        load_model(tmp_path)
-    assert one_sentence(str(caught.value)), str(caught.value)
-
-
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    hugging_face.bert_classifier(tmp_path, shard="10KB")
-    shard = min(tmp_path.glob("model-*.safetensors"))
-    shard.unlink()
-    with pytest.raises(ValueError, match=shard.name):
-        load_model(tmp_path)
-
-
-def test_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No model at"):
-        load_model(tmp_path / "nowhere")
-
-
-def test_no_example_inputs_without_a_configuration() -> None:
-    with pytest.raises(ValueError, match="No example inputs can be made for Linear"):
-        example_inputs(nn.Linear(2, 2))
-
-
-def test_absent_transformers_names_the_extra(tmp_path: Path) -> None:
-    hugging_face.bert_classifier(tmp_path)
-    code = (
-        "import sys; sys.modules['transformers'] = None\n"
-        f"from quotient_manifolds.load import load_model; load_model({str(tmp_path)!r})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.strip().splitlines()[-1].endswith('pip install "quotient-manifolds[transformers]".')
-
-
-# ---- labelled text
+def test_a_tsv_file_has_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"an open quote, and a comma\t1\n12" long\t0\n')
+    assert [example.text for example in read_text_labels(tmp_path / "a.tsv")] == [
+        '"an open quote, and a comma',
+        '12" long',
+    ]
 
 
 def test_jsonl_and_csv_agree(tmp_path: Path) -> None:
@@ -178,6 +95,8 @@ def test_pairs(tmp_path: Path) -> None:
 
 
 GOOD = '{"text": "good", "label": 1}\n'
+
+
 BAD_DATA = {
     "empty": ("a.jsonl", "", "is empty"),
     "blank": ("a.jsonl", "\n \n", "is empty"),
@@ -195,6 +114,18 @@ BAD_DATA = {
     "label too large": ("a.jsonl", GOOD + '{"text": "bad", "label": 2}\n', r"line 2: .* 0 \.\.\. 1, .* found 2"),
     "label negative": ("a.csv", "text,label\ngood,-1\n", "line 2: .* found -1"),
     "another kind of file": ("a.parquet", "", ".jsonl, .csv or .tsv"),
+    "digits": ("a.jsonl", '{"text": "good", "label": ' + "9" * 400 + "}", "line 1: the label must be .* 400 digits"),
+    "more digits": ("a.jsonl", '{"text": "good", "label": ' + "9" * 5000 + "}", "line 1: not valid JSON"),
+    "digits in a table": ("a.csv", "text,label\ngood," + "9" * 400, "line 2: the label must be .* 400 digits"),
+    "more digits in a table": ("a.csv", "text,label\ngood," + "9" * 5000, "line 2: the label must be an integer"),
+    "negative digits": ("a.jsonl", '{"text": "good", "label": -' + "9" * 400 + "}", "400 digits"),
+    "infinite": ("a.jsonl", '{"text": "good", "label": 1e999}', "must be an integer, found inf"),
+    "nested": ("a.jsonl", "[" * 100_000, "line 1: not valid JSON"),
+    "long": ("a.jsonl", '{"text": "' + "a" * 10_000_001, "line 1 has more than 10000000 characters"),
+    "long in a table": ("a.csv", "text,label\n" + "a" * 10_000_001, "line 2 has more than"),
+    "a long field": ("a.csv", "text,label\n" + "a" * 200_000 + ",1\n", "cannot be read as a table"),
+    "half a pair": ("a.jsonl", '{"text": "\\ud800", "label": 1}', "line 1: the text is not valid Unicode"),
+    "a number of digits for a text": ("a.jsonl", '{"text": ' + "9" * 400 + ', "label": 1}', "must be strings"),
 }
 
 
@@ -203,7 +134,11 @@ def test_bad_data_is_refused_in_one_sentence(name: str, content: str, match: str
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=match) as caught:
         read_text_labels(tmp_path / name, num_labels=2)
-    assert one_sentence(str(caught.value)), str(caught.value)
+    with pytest.raises(ValueError, match=r"the label must|line|table|empty|Expected") as renamed:
+        read_text_labels(tmp_path / name, labels={"a": 0})
+    for message in (str(caught.value), str(renamed.value)):
+        assert one_sentence(message), message
+        assert len(message) < 500
 
 
 def test_absent_and_binary_files(tmp_path: Path) -> None:
@@ -212,6 +147,31 @@ def test_absent_and_binary_files(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"text,label\n\xff\xfe,1\n")
     with pytest.raises(ValueError, match="UTF-8"):
         read_text_labels(tmp_path / "a.csv")
+
+
+PIECES = [b"text,label\n", b"text\tlabel\n", b'{"text": "a", "label": 1}', b"\n", b'"', b",", b"\r", b"1", b"\0"]
+
+
+@settings(max_examples=150)
+@given(
+    name=st.sampled_from(["a.jsonl", "a.csv", "a.tsv"]),
+    content=st.lists(
+        st.binary(max_size=8) | st.sampled_from(PIECES),
+        max_size=8,
+    ),
+)
+def test_any_bytes_are_read_or_refused(
+    name: str, content: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("text") / name
+    path.write_bytes(b"".join(content))
+    with contextlib.suppress(ValueError):
+        for example in read_text_labels(path):
+            example.text.encode()
+            assert isinstance(example.label, int)
+
+
+# ---- tokens
 
 
 def test_batches_hold_every_example_once_in_order(tmp_path: Path) -> None:
@@ -261,9 +221,6 @@ def test_batches_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         tokenised_batches(tmp_path, [good], batch_size=0)
     with pytest.raises(ValueError, match=r"max_length must lie in 3 \.\.\. 64, .* found 65"):
         tokenised_batches(tmp_path, [good], max_length=65)
-
-
-# ---- what a tokenizer knows, and where the table of positions ends
 
 
 def write_vocabulary(directory: Path, words: list[str]) -> None:
