@@ -1,13 +1,20 @@
-"""Redo one of the studies, each by one command: `python -m studies NAME`, with this folder's parent on the path."""
+"""Redo one of the studies: `make study NAME=...`, or `python -m studies NAME` with `notebooks` on Python's path.
+
+A study is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from quotient_manifolds.cli.options import (
     EXIT_CODES,
+    NEGATIVE_FINDING,
     console,
     one_sentence_errors,
     out_option,
@@ -15,70 +22,199 @@ from quotient_manifolds.cli.options import (
     quiet_option,
     table,
 )
-from studies.ascents import Ascents, compare_ascents
-from studies.commands.bert import bert
-from studies.commands.diagonal import diagonal
-from studies.commands.full_scale import full_scale
-from studies.commands.results import results
-from studies.commands.toy import toy
-from studies.commands.vit import vit
+from quotient_manifolds.demo import cores
+from quotient_manifolds.files import write_text
+from quotient_manifolds.report import Table, render
+
+if TYPE_CHECKING:
+    from studies.zoos.page import ZooPage
 
 
 @click.group(epilog=EXIT_CODES)
 def study() -> None:
-    """Redo one of the package's own experiments."""
+    """Redo one of the studies that stand behind the notebooks."""
 
 
-study.add_command(bert)
-study.add_command(diagonal)
-study.add_command(full_scale)
-study.add_command(results)
-study.add_command(toy)
-study.add_command(vit)
+def _with_options(name: str, trial: str) -> Callable[[Callable[..., None]], click.Command]:
+    """Return a decorator: a study is a function of `out`, `fast`, `quiet` and the `command` that redoes it."""
+
+    def made(function: Callable[..., None]) -> click.Command:
+        def run(out: Path, fast: bool, quiet: bool) -> None:
+            out.mkdir(parents=True, exist_ok=True)
+            command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
+            function(out=out, fast=fast, quiet=quiet, command=command)
+
+        fast_option = click.option("--fast", is_flag=True, help=f"{trial}: to try the command.")
+        options = (one_sentence_errors, quiet_option, fast_option, out_option(f"results/{name}"))
+        for option in options:
+            run = option(run)
+        return study.command(name, help=function.__doc__, epilog=EXIT_CODES)(run)
+
+    return made
 
 
-@study.command(epilog=EXIT_CODES)
-@out_option("results/ascents")
-@click.option("--fast", is_flag=True, help="Two networks, hardly trained: to try the command.")
-@quiet_option
-@one_sentence_errors
-def ascents(out: Path, fast: bool, quiet: bool) -> None:
+def _show(quiet: bool, tables: list[Table], **files: Path) -> None:
+    """Print tables, and where files are."""
+    if not quiet:
+        terminal = console(quiet=False)
+        for each in tables:
+            terminal.print(table(each.caption, each.columns, each.rows, each.numeric))
+        for what, file in files.items():
+            terminal.print(f"{what}: {file}")
+
+
+@_with_options("toy", "Two orbits and few balls")
+def toy(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """What is constant along the orbit of the scalar network f(x) = G H x, and which claims about it hold.
+
+    OUT receives toy.json, which Toy.load reads, and report.html. About half a minute.
+    """
+    from studies.toy import claim_table, spread_table, study_toy, toy_page
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_toy(fast=fast, command=command, progress=progress)
+    found.save(out / "toy.json")
+    write_text(out / "report.html", render(toy_page(found)))
+    _show(quiet, [spread_table(found), claim_table(found)], Report=out / "report.html", Record=out / "toy.json")
+
+
+@_with_options("ascents", "Two networks, hardly trained")
+def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """How much of the loss's rise the matched and the released ascent find at equal passes.
 
     OUT receives ascents.json, which Ascents.load reads. About half a minute.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    command = f"make study NAME=ascents{' ARGS=--fast' if fast else ''}"
-    with progress_bars(quiet=quiet) as report:
-        found = compare_ascents(fast=fast, command=command, progress=report)
+    from studies.ascents import case_table, compare_ascents, ratio_table
+
+    with progress_bars(quiet=quiet) as progress:
+        found = compare_ascents(fast=fast, command=command, progress=progress)
     found.save(out / "ascents.json")
+    _show(quiet, [case_table(found), ratio_table(found)], Record=out / "ascents.json")
+
+
+@_with_options("diagonal", "Six small cells, seconds")
+def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """How sharpness ranks diagonal networks, along geodesics of each order.
+
+    OUT receives diagonal.json, which DiagonalStudy.load reads, report.html, and cells/, by which an interrupted run
+    goes on. About half an hour on one thread.
+    """
+    from studies.diagonal import Plan, run_diagonal
+    from studies.diagonal.page import write_page
+    from studies.diagonal.tables import short_table
+
+    with progress_bars(quiet=quiet) as progress:
+        found = run_diagonal(out, Plan.fast() if fast else Plan(), command=command, progress=progress)
+    found.save(out / "diagonal.json")
+    write_page(found, out / "report.html")
+    tables = [short_table(found, radius) for radius in found.plan.radii]
+    _show(quiet, tables, Record=out / "diagonal.json", Report=out / "report.html")
+
+
+@_with_options("vit", "Four models, hardly trained, and two measures")
+def vit(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """How measures rank 48 vision transformers fine-tuned on few digits.
+
+    With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
+
+    Trains once, then does what `compare` does with OUT/zoo.yaml, and goes on after an interruption. OUT receives
+    study.html, the files of `compare`, and record/ in a compact form. About 35 minutes of one processor core.
+    """
+    from studies.vit import VIT
+    from studies.vit.zoo import FAST, FULL, prepare
+
+    _compare(VIT, partial(prepare, size=FAST if fast else FULL), out=out, fast=fast, quiet=quiet, command=command)
+
+
+@_with_options("bert", "Four models, hardly trained, and two measures")
+def bert(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """How measures rank BERTs fine-tuned on sentences that heuristics mistake.
+
+    With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
+
+    Fine-tunes all-MiniLM-L6-v2 once, then does what `compare` does with OUT/zoo.yaml, and goes on after an
+    interruption. OUT receives study.html, the files of `compare`, and record/ in a compact form. About two hours of
+    one processor core.
+    """
+    from studies.bert import BERT
+    from studies.bert.zoo import FAST, FULL, prepare
+
+    _compare(BERT, partial(prepare, size=FAST if fast else FULL), out=out, fast=fast, quiet=quiet, command=command)
+
+
+def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: bool, quiet: bool, command: str) -> None:
+    from studies.zoos.measures import ZooMeasures
+    from studies.zoos.study import measure_zoo
+
+    with progress_bars(quiet=quiet) as progress:
+        prepare(out, progress=progress, workers=1 if fast else cores())
+        found = measure_zoo(out, page, fast=fast, command=command, progress=progress)
+    measures = ZooMeasures(found)
+    shown = page.tau_table(measures, "ranking", "Kendall’s tau-b", page.main_labels(measures))
+    _show(quiet, [shown], Report=out / "study.html")
+    if found.troubles:
+        click.echo(f"Failed: {len(found.troubles)} measurements, see {out / 'report.html'}", err=True)
+        raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+@study.command(epilog=EXIT_CODES)
+@click.option(
+    "--records",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("notebooks/records"),
+    show_default=True,
+    help="Directory of what the studies found.",
+)
+@out_option("notebooks")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A file with the lines <!-- results --> and <!-- /results -->, between which the short table goes.",
+)
+@quiet_option
+@one_sentence_errors
+def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
+    """The paper's results and claims beside ours, each number from a record.
+
+    OUT receives results.md, in results/ its figures, and full_scale.md, of the zoos that were not run. A study without
+    a record is shown as not run. Half a minute.
+    """
+    from studies.full_scale.page import PAGE as FULL_SCALE
+    from studies.full_scale.page import full_scale_page
+    from studies.results.claims import claims
+    from studies.results.estimates import RULES
+    from studies.results.page import PAGE, into_page, write_results
+    from studies.results.records import Records
+
+    records = Records.load(folder)
+    write_results(records, out)
+    write_text(out / FULL_SCALE, full_scale_page())
+    if page is not None:
+        into_page(page, records)
+    rows = [[each.about, RULES[each.rule].words, str(each.found or ""), each.verdict] for each in claims(records)]
+    shown = Table("claims", "The paper’s claims", ["Number", "Claim", "Here", "Verdict"], rows, [False] * 4)
+    _show(quiet, [shown], Page=out / PAGE)
+
+
+@study.command("full-scale", epilog=EXIT_CODES)
+@out_option("full_scale")
+@quiet_option
+@one_sentence_errors
+def full_scale(out: Path, quiet: bool) -> None:
+    """Write the specs of the paper's own zoos, CLIP on ImageNet and BERT on MNLI, for `compare` on GPUs.
+
+    OUT receives clip_soups.yaml, bert_mnli.yaml and full_scale.md, which says what to put beside them, what to type
+    and what it would cost. Nothing is downloaded or measured.
+    """
+    from studies.full_scale.experiments import write_specs
+    from studies.full_scale.page import PAGE, full_scale_page
+
+    written = write_specs(out)
+    write_text(out / PAGE, full_scale_page())
     if not quiet:
-        _print(found)
-        console(quiet=False).print(f"Record: {out / 'ascents.json'}")
-
-
-def _print(found: Ascents) -> None:
-    matched, released = found.passes
-    rows = [
-        [
-            *(case.network, case.geometry, f"{case.radius:g}", f"{case.loss:.3g}"),
-            *(f"{case.matched:.4g}", f"{case.released:.4g}", f"{case.ratio:.3f}", f"{case.released_norm:.3f}"),
-        ]
-        for case in found.cases
-    ]
-    columns = ["network", "ball", "radius", "loss", "matched", "released", "released / matched", "norm / radius"]
-    numeric = [False, False, *[True] * 6]
-    title = f"Rise of the loss that is found in {matched} (matched) and {released} passes (released)"
-    terminal = console(quiet=False)
-    terminal.print(table(title, columns, rows, numeric))
-    medians = []
-    for geometry in dict.fromkeys(case.geometry for case in found.cases):
-        median, low, high = found.median_ratio(geometry)
-        less = sum(case.ratio < 0.99 for case in found.cases if case.geometry == geometry)
-        more = sum(case.ratio > 1.01 for case in found.cases if case.geometry == geometry)
-        medians.append([geometry, f"{median:.3f}", f"{low:.3f} to {high:.3f}", str(less), str(more)])
-    columns = ["ball", "median ratio", "interval (95 %)", "released finds less by 1 %", "more by 1 %"]
-    terminal.print(table("", columns, medians, [False, *[True] * 4]))
+        for file in (*written, out / PAGE):
+            console(quiet=False).print(str(file))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import MeasureResult, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 
@@ -177,3 +178,30 @@ class _OnPixels(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.network(pixel_values)
         return logits
+
+
+def case_table(found: Ascents) -> Table:
+    """Return a row for each case: what each ascent finds, and how far from the other."""
+    matched, released = found.passes
+    rows = [
+        [
+            *(case.network, case.geometry, f"{case.radius:g}", f"{case.loss:.3g}"),
+            *(f"{case.matched:.4g}", f"{case.released:.4g}", f"{case.ratio:.3f}", f"{case.released_norm:.3f}"),
+        ]
+        for case in found.cases
+    ]
+    columns = ["network", "ball", "radius", "loss", "matched", "released", "released / matched", "norm / radius"]
+    title = f"Rise of the loss that is found in {matched} (matched) and {released} passes (released)"
+    return Table("cases", title, columns, rows, [False, False, *[True] * 6])
+
+
+def ratio_table(found: Ascents) -> Table:
+    """Return a row for each ball: the median of released over matched."""
+    rows = []
+    for geometry in dict.fromkeys(case.geometry for case in found.cases):
+        median, low, high = found.median_ratio(geometry)
+        less = sum(case.ratio < 0.99 for case in found.cases if case.geometry == geometry)
+        more = sum(case.ratio > 1.01 for case in found.cases if case.geometry == geometry)
+        rows.append([geometry, f"{median:.3f}", f"{low:.3f} to {high:.3f}", str(less), str(more)])
+    columns = ["ball", "median ratio", "interval (95 %)", "released finds less by 1 %", "more by 1 %"]
+    return Table("ratios", "Released over matched", columns, rows, [False, *[True] * 4])

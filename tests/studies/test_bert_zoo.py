@@ -16,25 +16,18 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from scipy import stats
 
-from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
-from quotient_manifolds.compare.comparison import Named
+from quotient_manifolds.compare import Comparison, Store, read_spec
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import LabelledText, load_model, read_text_labels, tokenised_batches
-from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
-from quotient_manifolds.statistics import correlation, partial_correlation
 from studies.__main__ import study
-from studies.bert.page import BERT, bert_page
 from studies.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_pairs
-from studies.bert.spec import PLAN, full_spec
 from studies.bert.training import draw_recipe, fine_tune, pretrained_encoder
 from studies.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, prepare
-from studies.vit_figures import tau_of
-from studies.zoo_study import Cost, load_record
+from studies.zoos.measures import ZooMeasures
+from studies.zoos.study import load_record
 
-RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "bert"
 TRAIN, HELD_BACK = training_pairs(TRAINING, SEED), test_pairs(TEST, SEED)
 
 test_pairs.__test__ = False  # type: ignore[attr-defined]  # no test, for all its name
@@ -167,7 +160,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bert") / "made by the command"
     done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(folder)])
     assert done.exit_code == 0, done.output
-    assert f"adaptive, radius {PLAN.middle['adaptive']:g}" in done.output
+    assert "adaptive, radius 1" in done.output
     return folder
 
 
@@ -189,9 +182,11 @@ def test_its_numbers_are_those_of_the_library(out: Path) -> None:
     model = load_model(out / "models" / "bert-02")
     train, test = (read_text_labels(out / f"{name}.jsonl") for name in ("train", "test"))
     batches = tokenised_batches(out / "models" / "bert-02", train[:24], batch_size=24)
-    for geometry, radius in ((Adaptive(), PLAN.middle["adaptive"]), (Quotient("inv"), PLAN.middle["inv"])):
+    for geometry, radius in ((Adaptive(), 1.0), (Quotient("inv"), 0.125)):
         value = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=radius, steps=10).mean
-        assert comparison.column(PLAN.label(geometry, radius))[2] == pytest.approx(value, rel=1e-4, abs=1e-7)
+        label = ZooMeasures(comparison).label(geometry, radius)
+        assert label is not None
+        assert comparison.column(label)[2] == pytest.approx(value, rel=1e-4, abs=1e-7)
     losses = []
     for texts in (train, test):
         (batch,) = tokenised_batches(out / "models" / "bert-02", texts, batch_size=len(texts))
@@ -257,73 +252,3 @@ def test_the_record_is_the_comparison(out: Path) -> None:
     with (out / "scores.csv").open(encoding="utf-8") as file:
         gaps = [float(row["error_gap"]) for row in csv.DictReader(file)]
     assert comparison.column("error_gap") == gaps
-
-
-# ---- the page
-
-
-def test_every_measure_of_the_spec_is_on_the_page(out: Path) -> None:
-    (out / "full.yaml").write_text(full_spec(), encoding="utf-8")
-    measures = read_spec(out / "full.yaml").measures
-    draw = np.random.default_rng(0)
-    names = [each.label for each in measures]
-    gaps = ("error_gap", "loss_gap")
-    rows = [
-        Row(
-            f"m{k}",
-            {"learning_rate": float(k), **{gap: draw.random() for gap in gaps}},
-            {name: Value(draw.random(), None) for name in names},
-        )
-        for k in range(40)
-    ]
-    named = tuple(Named(each.label, each.family, each.radius) for each in measures)
-    empty = Comparison("zoo.yaml", "0", "redo", named, tuple(rows), (), None, ())
-    rankings = []
-    for name, gap in itertools.product(names, gaps):
-        x, y = empty.column(name), empty.column(gap)
-        held = {"learning_rate": empty.column("learning_rate")}
-        partial = partial_correlation(x, y, held, resamples=20, permutations=9)
-        rankings.append(Ranking(name, gap, (), correlation(x, y, resamples=20, permutations=9)))
-        rankings.append(Ranking(name, gap, ("learning_rate",), partial))
-    page = bert_page(replace(empty, rankings=tuple(rankings)), (Cost("something", 2, 3.0),))
-    assert [section.name for section in page.sections] == [
-        *("zoo", "ranking", "ablation", "family", "relaxation", "radius", "cost", "redo")
-    ]
-    tables = {block.name: block for section in page.sections for block in section.blocks if isinstance(block, Table)}
-    cells = {cell for table in tables.values() for row in table.rows for cell in row}
-    taus = {name: str(tau_of(replace(empty, rankings=tuple(rankings)), name, "error_gap")) for name in names}
-    assert len(set(taus.values())) == len(taus)  # so that none stands for another
-    assert [name for name, tau in taus.items() if tau not in cells] == []
-    lengths = {name: len(each.rows) for name, each in tables.items()}
-    assert lengths["family-table"] == len(PLAN.family)
-    assert lengths["relaxation-table"] == 1 + len(PLAN.eps)
-    assert lengths["radius-table"] == 3 * 3 + 1
-    assert lengths["ablation-table"] == 7
-    html = render(page)
-    assert "mean nothing" not in html
-    assert not re.search(r'(?:src|href)="(?!#)', html)  # nothing outside
-    assert set(BERT.main_labels().values()) & set(names) == set(names) & {
-        *(label for label in names if any(words in label for words in ("gradient norm", "normalised"))),
-        *(PLAN.label(*at) for at in PLAN.plain.values()),
-    }
-
-
-# ---- what is committed
-
-
-@pytest.mark.skipif(not RECORD.is_dir(), reason="no record yet")
-def test_the_committed_record_is_whole_and_its_taus_are_its_values() -> None:
-    comparison, costs = load_record(RECORD)
-    assert len(comparison.rows) >= 24
-    assert comparison.known[0] + len(comparison.troubles) == comparison.known[1]  # what is missing is accounted for
-    assert all("normalised logits" in (trouble.what or "") for trouble in comparison.troubles)
-    assert (RECORD / "zoo.yaml").read_text(encoding="utf-8") == full_spec()
-    assert [each.measure for each in costs] == list(comparison.labels)
-    for name in comparison.labels:
-        pairs = zip(comparison.column(name), comparison.column("error_gap"), strict=True)
-        known = [(value, gap) for value, gap in pairs if value is not None]
-        found = tau_of(comparison, name, "error_gap")
-        assert found is not None
-        assert found.models == len(known)
-        assert found.value == pytest.approx(stats.kendalltau(*zip(*known, strict=True)).statistic)
-    assert sum(file.stat().st_size for file in RECORD.iterdir()) < 2e6

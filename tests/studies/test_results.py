@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,22 @@ from click.testing import CliRunner
 from scipy import stats
 
 from quotient_manifolds.compare import Comparison, Ranking, Row, Value
-from quotient_manifolds.compare.comparison import Named
-from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.statistics import correlation
 from studies.__main__ import study
-from studies.bert.spec import PLAN as BERT
 from studies.diagonal import Cell, DiagonalStudy, Plan
 from studies.diagonal.networks import Drawing, Setting
 from studies.markdown import table
+from studies.paper import TAU
 from studies.results.claims import claims
 from studies.results.estimates import RULES, Estimate
 from studies.results.page import BEGIN, END, PAGE, into_page, results_page, write_results
-from studies.results.paper import TAU
 from studies.results.pictures import pictures
 from studies.results.records import Records
 from studies.results.rows import NOT_RUN, beyond, figures, table_one
 from studies.results.zoos import weighted_tau
-from studies.vit_spec import PLAN as VIT
-from studies.zoo_spec import Plan as ZooPlan
-from studies.zoo_spec import of_family
-from studies.zoo_study import Cost, write_record
+from studies.zoos.measures import WORST
+from studies.zoos.page import Cost
+from studies.zoos.study import load_record, write_record
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -58,20 +53,11 @@ DIAGONAL = Plan(
 # ---- records of invented numbers, as the studies write them
 
 
-def labels(plan: ZooPlan) -> Iterator[str]:
-    for name in plan.middle:
-        yield from (plan.label(plan.plain[name][0], radius) for radius in plan.radii(name))
-    for parts in plan.ablation.values():
-        yield from (plan.label(*parts[name]) for name in ("no curvature", "adaptive norm"))
-    yield plan.label(Quotient("inv", "exact"), plan.middle["inv"])
-    yield from (plan.label(Quotient("inv", eps=eps), plan.middle["inv"]) for eps in plan.eps)
-    yield from (plan.label(of_family(t), plan.middle["inv"]) for t in plan.family if t not in (0, 1))
-
-
-def comparison(plan: ZooPlan, models: int, seed: int) -> Comparison:
-    """Each measure goes with the gap by chance, some more than others."""
+def comparison(key: str, models: int, seed: int) -> Comparison:
+    """The measures of a study; each goes with the gap by chance, some more than others."""
     draw = np.random.default_rng(seed)
-    names = list(labels(plan))
+    measures = tuple(each for each in load_record(COMMITTED / key)[0].measures if each.measure == WORST)
+    names = [each.label for each in measures]
     gap = draw.standard_normal(models)
     values = {name: np.exp(draw.uniform(-2, 1) * gap + draw.standard_normal(models)) for name in names}
     scores = {"error_gap": gap, "loss_gap": gap + draw.standard_normal(models)}
@@ -88,7 +74,6 @@ def comparison(plan: ZooPlan, models: int, seed: int) -> Comparison:
         )
         for k in range(models)
     ]
-    measures = tuple(Named(name, name.partition(", radius")[0], float(name.rpartition("radius ")[2])) for name in names)
     return Comparison("zoo.yaml", "0", "study", measures, tuple(rows), tuple(rankings), None, ())
 
 
@@ -135,8 +120,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("toy.json", "ascents.json"):
         shutil.copyfile(COMMITTED / name, folder / name)
     diagonal().save(folder / "diagonal.json")
-    write_record(folder / "vit", comparison(VIT, 30, 1), COSTS)
-    write_record(folder / "bert", comparison(BERT, 20, 2), COSTS)
+    write_record(folder / "vit", comparison("vit", 30, 1), COSTS)
+    write_record(folder / "bert", comparison("bert", 20, 2), COSTS)
     return folder
 
 
@@ -189,12 +174,12 @@ def rows_of(records: Records) -> dict[str, str]:
         (
             "bert",
             "MNLI (here: templates): inv",
-            f"inv (second order) worst-case sharpness, steps {BERT.steps}, radius {BERT.middle['inv']:g}",
+            "inv (second order) worst-case sharpness, steps 10, radius 0.125",
         ),
         (
             "bert",
             "MNLI (here: templates): adaptive",
-            f"adaptive worst-case sharpness, steps {BERT.steps}, radius {BERT.middle['adaptive']:g}",
+            "adaptive worst-case sharpness, steps 10, radius 1",
         ),
     ],
 )
@@ -320,11 +305,11 @@ def test_a_sign_is_only_compared_where_adaptive_sharpness_has_one(records: Recor
 def test_opposite_signs_of_zoos_are_seen(records: Records) -> None:
     def shifted(zoo: Any, sign: float) -> Any:
         gap, row = "error_gap", zoo.comparison.rows
-        label = zoo.plan.label(*zoo.plan.plain["inv"])
+        label = zoo.measures.places["inv"]
         rows = tuple(
             replace(r, values={**r.values, label: Value(float(np.exp(sign * r.scores[gap])), None)}) for r in row
         )
-        return type(zoo)(zoo.key, replace(zoo.comparison, rows=rows), zoo.plan)
+        return type(zoo)(zoo.key, replace(zoo.comparison, rows=rows))
 
     for signs, verdict in (((1.0, -1.0), "holds"), ((1.0, 1.0), "does not hold here")):
         vit, bert = (shifted(zoo, sign) for zoo, sign in zip((records.vit, records.bert), signs, strict=True))

@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 import quotient_manifolds as qm
 from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
 from quotient_manifolds.symmetries import bottleneck, find_symmetries
-from studies.commands.toy import toy
+from studies.__main__ import toy
 from studies.toy import (
     MEASURES,
     Point,
@@ -300,7 +300,7 @@ def test_the_command_writes_record_and_report(found: Toy, tmp_path: Path, monkey
         asked.update(options)
         return found
 
-    monkeypatch.setattr("studies.commands.toy.study_toy", study)
+    monkeypatch.setattr("studies.toy.study_toy", study)
     done = CliRunner().invoke(toy, ["--fast", "--out", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0
     assert (asked["fast"], asked["command"]) == (True, "make study NAME=toy ARGS=--fast")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,26 +12,19 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from scipy import stats
 from torch.nn import functional as F
 
-from quotient_manifolds.compare import Comparison, Ranking, Row, Store, Value, read_spec
-from quotient_manifolds.compare.comparison import Named
+from quotient_manifolds.compare import Comparison, Store, read_spec
 from quotient_manifolds.demo.digits import load_digits
 from quotient_manifolds.demo.zoo import ARCHITECTURE, Recipe, train
-from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
+from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import load_model
-from quotient_manifolds.report import Table, render
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
-from quotient_manifolds.statistics import correlation, partial_correlation
 from studies.__main__ import study
-from studies.vit_figures import tau_line, tau_of
-from studies.vit_page import VIT, vit_page
-from studies.vit_spec import FAMILY, full_spec, label, of_family
-from studies.vit_zoo import FAST, few_shot_digits, prepare, related_digits
-from studies.zoo_study import Cost, load_record, write_record
+from studies.vit.zoo import FAST, few_shot_digits, prepare, related_digits
+from studies.zoos.measures import ZooMeasures
+from studies.zoos.study import load_record
 
-RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "vit"
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 STILL = Recipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
 
@@ -133,7 +125,9 @@ def test_its_numbers_are_those_of_the_library(out: Path) -> None:
     ]
     for geometry, radius in ((Adaptive(), 0.5), (Quotient("inv"), 0.1)):
         value = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=radius).mean
-        assert comparison.column(label(geometry, radius))[2] == pytest.approx(value, rel=1e-5)
+        label = ZooMeasures(comparison).label(geometry, radius)
+        assert label is not None
+        assert comparison.column(label)[2] == pytest.approx(value, rel=1e-5)
     with torch.no_grad():
         wrong = model(pixel_values=digits.test_images).logits.argmax(-1) != digits.test_labels
     assert comparison.column("test_error")[2] == pytest.approx(float(wrong.double().mean()))
@@ -170,117 +164,3 @@ def test_the_record_is_the_comparison(out: Path) -> None:
     assert [(each.measure, each.units) for each in costs] == [(each, 8) for each in comparison.labels]
     assert all(each.seconds > 0 for each in costs)
     assert (out / "record" / "zoo.yaml").read_text() == (out / "zoo.yaml").read_text()
-
-
-# ---- the page
-
-
-@pytest.fixture(scope="module")
-def invented(out: Path) -> Comparison:
-    """Everything the full spec measures, with numbers drawn at random."""
-    (out / "full.yaml").write_text(full_spec(), encoding="utf-8")
-    measures = read_spec(out / "full.yaml").measures
-    draw = np.random.default_rng(0)
-    names = [each.label for each in measures]
-    rows = []
-    for k in range(12):
-        scores = {"error": 0.0, "test_error": 0.5, "test_loss": 1.0, "learning_rate": float(k), "start": "abc"[k % 3]}
-        gaps = {"error_gap": draw.random(), "loss_gap": draw.random()}
-        rows.append(Row(f"m{k}", {**scores, **gaps}, {name: Value(draw.random(), None) for name in names}))
-    named = tuple(Named(each.label, each.family, each.radius) for each in measures)
-    empty = Comparison("zoo.yaml", "0", "redo", named, tuple(rows), (), None, ())
-    few: dict[str, int] = {"resamples": 20, "permutations": 9}
-    rankings = []
-    for name, gap in itertools.product(names, ("error_gap", "loss_gap")):
-        x, y = empty.column(name), empty.column(gap)
-        for given in ("learning_rate", "start"):
-            partial = partial_correlation(x, y, {given: empty.column(given)}, **few)
-            rankings.append(Ranking(name, gap, (given,), partial))
-        rankings.append(Ranking(name, gap, (), correlation(x, y, **few)))
-    return replace(empty, rankings=tuple(rankings))
-
-
-def test_the_page_knows_every_measure_of_the_spec(invented: Comparison) -> None:
-    page = vit_page(invented, (Cost("something", 2, 3.0),))
-    assert [section.name for section in page.sections] == [
-        *("zoo", "ranking", "ablation", "family", "relaxation", "radius", "cost", "redo")
-    ]
-    tables = {block.name: block for section in page.sections for block in section.blocks if isinstance(block, Table)}
-    lengths = {name: len(each.rows) for name, each in tables.items()}
-    assert lengths.pop("ranking-table") == len(VIT.main_labels())
-    names = ("spread", "ablation-table", "family-table", "relaxation-table", "radius-table", "cost-table")
-    assert lengths == dict(zip(names, (5, 7, 9, 5, 12, 1), strict=True))
-    html = render(page)
-    assert "mean nothing" not in html
-    assert html.count("<svg") == 1 + 1 + 1 + 1 + 4
-    assert not re.search(r'(?:src|href)="(?!#)', html)  # nothing outside
-
-
-def test_every_measure_of_the_spec_is_on_the_page(invented: Comparison) -> None:
-    blocks = [block for section in vit_page(invented, ()).sections for block in section.blocks]
-    cells = {cell for block in blocks if isinstance(block, Table) for row in block.rows for cell in row}
-    taus = {name: str(tau_of(invented, name, "error_gap")) for name in invented.labels}
-    assert len(set(taus.values())) == len(taus)  # so that none stands for another
-    assert [name for name, tau in taus.items() if tau not in cells] == []
-
-
-def test_the_page_says_the_power_of_the_radius_and_bears_what_failed(invented: Comparison) -> None:
-    def with_values(measure: str, value: float | None) -> Comparison:
-        found = None if value is None else Value(value, None)
-        rows = [replace(row, values={**row.values, measure: found}) for row in changed.rows]
-        return replace(changed, rows=tuple(rows))
-
-    changed = invented
-    for radius, value in ((0.0125, 2.0), (0.05, 8.0), (0.2, 128.0)):
-        changed = with_values(label(Euclidean(), radius), value)
-    changed = with_values(label(Quotient("mix"), 0.4), None)
-    html = render(vit_page(changed, ()))
-    assert "euclidean 1.00, 2.00; adaptive" in html  # quadrupled, then sixteenfold, for a radius four times as large
-
-
-def test_taus_are_those_of_scipy(invented: Comparison) -> None:
-    labels = {"chosen": label(Quotient("mix"), 0.1)}
-    (row,) = VIT.tau_table(invented, "t", "", labels).rows
-    for text, gap in zip(row[1:3], ("error_gap", "loss_gap"), strict=True):
-        expected = stats.kendalltau(invented.column(labels["chosen"]), invented.column(gap)).statistic
-        assert text.startswith(f"{expected:+.2f}".replace("-", "−"))
-    found = tau_of(invented, labels["chosen"], "error_gap", ["start"])
-    assert found is not None
-    assert row[4] == str(found)
-    assert tau_of(invented, "no such measure", "error_gap") is None
-
-
-def test_the_line_of_tau_says_every_point(invented: Comparison) -> None:
-    points = {t: label(of_family(t), 0.1) for t in FAMILY}
-    (figure,) = tau_line(invented, points, x_label="t", name="line")
-    for t, measure in points.items():
-        assert f"{t:g}, gap in error: {tau_of(invented, measure, 'error_gap')}" in figure.svg
-    assert list(tau_line(invented, {0.0: points[0.0], 9.0: "no such measure"}, x_label="t", name="one")) == []
-
-
-def test_a_record_is_the_same_bytes_for_the_same_numbers(invented: Comparison, tmp_path: Path) -> None:
-    costs = (Cost("one, with a comma", 3, 1.5),)
-    for name in ("a", "b"):
-        write_record(tmp_path / name, invented, costs)
-    for file in ("comparison.json.gz", "costs.csv"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert load_record(tmp_path / "a") == (invented, costs)
-
-
-# ---- what is committed
-
-
-@pytest.mark.skipif(not RECORD.is_dir(), reason="no record yet")
-def test_the_committed_record_is_whole_and_its_taus_are_its_values() -> None:
-    comparison, costs = load_record(RECORD)
-    assert len(comparison.rows) >= 48
-    assert comparison.known[0] == comparison.known[1]
-    assert not comparison.troubles
-    assert (RECORD / "zoo.yaml").read_text(encoding="utf-8") == full_spec()
-    assert [each.measure for each in costs] == list(comparison.labels)
-    for name in comparison.labels:
-        expected = stats.kendalltau(comparison.column(name), comparison.column("error_gap")).statistic
-        found = tau_of(comparison, name, "error_gap")
-        assert found is not None
-        assert found.value == pytest.approx(expected)
-    assert sum(file.stat().st_size for file in RECORD.iterdir()) < 2e6

@@ -15,7 +15,6 @@ from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from studies.bert.sentences import Pair, test_pairs, training_pairs, write_pairs
-from studies.bert.spec import fast_spec, full_spec
 from studies.bert.training import (
     Recipe,
     Scores,
@@ -34,7 +33,7 @@ TRAINING, TEST = 10, 10  # pairs of a template: 240 to train on, 480 to test
 @final
 @dataclass(frozen=True)
 class Size:
-    """How large a study is."""
+    """Say how large a study is; spec is the YAML file beside this one that says what is measured."""
 
     models: int
     epochs: int | None  # None: as each recipe has it
@@ -44,7 +43,7 @@ class Size:
     spec: str
 
 
-FULL = Size(28, None, None, TEST, 0.4, full_spec())  # a few collapse and answer everything alike
+FULL = Size(28, None, None, TEST, 0.4, "zoo.yaml")  # a few collapse and answer everything alike
 # Weights large enough that models so small tell one pair from another.
 TINY = {
     "hidden_size": 8,
@@ -53,7 +52,7 @@ TINY = {
     "num_attention_heads": 2,
     "initializer_range": 0.5,
 }
-FAST = Size(4, 1, TINY, 1, 1.0, fast_spec())
+FAST = Size(4, 1, TINY, 1, 1.0, "trial.yaml")
 
 
 def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -> Path:
@@ -83,7 +82,7 @@ def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -
             }
             rows.append({"checkpoint": name, **asdict(recipe), **asdict(scores), **gaps})
     write_scores(folder / "scores.csv", rows)
-    write_text(folder / "zoo.yaml", size.spec)
+    write_text(folder / "zoo.yaml", Path(__file__).with_name(size.spec).read_text(encoding="utf-8"))
     return folder / "zoo.yaml"
 
 

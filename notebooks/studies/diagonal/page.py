@@ -24,9 +24,8 @@ from studies.diagonal.tables import (
     thorough_table,
     where,
 )
+from studies.paper import TAU
 from studies.wording import minus, signed
-
-PAPER = {"adaptive": -0.68, "inv second": -0.83, "mix second": -0.86}  # [paper, Table 1]
 
 CAVEATS = """\
 All networks of a cell share one X and one beta*; intervals are over seeds, which change both, and hold for this grid.
@@ -81,7 +80,7 @@ def _facts(study: DiagonalStudy) -> list[Fact]:
 
 
 def _ranking(study: DiagonalStudy) -> Section:
-    paper = ", ".join(f"{LABELS[measure]} {signed(value)}" for measure, value in PAPER.items())
+    paper = ", ".join(f"{name} {signed(tau)}" for name, tau in TAU["diagonal"].items())
     words = (
         f"Kendall’s tau-b between sharpness, as {study.plan.steps} steps of the ascent find it, and the test loss "
         "|beta − beta*|²; the mean over seeds, with a bootstrap interval over seeds (95 %). Above 0: sharper networks "

@@ -9,7 +9,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.results.paper import MARGIN
+from studies.paper import MARGIN
 from studies.wording import signed
 
 Floats = NDArray[np.float64]

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import final
 
 from studies.ascents import Ascents
-from studies.bert.spec import PLAN as BERT
 from studies.diagonal import DiagonalStudy
 from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
 from studies.toy import Toy
-from studies.vit_spec import PLAN as VIT
-from studies.zoo_spec import Plan
-from studies.zoo_study import load_record
+from studies.zoos.study import load_record
 
 
 @final
@@ -38,8 +35,8 @@ class Records:
             Ascents.load(ascents) if ascents.exists() else None,
             Toy.load(toy) if toy.exists() else None,
             DiagonalZoo(DiagonalStudy.load(diagonal)) if diagonal.exists() else None,
-            _models(folder, VIT, "vit"),
-            _models(folder, BERT, "bert"),
+            _models(folder, "vit"),
+            _models(folder, "bert"),
         )
 
     @cached_property
@@ -47,5 +44,5 @@ class Records:
         return {"diagonal": self.diagonal, "vit": self.vit, "bert": self.bert}
 
 
-def _models(folder: Path, plan: Plan, key: str) -> ModelZoo | None:
-    return ModelZoo(key, load_record(folder / key)[0], plan) if (folder / key).is_dir() else None
+def _models(folder: Path, key: str) -> ModelZoo | None:
+    return ModelZoo(key, load_record(folder / key)[0]) if (folder / key).is_dir() else None

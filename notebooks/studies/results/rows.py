@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import final
 
 from studies.ascents import Ascents
+from studies.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
 from studies.results.claims import METRICS, ZOOS, said
 from studies.results.estimates import Estimate
-from studies.results.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
 from studies.results.records import Records
 from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
 from studies.toy import Toy

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.geometry import Geometry, Quotient
+from quotient_manifolds.compare import Comparison
 from studies.diagonal.records import DiagonalStudy, Mean, family_name
 from studies.results.estimates import Estimate, Floats
-from studies.vit_figures import tau_of
-from studies.zoo_spec import Plan, of_family
-
-if TYPE_CHECKING:
-    from quotient_manifolds.compare import Comparison
+from studies.zoos.measures import PLAIN, ZooMeasures
 
 RESAMPLES = 2000
 GAP = "error_gap"
@@ -67,36 +63,29 @@ class Zoo(ABC):
 
 @final
 class ModelZoo(Zoo):
-    """Models that a comparison ranks by the measures of a plan; models are resampled."""
+    """Represent models that a comparison ranks by its measures; models are resampled."""
 
     units = "models"
 
-    def __init__(self, key: str, comparison: Comparison, plan: Plan) -> None:
-        self.key, self.comparison, self.plan, self.count = key, comparison, plan, len(comparison.rows)
-        metrics = {metric: plan.middle[metric] for metric in ("inv", "mix")}
-        self._places: dict[str, tuple[Geometry, float]] = {
-            **plan.plain,
-            **{f"{metric} first": (Quotient(metric, "first"), radius) for metric, radius in metrics.items()},
-            **{f"{metric} exact": (Quotient(metric, "exact"), radius) for metric, radius in metrics.items()},
-            **{f"{metric} adaptive norm": parts["adaptive norm"] for metric, parts in plan.ablation.items()},
-            **{f"inv eps {eps:g}": (Quotient("inv", eps=eps), metrics["inv"]) for eps in plan.eps},
-        }
+    def __init__(self, key: str, comparison: Comparison) -> None:
+        self.key, self.comparison, self.count = key, comparison, len(comparison.rows)
+        self.measures = ZooMeasures(comparison)
 
     @property
     def relaxed(self) -> list[str]:
-        """The names of the measures with eps."""
-        return [name for name in self._places if "eps" in name and self.tau(name) is not None]
+        """Return the names of the measures with eps."""
+        return [name for name in self.measures.places if "eps" in name and self.tau(name) is not None]
 
     def tau(self, name: str, gap: str = GAP) -> Estimate | None:
-        return self._tau(*self._places[name], gap) if name in self._places else None
+        return self._tau(self.measures.places.get(name), gap)
 
-    def _tau(self, geometry: Geometry, radius: float, gap: str = GAP) -> Estimate | None:
-        found = tau_of(self.comparison, self.plan.label(geometry, radius), gap)
+    def _tau(self, label: str | None, gap: str = GAP) -> Estimate | None:
+        found = self.measures.tau(label, gap)
         return None if found is None or found.value is None else Estimate(found.value, found.low, found.high)
 
     def draws(self, names: Sequence[str]) -> tuple[Floats, Floats]:
         gap = np.array(self.comparison.column(GAP), dtype=np.float64)
-        columns = [self.comparison.column(self.plan.label(*self._places[name])) for name in names]
+        columns = [self.comparison.column(self.measures.places[name]) for name in names]
         once = np.ones((1, self.count))
         counts = self.generator().multinomial(self.count, np.full(self.count, 1 / self.count), size=RESAMPLES)
         taus = [
@@ -106,16 +95,16 @@ class ModelZoo(Zoo):
         return np.array([value[0] for value, _ in taus]), np.array([draws for _, draws in taus])
 
     def family(self) -> dict[float, Estimate]:
-        found = {t: self._tau(of_family(t), self.plan.middle["inv"]) for t in self.plan.family}
+        found = {t: self._tau(label) for t, label in self.measures.family.items()}
         return {t: tau for t, tau in found.items() if tau is not None}
 
     def radii(self, name: str) -> dict[float, tuple[Estimate | None, float]]:
-        geometry, _ = self._places[name]
         found = {}
-        for radius in self.plan.radii(name):
-            column = self.comparison.column(self.plan.label(geometry, radius))
+        for radius in self.measures.radii(PLAIN[name]):
+            label = self.measures.label(PLAIN[name], radius)
+            column = [] if label is None else self.comparison.column(label)
             if values := [value for value in column if value is not None]:
-                found[radius] = self._tau(geometry, radius), float(np.median(values))
+                found[radius] = self._tau(label), float(np.median(values))
         return found
 
 

@@ -1,4 +1,4 @@
-"""What the paper found, as it states it: the only numbers of the results that are typed in [arXiv 2505.05409]."""
+"""What the paper found, as it states it: the only numbers of the studies that are typed in [arXiv 2505.05409]."""
 
 from __future__ import annotations
 
