@@ -54,17 +54,21 @@ class ArrayExamples(Examples):
         _check_images(images.shape, images.dtype, self._path)
         if images.shape[0] != len(self.labels):
             raise ValueError(f"{shown(self._path)} has {images.shape[0]} images and {len(self.labels)} labels.")
+        # All in one pass, for a compressed file is read to its end however few rows are wanted.
+        values = _channels_first(images.rows([row for rows in batches for row in rows]))
+        pieces = np.split(values, np.cumsum([len(rows) for rows in batches])[:-1])
         if images.dtype == np.uint8:
             prepare = Preparation.of(None, self._normalisation, model, homes)
-            return [
-                {self.keyword: prepare(list(_channels_first(images.rows(rows))), list(map(self.where, rows)))}
-                for rows in batches
-            ], {}
-        given = [torch.from_numpy(np.ascontiguousarray(_channels_first(images.rows(rows)))).float() for rows in batches]
-        if self._normalisation is None:
-            self._check_normalised(given, homes)
-            return [{self.keyword: pixels} for pixels in given], {}
-        return [{self.keyword: self._normalisation(pixels)} for pixels in given], {}
+            prepared = [
+                prepare(list(piece), list(map(self.where, rows))) for piece, rows in zip(pieces, batches, strict=True)
+            ]
+        else:
+            prepared = [torch.from_numpy(np.ascontiguousarray(piece)).float() for piece in pieces]
+            if self._normalisation is None:
+                self._check_normalised(prepared, homes)
+            else:
+                prepared = list(map(self._normalisation, prepared))
+        return [{self.keyword: pixels} for pixels in prepared], {}
 
     def _check_normalised(self, given: Sequence[Tensor], homes: Sequence[Path]) -> None:
         """Raise ValueError for values that are all in 0 ... 1 where the model's directory says that it normalises."""

@@ -135,7 +135,7 @@ class Preparation:
         return pixels[0]
 
     def _check_area(self, picture: Picture, where: str) -> None:
-        """Long thin pictures grow without bound where it is their shorter side that is resized."""
+        """Raise ValueError for a long thin picture: it grows without bound where its shorter side is resized."""
         height, width = picture.shape[1:]
         sizes = _sizes(self.processor)["size"]
         shorter = self.size or (sizes.get("shortest_edge") if not sizes.get("longest_edge") else None)

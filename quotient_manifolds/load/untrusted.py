@@ -30,7 +30,7 @@ _OPEN_BLOCKS: list[bool] = []  # for each open block of `no_network`, in any thr
 
 
 class TooLarge(ValueError):
-    """Report a configuration that describes a much larger model than its weights are those of."""
+    """Report a configuration that describes a model many times larger than its weights."""
 
 
 def check_regular(path: Path) -> None:
@@ -129,7 +129,7 @@ def no_network() -> Iterator[None]:
 
 
 def _forget_sessions() -> None:
-    """Sessions of huggingface_hub before 1.0 keep the switch as it stood when they were made."""
+    """Make huggingface_hub open new sessions: before 1.0 they keep the switch as it stood when they were made."""
     from huggingface_hub import utils
 
     getattr(utils, "reset_sessions", lambda: None)()

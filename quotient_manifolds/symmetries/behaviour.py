@@ -53,7 +53,7 @@ def attends(module: nn.Module) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _of_class(cls: type, forward: FunctionType | None, layers: frozenset[str]) -> str:
-    """As `attends`; forward: the instance's own, where one was put in the class's place."""
+    """Return what makes a class attention; forward: the instance's own, where one was put in the class's place."""
     functions = list(_reached(cls, forward or _plain(getattr(cls, "forward", None))))
     soft: set[str] = set()
     for function in reversed(functions):  # what is called before what calls it: some of them return a softmax

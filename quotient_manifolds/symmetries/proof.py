@@ -79,6 +79,7 @@ class Proof:
 
     @property
     def all_proved(self) -> bool:
+        """Return whether something was claimed, and all of it is proved."""
         proofs = (*self.pairs, *self.translations)
         return bool(proofs) and all(proof.verdict == "proved" for proof in proofs)
 
