@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import geoopt
@@ -23,6 +25,27 @@ from quotient_manifolds.manifolds.arguments import (
 
 Answer = tuple[bool, str | None]
 """Whether a check is passed, and the reason if not."""
+
+
+def _tell(answer: Answer, explain: bool) -> Any:
+    return answer if explain else answer[0]
+
+
+def insist(answer: Answer) -> None:
+    """Raise ValueError with the reason of a check that is not passed."""
+    if not answer[0]:
+        raise ValueError(answer[1])
+
+
+def _asserting(check: Callable[..., Any]) -> Callable[..., None]:
+    """Make of geoopt's check the one of its methods that raises ValueError, with the reason, where the check fails."""
+
+    @functools.wraps(check)
+    def assert_check(self: CheckedManifold, *tensors: Tensor, **options: Any) -> None:
+        insist(check(self, *tensors, **options, explain=True))
+
+    assert_check.__doc__ = f"Raise ValueError, with the reason, where `{check.__name__}` is False."
+    return assert_check
 
 
 class CheckedManifold(geoopt.Manifold, abc.ABC):
@@ -90,35 +113,10 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
         """
         return _tell(self._on_tangent(x, u, rtol), explain)
 
-    def assert_check_point(self, x: Tensor) -> None:
-        """Raise ValueError, with the reason, where `check_point` is False.
-
-        >>> manifold.assert_check_point(torch.ones(2, 3))
-        """
-        insist(self._usable(x, "x"))
-
-    def assert_check_vector(self, u: Tensor) -> None:
-        """Raise ValueError, with the reason, where `check_vector` is False.
-
-        >>> manifold.assert_check_vector(torch.ones(2, 3))
-        """
-        insist(self._usable(u, "u"))
-
-    def assert_check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> None:
-        """Raise ValueError, with the reason, where `check_point_on_manifold` is False.
-
-        >>> manifold.assert_check_point_on_manifold(torch.ones(2, 3))
-        """
-        insist(self._on_manifold(x))
-
-    def assert_check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, ok_point: bool = False, atol: float = 1e-5, rtol: float = 1e-5
-    ) -> None:
-        """Raise ValueError, with the reason, where `check_vector_on_tangent` is False.
-
-        >>> manifold.assert_check_vector_on_tangent(torch.ones(2, 3), torch.ones(2, 3))
-        """
-        insist(self._on_tangent(x, u, rtol))
+    assert_check_point = _asserting(check_point)
+    assert_check_vector = _asserting(check_vector)
+    assert_check_point_on_manifold = _asserting(check_point_on_manifold)
+    assert_check_vector_on_tangent = _asserting(check_vector_on_tangent)
 
     def _usable(self, x: Tensor, name: str) -> Answer:
         """Check shape and dtype; parameters on the meta device, which get their values later, pass."""
@@ -168,13 +166,3 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
         for x in points.values():
             if has_values(x):
                 insist(self._check_point_on_manifold(x))
-
-
-def _tell(answer: Answer, explain: bool) -> Any:
-    return answer if explain else answer[0]
-
-
-def insist(answer: Answer) -> None:
-    """Raise ValueError with the reason of a check that is not passed."""
-    if not answer[0]:
-        raise ValueError(answer[1])

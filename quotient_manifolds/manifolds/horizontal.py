@@ -200,6 +200,7 @@ class HorizontalSpace(abc.ABC):
         """
         for _ in range(2):
             z = self.coordinates(eta)
+            # eta less its vertical part, not the vector of project(z): a horizontal eta comes back to the last digit
             eta = eta - self.vector(z - self.project(z))
         return eta
 

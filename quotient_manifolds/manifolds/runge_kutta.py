@@ -8,6 +8,7 @@ with methods of order 5 at most, and without domains that end within the interva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,11 +16,18 @@ import torch
 from scipy.integrate import DOP853
 from torch import Tensor
 
+from quotient_manifolds.manifolds.horizontal import GeodesicError
+
 MAX_STEPS = 1_000
 TOLERANCE = 1e-10
 """Error of one step, relative and absolute: states should be scaled to entries about 1."""
 RESOLUTION = 1e-14
 """Steps below this, on a way of length 1, are lost in rounding: the curve is at the end of its domain."""
+
+ENERGY_TOLERANCE = 1e-6
+"""By how much, relative to itself, the energy of a geodesic may change: that tells whether it was followed well."""
+FLOOR = math.sqrt(torch.finfo(torch.float64).eps)
+"""Where a geodesic is stopped: an eigenvalue, relative to the start, falls to this or grows to its inverse."""
 
 Motion = Callable[[Tensor], Tensor]
 """The velocity (k, d) at the states (k, d) of some entries; NaN in the rows of states outside the domain."""
@@ -32,23 +40,16 @@ class Solution(NamedTuple):
     reached: Tensor
 
 
-class StepsError(ArithmeticError):
-    """Report curves that need too many steps; `reached` is the earliest time at which one is left."""
-
-    def __init__(self, reached: float) -> None:
-        super().__init__(f"curves should reach their end within {MAX_STEPS} steps; one is at t = {reached:.3g}")
-        self.reached = reached
-
-
-def solve(motion: Callable[[Tensor], Motion], start: Tensor) -> Solution:
+def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> Solution:
     """Follow y' = f(y) from `start` (batch, d), float64, to time 1 or to where an entry leaves the domain of f.
 
     motion(indices) returns f for these entries of the batch, given as rows in that order. An entry does not depend on
     the others. Steps are found without a graph; where one is asked for, the accepted ones are then taken again, their
-    sizes and the times constants of differentiation. Raises `StepsError`.
+    sizes and the times constants of differentiation. Raises GeodesicError, which ends in
+    the `cure`, where a curve needs too many steps.
     """
     with torch.no_grad():
-        solution, plan = _plan(motion, start.detach())
+        solution, plan = _plan(motion, start.detach(), cure)
     if not (torch.is_grad_enabled() and start.requires_grad):
         return solution
     state = start
@@ -57,7 +58,26 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor) -> Solution:
     return Solution(state, solution.reached)
 
 
-def _plan(motion: Callable[[Tensor], Motion], start: Tensor) -> tuple[Solution, list[tuple[Tensor, Tensor]]]:
+def inside(gram: Tensor) -> Tensor:
+    """Tell whether all eigenvalues of matrices (..., k, k) are between FLOOR and its inverse. Shape (...,)."""
+    with torch.no_grad():
+        finite = gram.isfinite().all(-1).all(-1)[..., None, None]
+        eigenvalues = torch.linalg.eigvalsh(torch.where(finite, gram, 0.0))
+        return ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
+
+
+def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:
+    """Raise GeodesicError, which ends in the `cure`, unless the energy is the same at both states."""
+    with torch.no_grad():
+        first = energy(start)
+        drift = (energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
+    if not bool((drift <= ENERGY_TOLERANCE).all()):
+        raise GeodesicError(
+            f"the energy of a geodesic should be constant and drifts by {float(drift.max()):.3g} of itself: {cure}"
+        )
+
+
+def _plan(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple[Solution, list[tuple[Tensor, Tensor]]]:
     """Compute the solution, and which entries took steps of which sizes."""
     state, live = start.clone(), torch.arange(len(start), device=start.device)
     time = torch.zeros(len(start), dtype=start.dtype, device=start.device)
@@ -79,7 +99,10 @@ def _plan(motion: Callable[[Tensor], Motion], start: Tensor) -> tuple[Solution, 
         state[rows], time[live], wall[live], size[live] = new[taken], t, bound, h_next
         plan.append((rows, h[taken]))
         live = live[(t < 1) & (h_next > RESOLUTION)]
-    raise StepsError(float(time[live].min()))
+    earliest = float(time[live].min())
+    raise GeodesicError(
+        f"a geodesic should end within {MAX_STEPS} steps, and one came no further than t = {earliest:.3g}: {cure}"
+    )
 
 
 def _step(f: Motion, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

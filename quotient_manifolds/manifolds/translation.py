@@ -69,14 +69,6 @@ class TranslationQuotient(QuotientManifold):
         size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
         return torch.linalg.vector_norm(_centred(y - x), dim=-1), torch.maximum(size, other)
 
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute |y - x - mean(y - x)|. Shape (...,), or (..., 1) with `keepdim`.
-
-        >>> TranslationQuotient().dist(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
-        tensor(4.2426)
-        """
-        return torch.linalg.vector_norm(self.logmap(x, y), dim=-1, keepdim=keepdim)
-
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
 

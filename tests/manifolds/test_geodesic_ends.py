@@ -17,7 +17,8 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, RotaryQuotient, runge_kutta
 from quotient_manifolds.manifolds.fixed_rank.geodesics import integrate
-from quotient_manifolds.manifolds.fixed_rank.rank_one import FLOOR, rank_one
+from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
+from quotient_manifolds.manifolds.runge_kutta import FLOOR
 
 METRICS = ["mix", 0.75, "inv", -0.5]
 NEAR = 1e-12

@@ -233,7 +233,7 @@ def test_a_metric_that_breaks_off_is_noticed() -> None:
     """A metric without the smoothness a geodesic needs: its energy jumps, and that is said."""
     jump = Recipe(rescale, lambda x, e, f: (e * f).sum() * (1 + (x[0] > 1.05)), shape=(2,), identity=torch.ones(()))
     x = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(GeodesicError, match="energy on a geodesic should be constant"):
+    with pytest.raises(GeodesicError, match="energy of a geodesic should be constant"):
         jump.expmap(x, 0.3 * x)
 
 

@@ -18,10 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from quotient_manifolds.manifolds.runge_kutta import FLOOR
 from quotient_manifolds.manifolds.scale import circle
-
-FLOOR = math.sqrt(torch.finfo(torch.float64).eps)
-"""Where a geodesic is stopped: a Gram eigenvalue, relative to the start, falls to this or grows to its inverse."""
 
 _RANGE = 16.0  # caps the exponent 2 |t|, so that squared radii stay far from overflow
 

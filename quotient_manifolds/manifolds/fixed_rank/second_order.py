@@ -1,7 +1,16 @@
 """Second-order geodesics of the pair (G, H) as a quadratic map of the coordinates z, with its adjoint.
 
-In the singular frame the step of G is z_G turn_G + left bend_G: turn is affine in z, bend quadratic, both h x h; for H
-alike. What is h x h is held for both factors in one tensor, G first.
+Geodesics are stationary for the energy (tr(W_G xi_G^T xi_G) + tr(W_H xi_H^T xi_H)) / 2, whose weights change by dW_G and
+dW_H along the way, as the Gram matrices of both factors do. That makes xi_G' = -Gamma_G with
+
+    Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1,    N = xi^T xi,
+
+the first term from differentiating W_G xi_G in time, the second from the gradient of the energy in G, which lies in the
+column span of G because the energy depends on G through its Gram matrix alone. [paper, Eq. 11, 12] are t = 0 and 1.
+
+In the singular frame W_G is diagonal, and dW_G an entrywise product (`Slope`). There the step xi_G - Gamma_G / 2 is
+z_G turn_G + left bend_G with turn affine in z, bend quadratic, both h x h: of products with tall matrices, which is
+what takes time, only these two are left. For H alike. What is h x h is held for both factors in one tensor, G first.
 """
 
 from __future__ import annotations
@@ -55,12 +64,9 @@ class Adjoint(NamedTuple):
 
 
 def expand(at: Pairing, z: Both) -> Step:
-    """Prepare xi - Gamma(xi, xi) / 2, where Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1 with N = xi^T xi.
-
-    [paper, Eq. 11, 12] are the cases t = 0, 1.
-    """
+    """Prepare the step xi - Gamma(xi, xi) / 2 of one z: all of it that is h x h."""
     inside = _cores((at.left, at.right), z)
-    M = inside * at.unit
+    M = inside * at.unit  # left^T a: the velocity within the span of the point, and M + M^T that of its Gram matrix
     turn = at.unit.mT * at.back - _change(at.along, M + M.mT) @ at.back
     return Step(turn, _change(at.across, _cores(z, z)) @ at.back, inside)
 
@@ -73,6 +79,9 @@ def apply(at: Pairing, z: Both, step: Step) -> Both:
 
 def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
     """Apply the adjoint of the derivative at z to the gradient at the point that was reached."""
+    # The product rule, backwards: z stands in front of turn, in turn (through M, linear), and in bend (through N,
+    # quadratic, whence the sum with the transpose). Gradients flow from turn and bend through the flipped Slope, for a
+    # change of one factor's Gram matrix moves the weights of both.
     below, turn = _cores((at.left, at.right), grad), step.turn.mT
     along = _adjoint_change(at.along, _cores(z, grad) @ at.back.mT)
     across = _adjoint_change(at.across, below @ at.back.mT)
@@ -84,7 +93,7 @@ def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
 
 def plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Compute x + a @ b, in x where nothing is to be differentiated."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled():  # the Hessian differentiates the step itself
         return x + a @ b
     return x.baddbmm_(a, b) if x.ndim == a.ndim == b.ndim == 3 else x.add_(a @ b)
 

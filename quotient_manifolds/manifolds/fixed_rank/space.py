@@ -71,6 +71,7 @@ class FixedRankSpace(HorizontalSpace):
     def project(self, z: Tensor) -> Tensor:
         left, right = self._basis
         z_G, z_H = self._split(z)
+        # Entries (i, j) of left^T z_G and (j, i) of right^T z_H: y is their part along the vertical (cos, -sin).
         y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
         return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
 
@@ -94,6 +95,8 @@ class FixedRankSpace(HorizontalSpace):
         frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
         z_G, z_H = self._split(z)
         a, b = z_G @ self._relative[0], z_H @ self._relative[1]
+        # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
+        # goes back to the representative, however badly balanced that is.
         if self._t == 0 and not self._relaxed:
             left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
         elif z.shape[-1] == 1 and not self._relaxed:
