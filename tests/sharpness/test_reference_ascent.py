@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds import AutoPGD, FixedRankQuotient, Quotient, worst_case_sharpness
-from quotient_manifolds.symmetries import Factor, Part, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
 
 ROOT = Path(__file__).parents[2]
 N, M, H = 5, 4, 2
@@ -54,7 +54,7 @@ def test_the_fast_ascent_has_the_losses_of_the_reference_step_by_step(
 ) -> None:
     torch.manual_seed(seed)
     model, target, settings = Pair(heads=2).eval(), torch.randn(2, N, M, dtype=torch.float64), AutoPGD(steps=20)
-    G, H = (Factor((Part.of(k, getattr(model, k), "heads rows h -> heads rows h", {}),)) for k in ("G", "H"))
+    G, H = (Factor((ParameterView.of(k, getattr(model, k), "heads rows h -> heads rows h", {}),)) for k in ("G", "H"))
     geometry = Quotient(metric, symmetries=Symmetries((SymmetricPair("pair", "query/key", G, H),)))
     fast = worst_case_sharpness(
         model, lambda m, batch: m(batch).square().mean(), [target], geometry=geometry, radius=radius, steps=20

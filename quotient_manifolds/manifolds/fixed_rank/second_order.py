@@ -1,6 +1,6 @@
 """Second-order geodesics of the pair (G, H) as a quadratic map of the coordinates z, with its adjoint.
 
-Geodesics are stationary for the energy (tr(W_G xi_G^T xi_G) + tr(W_H xi_H^T xi_H)) / 2, whose weights change by dW_G and
+Geodesics are stationary for the energy (tr(W_G xi_G^T xi_G) + tr(W_H xi_H^T xi_H)) / 2, whose weights change by dW_G,
 dW_H along the way, as the Gram matrices of both factors do. That makes xi_G' = -Gamma_G with
 
     Gamma_G = (xi_G dW_G - G (own N_G + other N_H)) W_G^-1,    N = xi^T xi,
