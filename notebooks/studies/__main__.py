@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.options import (
-    EXIT_CODES,
-    NEGATIVE_FINDING,
-    console,
-    one_sentence_errors,
-    out_option,
-    progress_bars,
-    quiet_option,
-    table,
-)
+from quotient_manifolds.cli.errors import one_sentence_errors
+from quotient_manifolds.cli.exits import NEGATIVE_FINDING
+from quotient_manifolds.cli.options import EXIT_CODES, out_option, quiet_option
+from quotient_manifolds.cli.terminal import Terminal, progress_bars
 from quotient_manifolds.demo import cores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Table, render
@@ -56,11 +50,7 @@ def _with_options(name: str, trial: str) -> Callable[[Callable[..., None]], clic
 def _show(quiet: bool, tables: list[Table], **files: Path) -> None:
     """Print tables, and where files are."""
     if not quiet:
-        terminal = console(quiet=False)
-        for each in tables:
-            terminal.print(table(each.caption, each.columns, each.rows, each.numeric))
-        for what, file in files.items():
-            terminal.print(f"{what}: {file}")
+        Terminal().show(*tables, *(f"{what}: {file}" for what, file in files.items()))
 
 
 @_with_options("toy", "Two orbits and few balls")
@@ -213,8 +203,7 @@ def full_scale(out: Path, quiet: bool) -> None:
     written = write_specs(out)
     write_text(out / PAGE, full_scale_page())
     if not quiet:
-        for file in (*written, out / PAGE):
-            console(quiet=False).print(str(file))
+        Terminal().show(*map(str, (*written, out / PAGE)))
 
 
 if __name__ == "__main__":

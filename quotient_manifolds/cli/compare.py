@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quotient_manifolds.cli.options import (
-    EXIT_CODES,
-    INTERRUPTED,
-    NEGATIVE_FINDING,
-    BadInput,
-    console,
-    device_option,
-    one_sentence_errors,
-    progress_bars,
-    quiet_option,
-    table,
-)
+from quotient_manifolds.cli.errors import BadInput
+from quotient_manifolds.cli.exits import INTERRUPTED, NEGATIVE_FINDING
+from quotient_manifolds.cli.options import command, device_option, quiet_option
+from quotient_manifolds.cli.terminal import Terminal, progress_bars
+from quotient_manifolds.report import Table
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
     from quotient_manifolds.compare import Comparison, Plan, Spec
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @click.argument("spec", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
     "--out",
@@ -42,7 +35,6 @@ if TYPE_CHECKING:
 )
 @device_option
 @quiet_option
-@one_sentence_errors
 def compare(spec: Path, out: Path | None, check: bool, device: torch.device, quiet: bool) -> None:
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
@@ -116,14 +108,14 @@ def _check(wanted: Spec, folder: Path, device: torch.device, quiet: bool) -> Non
 
 
 def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
-    terminal = console(quiet=False)
+    terminal = Terminal()
     rows = [
         [each.label, str(each.units), str(each.left), *map(_or_nothing, (each.passes,)), duration(each.total)]
         for each in found.rows
     ]
     columns = ["Measure", "Units", "Left", "Passes each", "Time left"]
     if found.timed is not None:
-        terminal.print(table("What there is to measure", columns, rows, [False] + [True] * 4))
+        terminal.show(Table("plan", "What there is to measure", columns, rows, [False] + [True] * 4))
     names = [each.name for each in wanted.checkpoints]
     shown = ", ".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
     terminal.print(f"{len(names)} checkpoints: {shown}. A unit is a checkpoint and a batch.")
@@ -187,9 +179,9 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
     """Print the summary of a comparison, what to know beside its numbers, and where its report is."""
     from quotient_manifolds.compare import summary_tables
 
-    terminal = console(quiet=False)
+    terminal = Terminal()
     for block in summary_tables(comparison):
-        terminal.print(table(block.caption, block.columns, block.rows, block.numeric))
+        terminal.show(block)
     known, values = comparison.known
     measured = comparison.measured_now
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."

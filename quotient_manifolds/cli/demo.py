@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import torch
 
 from quotient_manifolds.cli.compare import print_comparison
-from quotient_manifolds.cli.moving import measure_along_orbit
-from quotient_manifolds.cli.options import (
-    EXIT_CODES,
-    NEGATIVE_FINDING,
-    command_line,
-    device_option,
-    one_sentence_errors,
-    out_option,
-    progress_bars,
-    quiet_option,
-    seed_option,
-)
-from quotient_manifolds.cli.orbit import SCALES
-from quotient_manifolds.demo import MODELS, cores, prepare
+from quotient_manifolds.cli.exits import NEGATIVE_FINDING
+from quotient_manifolds.cli.options import command, device_option, out_option, quiet_option, seed_option
+from quotient_manifolds.cli.orbit import orbit
+from quotient_manifolds.cli.terminal import command_line, progress_bars
+
+if TYPE_CHECKING:
+    import torch
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @out_option("results/demo")
-@click.option("--models", type=click.IntRange(min=2), default=MODELS, show_default=True, help="Size of the zoo.")
-@click.option("--workers", type=click.IntRange(min=1), default=cores, help="Processes.  [default: one for each core]")
+@click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core]")
 @seed_option
 @device_option
 @quiet_option
-@one_sentence_errors
-def demo(out: Path, models: int, workers: int, seed: int, device: torch.device, quiet: bool) -> None:
+def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
     """Train, measure and rank a zoo of small vision transformers.
 
     They are trained on scikit-learn's digits, once: the directory OUT keeps them. One is moved along its symmetry
@@ -42,27 +34,16 @@ def demo(out: Path, models: int, workers: int, seed: int, device: torch.device, 
 
     The exit code is 1 if a measurement failed, such as one in a quotient whose symmetries are not proved.
     """
+    import torch
+
     from quotient_manifolds.compare import run_comparison
+    from quotient_manifolds.demo import cores, prepare
 
     with progress_bars(quiet=quiet) as progress:
-        spec = prepare(out, models=models, seed=seed, workers=workers, progress=progress)
-    page = out / "orbit.html"
-    measure_along_orbit(
-        model=str(out / "models" / "vit-00"),
-        radius=0.2,
-        steps=20,
-        scales=SCALES,
-        length=16,
-        inputs=None,
-        symmetries=None,
-        out=None,
-        figure=None,
-        report=page,
-        seed=seed,
-        device=device,
-        dtype=torch.float32,
-        quiet=quiet,
-    )
+        spec = prepare(out, models=models, seed=seed, workers=workers or cores(), progress=progress)
+    model, page = out / "models" / "vit-00", out / "orbit.html"
+    settings = {"radius": 0.2, "steps": 20, "seed": seed, "device": device, "dtype": torch.float32}
+    click.get_current_context().invoke(orbit, model=str(model), report=page, quiet=quiet, **settings)
     if not quiet:
         click.echo(f"First figures, while all models are measured: {page}")
     with progress_bars(quiet=quiet) as progress:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from quotient_manifolds.cli.options import EXIT_CODES, check_writable, one_sentence_errors
+from quotient_manifolds.cli.options import check_writable, command
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @click.argument("store", type=click.Path(path_type=Path, exists=True))
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@one_sentence_errors
 def export(store: Path, file: Path) -> None:
     """Write all that STORE holds to FILE, a .csv, .parquet or .json.
 

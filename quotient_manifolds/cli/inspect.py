@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
+from quotient_manifolds.cli.errors import BadInput
+from quotient_manifolds.cli.exits import NEGATIVE_FINDING
 from quotient_manifolds.cli.options import (
-    EXIT_CODES,
-    check_different,
-    check_writable,
+    check_outputs,
+    command,
     common_options,
     inputs_option,
-    one_sentence_errors,
     report_option,
     symmetries_option,
 )
+from quotient_manifolds.cli.terminal import Terminal
+from quotient_manifolds.files import write_text
+from quotient_manifolds.report import Fact, Table
+from quotient_manifolds.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from quotient_manifolds.symmetries import Count, PairProof, Proof, Symmetries
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @click.argument("model")
 @inputs_option
 @symmetries_option
@@ -27,8 +39,18 @@ from quotient_manifolds.cli.options import (
 @click.option("--out", type=click.Path(path_type=Path), help="Write the record to this JSON file.")
 @report_option
 @common_options
-@one_sentence_errors
-def inspect(out: Path | None, report: Path | None, **settings: Any) -> None:
+def inspect(
+    model: str,
+    inputs: str | None,
+    symmetries: str | None,
+    as_json: bool,
+    out: Path | None,
+    report: Path | None,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quiet: bool,
+) -> None:
     """Print the continuous symmetries of MODEL and prove each.
 
     MODEL is a Hugging Face directory (config.json and safetensors), an adapter of peft, or package.module:function, a
@@ -39,9 +61,101 @@ def inspect(out: Path | None, report: Path | None, **settings: Any) -> None:
 
     The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
     """
-    for file in (out, report):
-        check_writable(file, settings["model"])
-    check_different(out=out, report=report)
-    from quotient_manifolds.cli.proving import prove_model
+    check_outputs([model], out=out, report=report)
+    from quotient_manifolds.cli.subject import described, model_named, prove_with_inputs, symmetries_of
+    from quotient_manifolds.symmetries import count_symmetries
 
-    prove_model(out=out, report=report, **settings)
+    network = model_named(model).to(device=device, dtype=dtype)
+    found = symmetries_of(network, symmetries)
+    if not found.pairs and not (symmetries and found.translations):
+        raise BadInput(_nothing_found(model, network, found))
+    proof = prove_with_inputs(network, inputs, found, seed)
+    count = count_symmetries(network, found)
+    about = described(network, model)
+    record = {
+        "version": VERSION,
+        "model": model,
+        **({"about": about} if about else {}),
+        "symmetries": found.to_dict(),
+        "proof": proof.to_dict(),
+        "count": count.to_dict(),
+    }
+    title = f"{type(network).__name__}, {count.parameters:,} parameters"
+    tables = [_pairs(title, found, proof, count), *([_translations(found, proof)] if found.translations else [])]
+    sentences = list(_sentences(network, found, proof, count))
+    if out is not None:
+        write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    if report is not None:
+        from quotient_manifolds.cli.pages import inspect_page, write_page
+
+        write_page(inspect_page(f"Symmetries of {title}", _facts(proof, count), tables, [*about, *sentences]), report)
+    if as_json and not quiet:
+        click.echo(json.dumps(record, indent=1))
+    elif not quiet:
+        Terminal().show(*about, *tables, *sentences)
+    if not proof.all_proved:
+        raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:
+    from quotient_manifolds.symmetries import HOW_TO
+
+    kind = type(network).__name__
+    if symmetries.unrecognised:
+        first, more = symmetries.unrecognised[0], len(symmetries.unrecognised) - 1
+        others = f" (and {more} more)" if more else ""
+        return f"{model} ({kind}) has no attention that is recognised: {first}{others}; {HOW_TO}."
+    if symmetries.refused:
+        return f"{model} ({kind}) has no symmetric pair to show: {symmetries.refused[0]}."
+    return f"{model} ({kind}) has no attention, so there is no symmetric pair to show."
+
+
+def _facts(proof: Proof, count: Count) -> list[Fact]:
+    every = (*proof.pairs, *proof.translations)
+    proved = sum(each.verdict == "proved" for each in every)
+    return [
+        Fact(f"{proved} of {len(every)}", "symmetries are proved."),
+        Fact(f"{count.share:.2%}", f"of the parameters are redundant: {count.group:,} of {count.parameters:,}."),
+    ]
+
+
+def _sentences(network: nn.Module, symmetries: Symmetries, proof: Proof, count: Count) -> Iterator[str]:
+    sizes = {name: value.numel() for name, value in network.named_parameters()}
+    rest = sum(sizes[name] for name in symmetries.rest)
+    yield f"Changes are relative to the output, whose own rounding noise is {proof.noise:.1e}; float64."
+    yield (
+        f"The symmetry group has {count.group:,} dimensions, {count.share:.2%} of the parameters "
+        f"({count.pairs:,} of pairs, {count.translations:,} of translations)."
+    )
+    yield f"In no pair: {len(symmetries.rest)} tensors, {rest:,} parameters (--json names them)."
+    yield from (f"No symmetry: {refusal}" for refusal in symmetries.refused)
+    yield from (f"Attention not recognised: {line}" for line in symmetries.unrecognised)
+
+
+def _pairs(title: str, symmetries: Symmetries, proof: Proof, count: Count) -> Table:
+    """Return a row for every symmetric pair: where it is, its group, its factors, their product, its proof."""
+    columns = ["symmetric pair", "group", "G", "H", "largest s", "smallest s"]
+    rows = [
+        [
+            *(pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}"),
+            *(f"{s.largest:.1e}", f"{s.smallest:.1e}", *_seen(proved)),
+        ]
+        for pair, proved, s in zip(symmetries.pairs, proof.pairs, count.conditioning, strict=True)
+    ]
+    numeric = [False] * 4 + [True] * 4 + [False]
+    return Table("pairs", title, [*columns, "output change", "one side only", "verdict"], rows, numeric)
+
+
+def _translations(symmetries: Symmetries, proof: Proof) -> Table:
+    """Return a row for every bias that can be moved without being noticed."""
+    rows = [
+        [shift.name, shift.group, *_seen(proved)]
+        for shift, proved in zip(symmetries.translations, proof.translations, strict=True)
+    ]
+    columns = ["translation", "group", "output change", "uncompensated", "verdict"]
+    return Table("translations", "Translations of biases", columns, rows, [False, False, True, True, False])
+
+
+def _seen(proved: PairProof) -> list[str]:
+    verdict = f"{proved.verdict}: {proved.reason}" if proved.reason else proved.verdict
+    return [f"{proved.change:.1e}", f"{proved.control:.1e}", verdict]

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.options import (
-    EXIT_CODES,
-    BadInput,
-    check_different,
-    check_writable,
-    common_options,
-    one_sentence_errors,
-    report_option,
-    symmetries_option,
-)
+from quotient_manifolds.cli.errors import BadInput
+from quotient_manifolds.cli.exits import INTERRUPTED
+from quotient_manifolds.cli.options import check_outputs, command, common_options, report_option, symmetries_option
+from quotient_manifolds.cli.terminal import Terminal, command_line, progress_bars
+from quotient_manifolds.files import is_special
+
+if TYPE_CHECKING:
+    import torch
+
+    from quotient_manifolds.geometry import Geometry
+    from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
+
+OF_GEOMETRIES = ("geodesic", "eps", "biases", "eta", "norm")
+OF_DATA = {  # options of the data, and what DataSource calls them
+    **{name: name for name in ("batch_size", "max_length", "tokenizer", "columns", "labels")},
+    **{name: name for name in ("size", "channels", "mean", "std")},
+    "draw": "seed",
+    "examples": "max_examples",
+}
 
 
 def _listed(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[float, ...]:
-    """Numbers that are given again and again, or with commas."""
+    """Read numbers that are given again and again, or with commas."""
     return tuple(_number(part, parameter.opts[0]) for word in words for part in word.split(","))
 
 
@@ -32,7 +43,7 @@ def _number(word: str, where: str) -> float:
 
 
 def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, str] | None:
-    """NAME=VALUE,NAME=VALUE as a dict."""
+    """Read NAME=VALUE,NAME=VALUE as a dict."""
     if word is None:
         return None
     parts = [part.partition("=") for part in word.split(",")]
@@ -42,21 +53,21 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
 
 
 def _classes(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, int] | None:
-    found = _named(context, parameter, word)
+    named = _named(context, parameter, word)
     try:
-        return None if found is None else {name: int(value) for name, value in found.items()}
+        return None if named is None else {name: int(value) for name, value in named.items()}
     except ValueError:
         raise click.BadParameter(f"Expected label=class, the class as a number from 0. Found {word!r}") from None
 
 
-def _pixels(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
-    """clip and imagenet by name, or a number for each channel."""
+def _normalisation(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
+    """Read clip or imagenet by name, or a number for each channel."""
     if word is None or word.isalpha():
         return word
     return [_number(part, parameter.opts[0]) for part in word.split(",")]
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @click.argument("model")
 @click.option(
     "--data",
@@ -119,15 +130,30 @@ def _pixels(context: click.Context, parameter: click.Parameter, word: str | None
 @click.option("--channels", type=int, help="Of the images of a folder: 1 or 3.")
 @click.option(
     "--mean",
-    callback=_pixels,
+    callback=_normalisation,
     help="Of pixels from 0 to 1: a number a channel, imagenet, clip or none (raw).",
 )
-@click.option("--std", callback=_pixels, help="Of pixels: a number a channel.")
+@click.option("--std", callback=_normalisation, help="Of pixels: a number a channel.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write each result to this JSON file when it is there.")
 @report_option
 @common_options
-@one_sentence_errors
-def measure(out: Path | None, report: Path | None, quiet: bool, **settings: Any) -> None:
+def measure(
+    model: str,
+    data: str,
+    geometries: tuple[str, ...],
+    radii: tuple[float, ...],
+    steps: int,
+    restarts: int,
+    symmetries: str | None,
+    loss: str | None,
+    out: Path | None,
+    report: Path | None,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quiet: bool,
+    **others: Any,
+) -> None:
     """Measure the worst-case sharpness of MODEL on DATA.
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
@@ -139,10 +165,72 @@ def measure(out: Path | None, report: Path | None, quiet: bool, **settings: Any)
     """
     if quiet and out is None and report is None:
         raise BadInput("With --quiet nothing is printed, so the results would be lost: give --out or --report.")
-    inputs = [settings["model"], settings["data"], settings["tokenizer"]]
-    check_writable(out, *inputs)
-    check_writable(report, *inputs)
-    check_different(out=out, report=report)
-    from quotient_manifolds.cli.measuring import Asked, measure_all
+    check_outputs([model, data, others["tokenizer"]], out=out, report=report)
+    from quotient_manifolds.cli import pages
+    from quotient_manifolds.cli.balls import balls
+    from quotient_manifolds.cli.batches import batches_from, like, loss_named, try_loss
+    from quotient_manifolds.cli.subject import described, model_named
+    from quotient_manifolds.load import load_symmetries
+    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, worst_case_sharpness
 
-    measure_all(Asked(**settings), out=out, report=report, quiet=quiet)
+    of_geometries = {name: others[name] for name in OF_GEOMETRIES}
+    of_data = {field: others[name] for name, field in OF_DATA.items() if others[name] is not None}
+    wanted = balls(geometries, radii, of_geometries, None)  # what is wrong is said before anything is loaded
+    network = model_named(model)
+    if symmetries is not None:
+        wanted = balls(geometries, radii, of_geometries, load_symmetries(symmetries, network))
+    function = loss_named(loss)
+    loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)
+    network.to(device=device, dtype=dtype)
+    batches = [like(batch, next(network.parameters())) for batch in loaded]
+    try_loss(network, function, batches, data)
+
+    settings = {"dtype": str(dtype).removeprefix("torch."), "device": str(device), **how}
+    record = SharpnessRecord((), model, data, settings, command=command_line(), asked=len(wanted))
+    about = described(network, model)
+
+    def show(record: SharpnessRecord, *more: str) -> None:
+        if not quiet:
+            on = f"{how['examples']} examples of {data}" if "examples" in how else data
+            Terminal().show(*about, pages.table_of_results(record, f"{model} on {on}"), *notes, *more)
+            for sentence in record.warnings:
+                click.echo(f"Warning: {sentence}", err=True)
+
+    with progress_bars(quiet=quiet) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
+
+        def ascend(geometry: Geometry, radius: float) -> MeasureResult:
+            ascent: dict[str, Any] = {"radius": radius, "steps": steps, "restarts": restarts, "seed": seed}
+            return worst_case_sharpness(network, function, batches, geometry=geometry, **ascent, progress=progress)
+
+        record = _measured(record, wanted, ascend, out, show)
+    if report is not None:
+        pages.write_page(pages.measure_page(record, [*about, *notes]), report)
+    show(record, *([] if report is None else [f"Report: {report}"]))
+
+
+def _measured(
+    record: SharpnessRecord,
+    wanted: Sequence[tuple[Geometry, float]],
+    ascend: Callable[[Geometry, float], MeasureResult],
+    out: Path | None,
+    show: Callable[[SharpnessRecord], None],
+) -> SharpnessRecord:
+    """Measure in every ball; a file holds each result as soon as it is there, a pipe or device gets all at the end."""
+    in_file = 0
+    try:
+        for geometry, radius in wanted:
+            record = record.with_result(ascend(geometry, radius))
+            if out is not None and (record.complete or not is_special(out)):
+                record.save(out)
+                in_file = len(record)
+    except KeyboardInterrupt:
+        if in_file:
+            click.echo(f"Interrupted: {in_file} of {len(wanted)} results are in {out}.", err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        raise
+    except Exception:
+        if len(record):  # what is there is not lost to the one that fails
+            show(record)
+        raise
+    return record

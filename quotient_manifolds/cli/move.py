@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.options import EXIT_CODES, inputs_option, one_sentence_errors, symmetries_option
+from quotient_manifolds.cli.errors import BadInput
+from quotient_manifolds.cli.options import command, inputs_option, quiet_option, symmetries_option
+from quotient_manifolds.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from quotient_manifolds.symmetries import Params, Symmetries
+
+MARGIN = 100.0  # how often the moved model may change by what rounding its own weights once more does to it
+WEIGHTS = (
+    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt"),
+    *("*.h5", "*.msgpack", "*.onnx", "*.gguf"),
+)
 
 
-@click.command(epilog=EXIT_CODES)
+@command
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--balance", "balanced", is_flag=True, help="To the canonical representative instead of a random one.")
@@ -18,15 +34,102 @@ from quotient_manifolds.cli.options import EXIT_CODES, inputs_option, one_senten
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random group elements.")
 @inputs_option
 @symmetries_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@one_sentence_errors
-def move(**settings: Any) -> None:
+@quiet_option
+def move(
+    source: str,
+    target: Path,
+    balanced: bool,
+    scale: float,
+    seed: int,
+    inputs: str | None,
+    symmetries: str | None,
+    quiet: bool,
+) -> None:
     """Move the Hugging Face model in IN along its symmetry orbit and write it to the new directory OUT.
 
     The weights become others, of the same dtype; the function stays the same up to rounding, which is checked on
     example inputs before OUT is there. Only symmetries that are proved on these inputs are used. Files beside the
     weights, such as a tokenizer, are copied.
     """
-    from quotient_manifolds.cli.relocating import relocate
+    if target.exists():
+        raise BadInput(f"{target} is there already; give a new directory.")
+    if not target.absolute().parent.is_dir():
+        raise BadInput(f"{target.absolute().parent} is no directory to write {target.name} into.")
+    if not Path(source).is_dir():
+        raise BadInput(f"Expected a Hugging Face directory to move, found {source}.")
+    from quotient_manifolds.cli.subject import model_named
+    from quotient_manifolds.symmetries import balance, random_move
 
-    relocate(**settings)
+    network = model_named(source)
+    proved = _proved(network, symmetries, inputs, seed, source)
+    moved = balance(network, proved) if balanced else random_move(network, proved, scale=scale, seed=seed)
+    change = _change(network, moved, proved, inputs, seed)
+    _write(network, moved, Path(source), target)
+    if not quiet:
+        count = f"{len(proved.pairs)} pairs and {len(proved.translations)} translations"
+        Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
+
+
+def _proved(network: nn.Module, symmetries: str | None, inputs: str | None, seed: int, source: str) -> Symmetries:
+    from quotient_manifolds.cli.subject import prove_with_inputs, symmetries_of
+
+    found = symmetries_of(network, symmetries)
+    if not found.pairs and not found.translations:
+        raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
+    proved = prove_with_inputs(network, inputs, found, seed).proved(found)
+    if not proved.pairs and not proved.translations:
+        raise BadInput(f"No symmetry of {source} ({type(network).__name__}) is proved; `inspect` tells why.")
+    return proved
+
+
+def _change(network: nn.Module, moved: Params, symmetries: Symmetries, inputs: str | None, seed: int) -> float:
+    """Return the change of the output by the move. Raises BadInput if it is more than rounding explains."""
+    from quotient_manifolds.cli.subject import inputs_of, taking_inputs
+    from quotient_manifolds.symmetries import output_change
+
+    rounded = {name: _rounded(moved[name], seed) for name in symmetries.moved}
+    given = inputs_of(network, inputs, seed=seed)
+    with taking_inputs(network, inputs):
+        change = output_change(network, given, {}, moved)
+        noise = output_change(network, given, moved, moved | rounded)
+    if not change <= MARGIN * max(noise, 1e-15):
+        raise BadInput(f"The moved model should have the same output, but it changes by {change:.1e}: nothing written.")
+    if not change < 0.5:
+        raise BadInput(
+            f"Rounding to {next(iter(moved.values())).dtype} at this scale changes the output by {change:.1e} of its "
+            "size: nothing written; choose a scale nearer 1, or another seed."
+        )
+    return change
+
+
+def _rounded(value: Tensor, seed: int) -> Tensor:
+    """Return the weights, each off by half a unit in its last place, up or down at random."""
+    import torch
+
+    sign = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed)).sign().to(value.device)
+    return value.double() * (1 + sign * torch.finfo(value.dtype).eps / 2)
+
+
+def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target: Path) -> None:
+    """Write the directory beside OUT and rename it, so that OUT is complete or not there."""
+    from quotient_manifolds.load import first_line, load_model
+
+    network.load_state_dict(dict(moved), strict=False)  # buffers stay
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:
+        fresh = Path(folder) / target.name
+        saved: Any = network
+        try:
+            saved.save_pretrained(fresh)
+        except Exception as error:  # of transformers: a dozen kinds
+            raise BadInput(f"{type(network).__name__} does not save: {first_line(error)}; nothing written.") from error
+        # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
+        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*WEIGHTS, ".*"), dirs_exist_ok=True)
+        _check_same(dict(load_model(fresh).named_parameters()), moved, target)
+        fresh.rename(target)
+
+
+def _check_same(read: Mapping[str, Tensor], moved: Mapping[str, Tensor], target: Path) -> None:
+    """Raise BadInput unless what was read back is what was meant, dtype and all."""
+    for name, value in moved.items():
+        if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
+            raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")

@@ -1,36 +1,23 @@
-"""What every command shares: options, exit codes, the console, and errors as one sentence.
+"""The options that several commands share, and the checks of the files that they write.
 
-Nothing here imports torch when it is imported: help is to come at once.
+Nothing here or in a command's module imports torch before the command runs: help is to come at once.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import shlex
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from itertools import zip_longest
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich import progress
-from rich.console import Console
-from rich.table import Table
 
-from quotient_manifolds.cli.blame import place_in_users_code
-from quotient_manifolds.cli.exits import INTERRUPTED as INTERRUPTED
-from quotient_manifolds.files import is_special, write_text
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.cli.errors import BadInput, first_sentence, one_sentence_errors
+from quotient_manifolds.files import is_special
 
 if TYPE_CHECKING:
     import torch
 
-NEGATIVE_FINDING = 1
 EXIT_CODES = """\b
 Exit codes:
   0    done
@@ -40,77 +27,13 @@ Exit codes:
   130  interrupted
   141  whoever read the output has left, as in `| head -1`; files are written
 """
-DTYPES = ("float32", "float64")
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class BadInput(click.ClickException):
-    """One sentence on standard error, and exit code 2."""
-
-    exit_code = 2
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def one_sentence_errors(command: Command) -> Command:
-    """What the package says about bad input becomes the message of the command; Ctrl-C leaves quietly.
-
-    So does whatever goes wrong in code of the user's, with its place there. Only errors of this package's own code and
-    of libraries are left to be seen as defects.
-    """
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with _warnings_in_one_line():
-                return command(*args, **kwargs)
-        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
-            raise
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("Interrupted.", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except SystemExit as left:
-            raise BadInput(_with_place(f"The program was told to end by sys.exit({left.code!r})", left)) from left
-        except (ValueError, TypeError, ImportError, OSError, SyntaxError) as error:
-            raise BadInput(_with_place(_one_line(error), error)) from error
-        except MemoryError as error:
-            raise BadInput(f"There is not enough memory for this: {_one_line(error)}") from error
-        except BaseException as error:
-            if type(error).__name__ == "OutOfMemoryError":  # of torch, which need not be imported here
-                raise BadInput(f"The device has not enough memory: {_first_sentence(error)}") from error
-            if place_in_users_code(error) is None:
-                raise
-            raise BadInput(_with_place(f"{type(error).__name__}: {_one_line(error)}", error)) from error
-
-    return run  # type: ignore[return-value]
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _first_sentence(error: BaseException) -> str:
-    return _one_line(error).partition(". ")[0]
-
-
-def _with_place(sentence: str, error: BaseException) -> str:
-    place = place_in_users_code(error)
-    return sentence if place is None else f"{sentence.rstrip('.')} ({place})."
-
-
-@contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
-    """What the package warns of is one line on standard error; the same sentence comes once, as Python has it."""
-    with warnings.catch_warnings():
-        others = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if category.__module__.startswith("quotient_manifolds."):
-                click.echo(f"Warning: {message}", err=True)
-            else:
-                others(message, category, *where, **more)
-
-        warnings.showwarning = show
-        yield
+def command(function: Callable[..., Any]) -> click.Command:
+    """Make a command of a function that click's options decorate: named like it, with errors in one sentence."""
+    return click.command(epilog=EXIT_CODES)(one_sentence_errors(function))
 
 
 def _usable_device(context: click.Context, parameter: click.Parameter, value: str) -> torch.device:
@@ -120,22 +43,21 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
         device = torch.device(value)
         float(torch.zeros(1, device=device))  # meta has no numbers
     except Exception as error:  # of torch and its backends: a dozen kinds
-        raise click.BadParameter(f"{value!r} cannot be used here: {_first_sentence(error)}") from error
+        raise click.BadParameter(f"{value!r} cannot be used here: {first_sentence(error)}") from error
     return device
 
 
-def _torch_dtype(context: click.Context, parameter: click.Parameter, value: str) -> torch.dtype:
+def _torch_dtype(context: click.Context, parameter: click.Parameter, value: str) -> Any:
     import torch
 
-    found: torch.dtype = getattr(torch, value)
-    return found
+    return getattr(torch, value)
 
 
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
-def out_option(default: str) -> Callable[[Command], Command]:
-    """--out, the directory that a command writes to."""
+def out_option(default: str) -> Callable[[Function], Function]:
+    """Return the option --out, the directory that a command writes to."""
     place = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", type=place, default=Path(default), show_default=True, help="Directory.")
 
@@ -145,7 +67,7 @@ device_option = click.option(
 )
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(DTYPES),
+    type=click.Choice(("float32", "float64")),
     callback=_torch_dtype,
     default="float32",
     show_default=True,
@@ -169,67 +91,29 @@ report_option = click.option(
 )
 
 
-def common_options(command: Command) -> Command:
-    """--seed, --device, --dtype and --quiet."""
+def common_options(function: Function) -> Function:
+    """Add --seed, --device, --dtype and --quiet."""
     for option in (quiet_option, dtype_option, device_option, seed_option):
-        command = option(command)
-    return command
+        function = option(function)
+    return function
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end the program here
+def check_outputs(inputs: list[str | None] | None = None, /, **files: Path | None) -> None:
+    """Refuse, before hours of measuring, results that could not be written, replace an input, or share one file.
+
+    files: by the name of their option. Raises BadInput.
+    """
+    seen: dict[str, str] = {}
+    for name, file in files.items():
+        if file is None:
+            continue
+        check_writable(file, *(inputs or ()))
+        if not is_special(file) and (other := seen.setdefault(os.path.realpath(file), name)) != name:
+            raise BadInput(f"--{other} and --{name} name the same file, {file}.")
 
 
-def console(*, quiet: bool) -> Console:
-    """Standard output; wide enough for a table of parameter names where it is no terminal."""
-    plain = _Console(quiet=quiet, markup=False, highlight=False, emoji=False)
-    return plain if plain.is_terminal else _Console(quiet=quiet, markup=False, highlight=False, emoji=False, width=140)
-
-
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[bool] = ()) -> Table:
-    """A table with a title; the columns that `numeric` marks are aligned right."""
-    made = Table(title=title, title_justify="left")
-    for name, right in zip_longest(header, numeric, fillvalue=False):
-        made.add_column(str(name), justify="right" if right else "left", overflow="fold")  # no name is cut
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-@contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a function that shows one bar for each thing it is told about, on standard error."""
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(what: str, finished: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=finished, total=total)
-
-        yield report
-
-
-def command_line() -> str | None:
-    """The command that is being run, to be run again; None where this is no command."""
-    program = Path(sys.argv[0]).name
-    if program not in ("quotient-manifolds", "__main__.py"):
-        return None
-    return shlex.join(["quotient-manifolds", *sys.argv[1:]])
-
-
-def check_writable(file: Path | None, *inputs: str | Path | None) -> None:
-    """Says now, not after an hour of measuring, that a result could not be written, or would replace an input."""
-    if file is None:
-        return
+def check_writable(file: Path, *inputs: str | Path | None) -> None:
+    """Refuse a file that cannot be written, or that is one of the inputs or part of one."""
     if is_special(file):
         if not os.access(file, os.W_OK):
             raise BadInput(f"Cannot write {file}: it is not open for writing.")
@@ -244,18 +128,3 @@ def check_writable(file: Path | None, *inputs: str | Path | None) -> None:
             here = Path(os.path.realpath(os.path.expanduser(each)))
             if target == here or here in target.parents or (here.exists() and target.samefile(here)):
                 raise BadInput(f"Cannot write {file}: it is {'part of ' * (target != here)}the input {each}.")
-
-
-def check_different(**files: Path | None) -> None:
-    """Refuses two results under one name."""
-    seen: dict[str, str] = {}
-    for name, file in files.items():
-        if file is None or is_special(file):
-            continue
-        if (other := seen.setdefault(os.path.realpath(file), name)) != name:
-            raise BadInput(f"--{other} and --{name} name the same file, {file}.")
-
-
-def write_json(file: Path, record: Any) -> None:
-    """Writes all of it or nothing; a number that is not finite is an error."""
-    write_text(file, json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -1,43 +1,28 @@
-"""What a command works on: a model, its batches and its loss by name, tried before anything is measured."""
+"""The model that a command works on, the inputs it takes, and its symmetries, all by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from quotient_manifolds.cli.blame import place_in_users_code
-from quotient_manifolds.cli.options import BadInput
-from quotient_manifolds.load import DataSource, call_object, example_inputs, first_line, load_model, load_object
-from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import Loss, cross_entropy
+from quotient_manifolds.cli.errors import BadInput, is_out_of_memory, place_in_users_code
+from quotient_manifolds.load import call_object, example_inputs, first_line, load_model, load_symmetries
+from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
 
 
-@dataclass(frozen=True)
-class Data:
-    """Batches; settings: how they were made, for the record; notes: what a reader of the numbers must know."""
-
-    batches: list[Any]
-    settings: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
 def model_named(source: str) -> nn.Module:
     """Return the model at `source`, in eval mode, with numbers in it."""
-    network = load_model(_expanded(source)).eval()
-    tensors = [*network.named_parameters(), *network.named_buffers()]
+    network = load_model(expanded(source)).eval()
     if not any(True for _ in network.parameters()):
         raise BadInput(f"{source} ({type(network).__name__}) has no parameters.")
-    for name, tensor in tensors:
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if tensor.is_meta:
             raise BadInput(f"{source}: {name} is on the device meta, where it has no numbers; load the weights first.")
         if tensor.is_inference():
@@ -63,6 +48,18 @@ def described(network: nn.Module, source: str) -> list[str]:
     return said
 
 
+def symmetries_of(network: nn.Module, reference: str | None) -> Symmetries:
+    """Return what the function `reference` declares, or what is found."""
+    return find_symmetries(network) if reference is None else load_symmetries(reference, network)
+
+
+def prove_with_inputs(network: nn.Module, inputs: str | None, symmetries: Symmetries, seed: int) -> Proof:
+    """Return the proof on inputs that the function `inputs` names, or on some made from the model's configuration."""
+    given = inputs_of(network, inputs, seed=seed)
+    with taking_inputs(network, inputs):
+        return prove_symmetries(network, given, symmetries, seed=seed)
+
+
 def inputs_of(network: nn.Module, reference: str | None, *, seed: int, length: int = 16) -> Any:
     """Return the inputs that the function `reference` gives, or some made from the model's configuration."""
     if reference is not None:
@@ -80,124 +77,27 @@ def inputs_of(network: nn.Module, reference: str | None, *, seed: int, length: i
 
 
 @contextmanager
-def taking(network: nn.Module, reference: str | None) -> Iterator[None]:
-    """What a model raises on inputs it cannot take is one sentence, with the line of the user's where it arose."""
+def taking_inputs(network: nn.Module, reference: str | None) -> Iterator[None]:
+    """Say in one sentence that the model does not take the inputs that `inputs_of` returned."""
+    what = f"the inputs made from {reference or 'its configuration'}"
+    with taking(network, what, cure="; give others with --inputs"):
+        yield
+
+
+@contextmanager
+def taking(network: nn.Module, what: str, *, cure: str = "") -> Iterator[None]:
+    """Say in one sentence that the model does not take `what`, with the line of the user's code where it showed."""
     try:
         yield
     except UNFIT as error:
-        if type(error).__name__ == "OutOfMemoryError":
+        if is_out_of_memory(error):
             raise
         place = place_in_users_code(error)
-        raise BadInput(
-            f"{type(network).__name__} does not take the inputs made from {reference or 'its configuration'}: "
-            f"{type(error).__name__}: {first_line(error).rstrip('.')}{f' ({place})' if place else ''}; give others "
-            "with --inputs."
-        ) from error
+        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}{f' ({place})' if place else ''}"
+        raise BadInput(f"{type(network).__name__} does not take {what}: {said}{cure}.") from error
 
 
-def loss_named(reference: str | None) -> Loss:
-    """Return cross-entropy, or the function that is named."""
-    return cross_entropy if reference is None else load_object(reference, "a function loss(model, batch)")
-
-
-def batches_from(data: str, settings: Mapping[str, Any], network: nn.Module, model: str, *, own_loss: bool) -> Data:
-    """Return the batches of a file, of a folder of images, or of a function."""
-    if ":" in data and not Path(data).exists():
-        return _of_function(data, settings)
-    if not own_loss:
-        _check_classifier(model, network)
-    path = _expanded(data)
-    if "tokenizer" in settings:
-        settings = {**settings, "tokenizer": _expanded(settings["tokenizer"])}
-    source = DataSource(path, **settings)
-    wanted, keyword = (
-        getattr(network, "main_input_name", None),
-        "input_ids" if source.kind == "text" else "pixel_values",
-    )
-    if wanted in ("input_ids", "pixel_values", "input_values", "input_features") and wanted != keyword:
-        what = "text" if source.kind == "text" else "images"
-        raise BadInput(f"{model} ({type(network).__name__}) takes {wanted}, but {data} holds {what}.")
-    classes = getattr(getattr(network, "config", None), "num_labels", None)
-    found = source.batches(network)
-    if isinstance(classes, int) and type(network).__name__.endswith("Classification"):
-        source.check(classes)
-    count = sum(_rows(batch) for batch in found)
-    record: dict[str, Any] = {"batch_size": source.batch_size, "examples": count}
-    if source.kind == "text":
-        record["max_length"] = getattr(found, "max_length", source.max_length)
-        record["truncated"] = getattr(found, "truncated", None)
-    if source.seed is not None:
-        record["draw"] = source.seed
-    return Data(list(found), record, tuple(getattr(found, "notes", ())))
-
-
-def _of_function(reference: str, settings: Mapping[str, Any]) -> Data:
-    if settings:
-        name = {"seed": "draw", "max_examples": "examples"}.get(next(iter(settings)), next(iter(settings)))
-        raise BadInput(f"--{name.replace('_', '-')} means nothing for batches that {reference} makes; leave it out.")
-    answer = call_object(reference, "a function that returns batches")
-    single = isinstance(answer, (Tensor, Mapping, str)) or (
-        isinstance(answer, tuple) and bool(answer) and all(isinstance(each, Tensor) for each in answer)
-    )
-    try:
-        batches = [] if single else list(answer)
-    except TypeError:
-        single, batches = True, []
-    if single:
-        raise BadInput(
-            f"{reference} must return a list of batches, found one {type(answer).__name__}; put it into a list."
-        )
-    if not batches:
-        raise BadInput(f"{reference} must return at least one batch, found none.")
-    return Data(batches)
-
-
-def _check_classifier(model: str, network: nn.Module) -> None:
-    """Cross-entropy of labelled examples is the loss of classifiers alone."""
-    kind, config = type(network).__name__, getattr(network, "config", None)
-    if kind.endswith(("ForCausalLM", "LMHeadModel")):
-        raise BadInput(
-            f"{model} is a causal language model ({kind}), whose loss is not that of labelled examples: give batches "
-            "by --data package.module:function and --loss quotient_manifolds:next_token_cross_entropy, or measure it "
-            "in Python with qm.next_token_cross_entropy."
-        )
-    classes = getattr(config, "num_labels", None)
-    regression = getattr(config, "problem_type", None) == "regression" or classes == 1
-    if kind.endswith("Classification") and regression:
-        raise BadInput(
-            f"Expected a classifier with at least 2 classes, found {classes} in {model} (a regression); give --loss."
-        )
-    if type(network).__module__.startswith("transformers.") and "Classification" not in kind:
-        raise BadInput(
-            f"Expected a classifier, found {model} ({kind}); give --loss package.module:function, a function "
-            "loss(model, batch), for other models."
-        )
-
-
-def try_loss(network: nn.Module, loss: Loss, batches: Sequence[Any], data: str) -> None:
-    """Evaluate the loss on every batch once; what a model raises on batches it cannot take is one sentence.
-
-    On copies, as measures do: a forward pass that writes must not change what is measured afterwards.
-    """
-    for index, batch in enumerate(batches):
-        try:
-            with torch.no_grad():
-                loss(replica(network, {}), private_batch(batch))
-        except UNFIT as error:
-            if type(error).__name__ == "OutOfMemoryError":
-                raise
-            place = place_in_users_code(error)
-            raise BadInput(
-                f"{type(network).__name__} does not take batch {index} of {data}: {type(error).__name__}: "
-                f"{first_line(error).rstrip('.')}{f' ({place})' if place else ''}."
-            ) from error
-
-
-def _rows(batch: Any) -> int:
-    return next((int(leaf.shape[0]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 0)
-
-
-def _expanded(path: str) -> str:
+def expanded(path: str) -> str:
     """Return the path with ~ or ~user replaced by their home."""
     try:
         return str(Path(path).expanduser()) if path.startswith("~") else path

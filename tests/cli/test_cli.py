@@ -164,7 +164,7 @@ def test_inspect_of_a_function_needs_inputs(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_refuted_pair_leaves_with_1(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quotient_manifolds.cli import proving as module
+    from quotient_manifolds.cli import subject as module
 
     find = module.find_symmetries
 
@@ -359,7 +359,7 @@ def test_inspect_of_bad_models(bert: Path) -> None:
 INTERRUPTED_WHILE_MEASURING = """
 import os, signal, sys, threading, torch
 import quotient_manifolds.cli
-from quotient_manifolds.cli import measuring as measure
+from quotient_manifolds import sharpness as measure
 ascend = measure.worst_case_sharpness
 
 def interrupted(*args, **kwargs):

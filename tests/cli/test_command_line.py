@@ -13,7 +13,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, SharpnessRecord
-from quotient_manifolds.cli.app import COMMANDS, cli
+from quotient_manifolds.cli.app import cli
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.geometry import geometry_from_dict
 from tests import hugging_face
@@ -178,15 +177,6 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
     assert done.stderr.strip() == "0 False"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_says_what_they_say(name: str) -> None:
-    command = getattr(importlib.import_module(f"quotient_manifolds.cli.{name}"), name)
-    assert isinstance(command, click.Command)
-    shown = " ".join((command.help or "").split()).replace(" the new directory", "")
-    assert shown.startswith(COMMANDS[name])
-    assert name in call("--help").output
-
-
 # ---- balls
 
 
@@ -327,9 +317,9 @@ def test_other_models_need_a_loss(tmp_path: Path, bert: Path, texts: Path) -> No
 def test_results_are_kept_as_they_are_finished(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quotient_manifolds.cli import measuring
+    from quotient_manifolds import sharpness
 
-    out, ascend, seen = tmp_path / "out.json", measuring.worst_case_sharpness, []
+    out, ascend, seen = tmp_path / "out.json", sharpness.worst_case_sharpness, []
 
     def interrupted(*args: object, **settings: object) -> object:
         seen.append(len(SharpnessRecord.load(out)) if out.exists() else 0)
@@ -337,7 +327,7 @@ def test_results_are_kept_as_they_are_finished(
             raise KeyboardInterrupt
         return ascend(*args, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measuring, "worst_case_sharpness", interrupted)
+    monkeypatch.setattr(sharpness, "worst_case_sharpness", interrupted)
     shown = call("measure", bert, "--data", texts, "--radius", "0.1,0.2", *FAST, "--out", out)
     assert shown.exit_code == 130
     assert "2 of 6 results" in shown.stderr
@@ -511,10 +501,10 @@ def test_faults_are_one_sentence(arguments: tuple[str, ...], words: tuple[str, .
 
 
 def test_a_defect_of_ours_is_no_bad_input(monkeypatch: pytest.MonkeyPatch, bert: Path) -> None:
-    from quotient_manifolds.cli import proving
+    from quotient_manifolds import symmetries
 
-    monkeypatch.setattr(proving, "count_symmetries", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a defect")))
-    monkeypatch.setattr("quotient_manifolds.cli.blame._OURS", Path(__file__).parents[2])
+    monkeypatch.setattr(symmetries, "count_symmetries", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a defect")))
+    monkeypatch.setattr("quotient_manifolds.cli.errors._OURS", Path(__file__).parents[2])
     shown = call("inspect", bert)
     assert isinstance(shown.exception, ZeroDivisionError)
 

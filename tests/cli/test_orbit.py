@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from quotient_manifolds import SharpnessRecord
-from quotient_manifolds.cli.along_orbit import distance, distance_batch, first_output
 from quotient_manifolds.cli.app import cli
+from quotient_manifolds.cli.batches import distance, distance_batch, first_output
 from tests import hugging_face
 
 

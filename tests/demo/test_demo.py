@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -208,7 +207,7 @@ def test_an_interrupted_zoo_goes_on_where_it_stopped(
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "TRAIN_POINTS", 24)
     short = functools.partial(demo.prepare, training_steps=2)
-    monkeypatch.setattr(importlib.import_module("quotient_manifolds.cli.demo"), "prepare", short)
+    monkeypatch.setattr("quotient_manifolds.demo.prepare", short)
 
 
 @pytest.mark.usefixtures("tiny")

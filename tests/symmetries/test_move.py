@@ -197,11 +197,8 @@ def test_half_precision_stays_half_precision(bert: Path, tmp_path: Path) -> None
 def test_nothing_is_written_when_something_is_wrong(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
+    from quotient_manifolds import load, symmetries
 
-    import quotient_manifolds.cli.relocating  # noqa: F401
-
-    module = sys.modules["quotient_manifolds.cli.relocating"]
     out = tmp_path / "out"
 
     def refused(message: str, *arguments: object) -> None:
@@ -215,14 +212,16 @@ def test_nothing_is_written_when_something_is_wrong(
     refused("is no directory to write", bert, tmp_path / "a" / "b")
     refused("positive number. Found 0", bert, out, "--scale", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "random_move", lambda model, *_, **__: {n: 2 * w for n, w in model.named_parameters()})
+        patch.setattr(
+            symmetries, "random_move", lambda model, *_, **__: {n: 2 * w for n, w in model.named_parameters()}
+        )
         refused("should have the same output, but it changes by", bert, out)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_copy_beside", eval("lambda *_: 1 / 0"))  # from no file: no code of a user
+        patch.setattr("shutil.copytree", eval("lambda *_, **__: 1 / 0"))  # from no file: no code of a user
         assert call(bert, out).exit_code == 1  # a defect
         assert not [path for path in tmp_path.iterdir() if path != bert]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_copy_beside", lambda source, fresh: module.load_model(source).save_pretrained(fresh))
+        patch.setattr("shutil.copytree", lambda old, new, **_: load.load_model(old).save_pretrained(new))
         refused("would not hold bert.encoder.layer.0", bert, out)
     (bert / "config.json").unlink()
     refused("is no Hugging Face model: it has no config.json", bert, out)
