@@ -344,3 +344,20 @@ MODELS: tuple[ModelCase, ...] = (
         (r"0\.[qkv]_lin\..*", r"0\.out_lin\.weight"),
     ),
 )
+
+BY_NAME = {case.name: case for case in MODELS}
+
+
+def llama(**settings: Any) -> nn.Module:
+    """Build a Llama of 4 heads of 6 and 2 key heads, its weights far from their initial values."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **heads, **settings})).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w += 0.2 * torch.randn_like(w)
+    return model
+
+
+IDS = {"input_ids": torch.arange(3, 15)[None]}  # of a llama

@@ -19,9 +19,7 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     singular_values,
 )
-from tests.models import MODELS
-
-BY_NAME = {case.name: case for case in MODELS}
+from tests.models import BY_NAME
 
 
 def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -> None:

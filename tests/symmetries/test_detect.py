@@ -181,3 +181,22 @@ class Few(nn.Module):
 @pytest.mark.parametrize("make", [Perceptron, Classifier, Few, lambda: torch.fx.symbolic_trace(Perceptron())])
 def test_a_softmax_over_logits_is_no_attention(make: Callable[[], nn.Module]) -> None:
     assert find_symmetries(make()).unrecognised == ()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("to_q", "to_k", "to_v"), ("Wq", "Wk", "Wv"), ("qkv",)],
+)
+def test_unnamed_attention_is_detected_by_its_projections(names: tuple[str, ...]) -> None:
+    mixer = type("Mixer", (nn.Module,), {})()
+    for name in names:
+        mixer.add_module(name, nn.Linear(4, 4))
+    found = find_symmetries(nn.ModuleDict({"block": nn.ModuleDict({"mix": mixer})}))
+    assert found.unrecognised == ("block.mix (Mixer): no known layout is for this class",)
+
+
+def test_what_has_no_projections_is_no_attention() -> None:
+    mixer = type("Mixer", (nn.Module,), {})()
+    for name in ("key", "value", "norm"):
+        mixer.add_module(name, nn.Linear(4, 4))
+    assert find_symmetries(nn.Sequential(mixer)).unrecognised == ()

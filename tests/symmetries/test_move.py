@@ -22,31 +22,9 @@ from quotient_manifolds.symmetries import (
     output_change,
     random_move,
 )
-from tests.models import MODELS, ModelCase, noise
+from tests.models import BY_NAME, IDS, ModelCase, llama, noise
 
-BY_NAME = {case.name: case for case in MODELS}
 NAMES = ("torch", "torch without bias", "torch with appended tokens", "BERT", "GPT-2", "CLIP, both towers")
-
-
-def llama() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=40,
-        hidden_size=24,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.2 * torch.randn_like(w)
-    return model
-
-
-IDS = {"input_ids": torch.arange(3, 15)[None]}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,7 +47,7 @@ def test_balancing_keeps_the_function_and_forgets_the_representative(name: str) 
 
 
 def test_rotary_models_move_and_balance_too() -> None:
-    model = llama().double()
+    model = llama(num_hidden_layers=2, attention_bias=True).double()
     found = find_symmetries(model)
     assert {pair.acts for pair in found.pairs} == {"GL(1, C)", "GL(h)"}
     moved = random_move(model, scale=3.0, seed=1)

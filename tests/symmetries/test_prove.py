@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Factor, SymmetricPair, Symmetries, find_symmetries, prove_symmetries
-from tests.models import MODELS, ModelCase, ViTAttention, noise
-
-BY_NAME = {case.name: case for case in MODELS}
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
 
 
 def attention(twist: Callable[[Tensor], Tensor] = lambda heads: heads) -> nn.Module:

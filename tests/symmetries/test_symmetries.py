@@ -26,9 +26,8 @@ from quotient_manifolds.symmetries import (
     prove_symmetries,
     random_move,
 )
-from tests.models import MODELS, ModelCase, ViTAttention
+from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention
 
-BY_NAME = {case.name: case for case in MODELS}
 every_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 
 

@@ -1,8 +1,10 @@
-"""Layouts of one's own attention: found, proved, and refused in one sentence where they do not fit."""
+"""Layouts, of one's own attention and of the table: found, proved, refused in one sentence where they do not fit."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from quotient_manifolds.symmetries import (
     prove_symmetries,
     random_move,
 )
+from tests.models import attend, noise
 
 
 class Mixed(nn.Module):
@@ -119,3 +122,63 @@ def test_misuse_is_one_sentence() -> None:
         attention_layout("Mixed", heads="heads", qkv="into", output="out")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"such as \(mine, \*LAYOUTS\)"):
         find_symmetries(model(), layouts=layout())  # type: ignore[arg-type]
+
+
+# --- the table of known attention
+
+
+class Attention(nn.Module):
+    """Vision attention with one fused projection, in the manner of timm."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.num_heads = 3
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.q_norm, self.k_norm, self.norm = (nn.LayerNorm(4) if norm else nn.Identity() for _ in range(3))
+        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).unbind(-3)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return self.proj_drop(self.proj(attend(q.flatten(-2), k.flatten(-2), v.flatten(-2), 3)))
+
+
+TimmAttention = type("Attention", (Attention,), {"__module__": "timm.models.vision_transformer"})
+
+
+def test_the_fused_attention_of_timm() -> None:
+    model = nn.Sequential(TimmAttention()).eval()
+    found = find_symmetries(model)
+    assert [(pair.name, pair.group, pair.n, pair.m) for pair in found.pairs] == [
+        ("0 query/key", "GL(4)^3", 13, 13),
+        ("0 value/output", "GL(4)^3", 13, 12),
+    ]
+    assert prove_symmetries(model, noise(2, 5, 12), found).all_proved
+    normed = find_symmetries(nn.Sequential(TimmAttention(norm=True)))
+    assert [refusal.kind for refusal in normed.refused] == ["query/key", "value/output"]
+    assert normed.pairs == ()
+    assert "no known layout" in find_symmetries(nn.Sequential(Attention())).unrecognised[0]
+
+
+OLDER = {"MultiHeadSelfAttention": "DistilBERT's class in transformers 4"}
+KERNELS = ("SdpaAttention", "FlashAttention2")  # transformers 4 had a class for each kernel of a family
+
+
+def test_every_class_of_the_table_exists() -> None:
+    transformers = pytest.importorskip("transformers")
+    root = Path(transformers.__file__).parent
+    defined: dict[str, set[str]] = {}
+    for file in (root / "models").rglob("model*.py"):
+        module = ".".join((root.name, *file.relative_to(root).with_suffix("").parts))
+        for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
+            defined.setdefault(name, set()).add(module)
+    for layout in LAYOUTS:
+        if layout.package.startswith("torch."):
+            owner = importlib.import_module(layout.package)
+            assert all(hasattr(owner, name) for name in layout.classes), layout.classes
+        if layout.package and not layout.package.startswith("transformers."):
+            continue  # timm is not installed with the tests
+        for name in layout.classes:
+            known = name in OLDER or (name.endswith(KERNELS) and layout.package == "")
+            assert known or any(module.startswith(layout.package) for module in defined.get(name, ())), name
+            assert len(name) > 3, f"{name!r} is a letter of a class name"

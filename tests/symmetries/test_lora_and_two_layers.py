@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
-    LAYOUTS,
     Match,
     Matcher,
     Proof,
@@ -26,7 +23,7 @@ from quotient_manifolds.symmetries import (
     neurons,
     prove_symmetries,
 )
-from tests.models import attend, noise
+from tests.models import noise
 from tests.small_models import build
 
 
@@ -268,87 +265,6 @@ def test_a_bulge_is_no_bottleneck() -> None:
     assert "the middle is wider than an end" in found.refused[0].reason
 
 
-# --- attention by its shape ------------------------------------------------------------------------------------------
-
-
-class Attention(nn.Module):
-    """Vision attention with one fused projection, in the manner of timm."""
-
-    def __init__(self, *, norm: bool = False) -> None:
-        super().__init__()
-        self.num_heads = 3
-        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
-        self.q_norm, self.k_norm, self.norm = (nn.LayerNorm(4) if norm else nn.Identity() for _ in range(3))
-        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).unbind(-3)
-        q, k = self.q_norm(q), self.k_norm(k)
-        return self.proj_drop(self.proj(attend(q.flatten(-2), k.flatten(-2), v.flatten(-2), 3)))
-
-
-TimmAttention = type("Attention", (Attention,), {"__module__": "timm.models.vision_transformer"})
-
-
-def test_the_fused_attention_of_timm() -> None:
-    model = nn.Sequential(TimmAttention()).eval()
-    found = find_symmetries(model)
-    assert [(pair.name, pair.group, pair.n, pair.m) for pair in found.pairs] == [
-        ("0 query/key", "GL(4)^3", 13, 13),
-        ("0 value/output", "GL(4)^3", 13, 12),
-    ]
-    proof_of(model, noise(2, 5, 12), found)
-    normed = find_symmetries(nn.Sequential(TimmAttention(norm=True)))
-    assert [refusal.kind for refusal in normed.refused] == ["query/key", "value/output"]
-    assert normed.pairs == ()
-    assert "no known layout" in find_symmetries(nn.Sequential(Attention())).unrecognised[0]
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("query", "key", "value"), ("q_proj", "k_proj", "v_proj"), ("to_q", "to_k", "to_v"), ("Wq", "Wk", "Wv"), ("qkv",)],
-)
-def test_unnamed_attention_is_detected_by_its_projections(names: tuple[str, ...]) -> None:
-    mixer = type("Mixer", (nn.Module,), {})()
-    for name in names:
-        mixer.add_module(name, nn.Linear(4, 4))
-    found = find_symmetries(nn.ModuleDict({"block": nn.ModuleDict({"mix": mixer})}))
-    assert found.unrecognised == ("block.mix (Mixer): no known layout is for this class",)
-
-
-def test_what_has_no_projections_is_no_attention() -> None:
-    mixer = type("Mixer", (nn.Module,), {})()
-    for name in ("key", "value", "norm"):
-        mixer.add_module(name, nn.Linear(4, 4))
-    assert find_symmetries(nn.Sequential(mixer)).unrecognised == ()
-
-
-# --- the table itself ------------------------------------------------------------------------------------------------
-
-OLDER = {"MultiHeadSelfAttention": "DistilBERT's class in transformers 4"}
-KERNELS = ("SdpaAttention", "FlashAttention2")  # transformers 4 had a class for each kernel of a family
-
-
-def test_every_class_of_the_table_exists() -> None:
-    transformers = pytest.importorskip("transformers")
-    root = Path(transformers.__file__).parent
-    defined: dict[str, set[str]] = {}
-    for file in (root / "models").rglob("model*.py"):
-        module = ".".join((root.name, *file.relative_to(root).with_suffix("").parts))
-        for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE):
-            defined.setdefault(name, set()).add(module)
-    for layout in LAYOUTS:
-        if layout.package.startswith("torch."):
-            owner = importlib.import_module(layout.package)
-            assert all(hasattr(owner, name) for name in layout.classes), layout.classes
-        if layout.package and not layout.package.startswith("transformers."):
-            continue  # timm is not installed with the tests
-        for name in layout.classes:
-            known = name in OLDER or (name.endswith(KERNELS) and layout.package == "")
-            assert known or any(module.startswith(layout.package) for module in defined.get(name, ())), name
-            assert len(name) > 3, f"{name!r} is a letter of a class name"
-
-
 def test_a_matcher_is_asked_about_every_module() -> None:
     asked: list[str] = []
 
@@ -356,5 +272,5 @@ def test_a_matcher_is_asked_about_every_module() -> None:
         asked.append(name)
         return None
 
-    find_symmetries(nn.Sequential(TimmAttention()), matchers=(curious,))
-    assert asked[:3] == ["", "0", "0.qkv"]
+    find_symmetries(nn.Sequential(nn.Sequential(nn.Linear(2, 2))), matchers=(curious,))
+    assert asked[:3] == ["", "0", "0.0"]

@@ -19,9 +19,8 @@ from quotient_manifolds.symmetries import (
     random_move,
     without_biases,
 )
-from tests.models import MODELS, noise
+from tests.models import BY_NAME, IDS, llama, noise
 
-BY_NAME = {case.name: case for case in MODELS}
 EVERYWHERE = (
     "torch",
     "torch with separate weights, the whole model",
@@ -30,20 +29,6 @@ EVERYWHERE = (
     "GPT-2",
     "CLIP, both towers",
 )
-
-
-def llama(**settings: object) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **settings)).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.2 * torch.randn_like(w)
-    return model
-
-
-IDS = {"input_ids": torch.arange(3, 15)[None]}
 
 
 # --- what is found and proved ----------------------------------------------------------------------------------------
