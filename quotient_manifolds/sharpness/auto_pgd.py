@@ -1,4 +1,4 @@
-"""Auto-PGD in a ball (Croce & Hein, "Reliable evaluation of adversarial robustness", arXiv 2003.01690, Alg. 1).
+"""Maximise a function in a ball by Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1).
 
 The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
 linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps:
@@ -179,7 +179,7 @@ class AutoPGD:
 
 @final
 class _Climb:
-    """One ascent from one start: the state between its steps.
+    """Climb once from one start, and hold the state between its steps.
 
     Points are never copied: at most three buffers hold the current, the previous and the best point, by reference.
     """

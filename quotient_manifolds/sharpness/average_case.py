@@ -1,4 +1,4 @@
-"""Average-case sharpness in any geometry."""
+"""Estimate average-case sharpness in any geometry."""
 
 from __future__ import annotations
 

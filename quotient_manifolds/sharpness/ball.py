@@ -1,4 +1,4 @@
-"""The balls that the ascent climbs in: for each norm the steepest step, the nearest point, a random one."""
+"""Describe the balls that the ascent climbs in: for each norm the steepest step, the nearest point, a random one."""
 
 from __future__ import annotations
 

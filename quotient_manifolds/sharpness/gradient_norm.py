@@ -1,4 +1,4 @@
-"""The norm of the loss's gradient in any geometry."""
+"""Measure the norm of the loss's gradient in any geometry."""
 
 from __future__ import annotations
 

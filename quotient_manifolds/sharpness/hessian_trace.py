@@ -1,4 +1,4 @@
-"""The trace of the loss's Hessian in any geometry, by Hutchinson's estimator."""
+"""Estimate the trace of the loss's Hessian in any geometry, by Hutchinson's estimator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ascent of the released adaptive-sharpness code (Andriushchenko et al., arXiv 2302.07011), to redo its numbers.
+"""Repeat the ascent of the released adaptive-sharpness code (Andriushchenko et al., arXiv 2302.07011).
 
 What it does, step by step, with x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the loss:
 
@@ -123,7 +123,7 @@ def legacy_sharpness(
 @final
 @dataclass(frozen=True)
 class _Climb:
-    """The best point found, its loss, and the losses of all iterations, start first."""
+    """Hold the best point found, its loss, and the losses of all iterations, start first."""
 
     x: Params
     best: float
@@ -162,7 +162,7 @@ def _climb(objective: BatchObjective, ball: _Ball, start: Params, steps: int, ba
 @final
 @dataclass(frozen=True)
 class _Ball:
-    """{x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
+    """Describe {x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
 
     c: Params
     radius: float

@@ -1,4 +1,4 @@
-"""Losses of a model on a batch: any callable loss(model, batch) -> scalar tensor; cross-entropy is the default."""
+"""Compute losses of a model on a batch: any callable loss(model, batch) -> scalar tensor may be one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 Loss = Callable[[nn.Module, Any], Tensor]
 IGNORED = -100  # torch's and Hugging Face's label for "does not count"
+_FLOOR = 1e-10  # of the length that logits are divided by: equal logits stay equal
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -70,7 +71,7 @@ def _with_labels(batch: Any) -> Any:
 
 
 def _causal(model: nn.Module) -> str | None:
-    """The class name of a causal language model of Hugging Face, also compiled or with its logits normalised."""
+    """Return the class name of a causal language model of Hugging Face, also compiled or with its logits normalised."""
     for wrapper in ("wrapped", "_orig_mod"):
         model = getattr(model, wrapper, model)
     kind = type(model).__name__
@@ -78,7 +79,7 @@ def _causal(model: nn.Module) -> str | None:
 
 
 def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Logits (n, classes) and labels (n,) of the labels of a batch that count. Batches as for `cross_entropy`."""
+    """Return logits (n, classes) and labels (n,) where the labels of a batch count; batches as for `cross_entropy`."""
     inputs, labels = inputs_and_labels(batch)
     logits = _logits(model, inputs)
     _check_labels(labels, logits)
@@ -93,6 +94,7 @@ def _logits(model: nn.Module, inputs: Any) -> Tensor:
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
+    """Return what the model is called with and the labels; ValueError or TypeError for a batch that has none."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise ValueError(f'A dict batch needs a "labels" entry. Found {sorted(map(str, batch))}')
@@ -106,6 +108,7 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
 
 
 def logits_of(output: Any) -> Tensor:
+    """Return the logits in what a model returned: a tensor, a mapping with "logits", or a tuple they come first in."""
     if isinstance(output, Mapping):
         if "logits" not in output:
             raise ValueError(f'The model\'s output needs "logits". Found {sorted(map(str, output))}; pass a loss')
@@ -132,9 +135,6 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
 
 
-_FLOOR = 1e-10
-
-
 def normalised_logits(loss: Loss) -> Loss:
     """Return a loss like `loss`, of logits that are centred and scaled to length 1 (Andriushchenko et al., 2023).
 
@@ -159,7 +159,7 @@ def normalised_logits(loss: Loss) -> Loss:
 
 @final
 class _Normalised(nn.Module):
-    """The model with its logits normalised; lives for one evaluation of the loss."""
+    """Call the model and normalise its logits; lives for one evaluation of the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

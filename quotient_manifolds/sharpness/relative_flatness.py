@@ -1,4 +1,4 @@
-"""Relative flatness of one linear layer (Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021)."""
+"""Compute the relative flatness of one linear layer (Petzka et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def relative_flatness(
 
     Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed"), if the layer's weight
     is shared with another module, or what `worst_case_sharpness` refuses. progress counts forward or backward passes.
+
+    Source: Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021.
     """
     return RelativeFlatness(layer, method).of(model, loss, batches, progress)
 

@@ -1,4 +1,4 @@
-"""What a measure returns: its value on every batch, the mean over them, and how it is kept as JSON."""
+"""Hold what a measure returns: its value on every batch, the mean over them, and the JSON files that keep them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
@@ -30,7 +30,7 @@ CONVERGED = 0.05
 @final
 @dataclass(frozen=True)
 class BatchResult:
-    """One measure of one model on one batch: plain numbers.
+    """Hold one measure of one model on one batch, in plain numbers.
 
     value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
     |H v - value v| of an eigenpair. losses: those of the best climb, its start first. norm: the length of the worst
@@ -56,11 +56,12 @@ class BatchResult:
 
     @property
     def beyond_reach(self) -> bool:
+        """Say whether truncated geodesics were followed further than their reach."""
         return self.reach is not None and self.reach_limit is not None and self.reach > self.reach_limit
 
     @property
     def late_rise(self) -> float | None:
-        """How much of the rise of the best climb, best loss over L(w), its last quarter of steps made; None for none.
+        """Return how much of the rise of the best climb its last quarter of steps made; None where nothing climbed.
 
         A climb that still rises there has not converged: the maximum is larger than what was found.
         """
@@ -71,12 +72,12 @@ class BatchResult:
         return max(0.0, max(self.losses) - max(*early, self.base_loss))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return plain JSON types."""
         return {**asdict(self), "losses": list(self.losses)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """The inverse of `to_dict`. Raises ValueError for missing or unknown keys; reach and spacing may be missing."""
+        """Invert `to_dict`. Raises ValueError for missing or unknown keys; reach and spacing may be missing."""
         record = {"reach": None, "reach_limit": None, "spacing": None, **record}
         _check_keys("value on a batch", {each.name for each in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
@@ -85,7 +86,7 @@ class BatchResult:
 @final
 @dataclass(frozen=True)
 class MeasureResult:
-    """One measure of one model: per batch, and its mean over batches.
+    """Hold one measure of one model: what it is on every batch, and its mean over batches.
 
     geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict` (None in records of
     versions that did not keep it). settings: the other arguments of the call. `save` and `load` are inverse to each
@@ -101,56 +102,62 @@ class MeasureResult:
 
     @property
     def values(self) -> tuple[float, ...]:
+        """Return the measure on every batch."""
         return tuple(each.value for each in self.batches)
 
     @property
     def base_losses(self) -> tuple[float, ...]:
+        """Return L(w) on every batch."""
         return tuple(each.base_loss for each in self.batches)
 
     @property
     def mean(self) -> float:
-        """Over batches, each counting the same."""
+        """Return the mean over batches, each counting the same."""
         return mean_and_error(self.values)[0]
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean. Over batches if there are several; random directions are drawn anew for each, so their scatter
-        is in it. For a single batch that of the directions alone, None where nothing is random."""
+        """Return the standard error of the mean.
+
+        It is that over batches if there are several: random directions are drawn anew for each, so their scatter is in
+        it. For a single batch that of the directions alone, None where nothing is random.
+        """
         error = mean_and_error(self.values)[1]
         return self.batches[0].standard_error if error is None else error
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """Per batch, what the value itself is uncertain by: standard error over directions, or residual; else None."""
+        """Return by what every batch's own value is uncertain: standard error over directions, residual, or None."""
         return tuple(each.residual if each.standard_error is None else each.standard_error for each in self.batches)
 
     @property
     def loss_steps(self) -> tuple[tuple[float, ...], ...]:
-        """Per batch, the losses of the best climb, its start first."""
+        """Return, for every batch, the losses of the best climb, its start first."""
         return tuple(each.losses for each in self.batches)
 
     @property
     def norms(self) -> tuple[float | None, ...]:
+        """Return, for every batch, the length of the worst direction."""
         return tuple(each.norm for each in self.batches)
 
     @property
     def critical_starts(self) -> tuple[int, ...]:
-        """The batches whose gradient at w was exactly 0."""
+        """Return which batches have a gradient at w that is exactly 0."""
         return tuple(index for index, each in enumerate(self.batches) if each.critical_start)
 
     @property
     def reach(self) -> float | None:
-        """The largest over batches, see `BatchResult`; None where no geodesic is truncated."""
+        """Return the largest `BatchResult.reach`; None where no geodesic is truncated."""
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
 
     @property
     def beyond_reach(self) -> tuple[int, ...]:
-        """The batches whose truncated geodesics may be far from the exact ones."""
+        """Return on which batches truncated geodesics may be far from the exact ones."""
         return tuple(index for index, each in enumerate(self.batches) if each.beyond_reach)
 
     @property
     def late_rise(self) -> float | None:
-        """The share of the rise, over all batches, that the climbs made in the last quarter of their steps.
+        """Return the share of the rise, over all batches, that the climbs made in the last quarter of their steps.
 
         None where nothing was climbed or nothing rose.
         """
@@ -159,8 +166,18 @@ class MeasureResult:
         return math.fsum(each.late_rise or 0.0 for each in climbed) / rise if rise > 0 else None
 
     @property
+    def forward_passes(self) -> int:
+        """Return how often the model was evaluated, on all batches."""
+        return sum(each.forward_passes for each in self.batches)
+
+    @property
+    def backward_passes(self) -> int:
+        """Return how often the loss was differentiated, on all batches."""
+        return sum(each.backward_passes for each in self.batches)
+
+    @property
     def truncation_warning(self) -> str | None:
-        """A sentence if truncated geodesics were followed further than they reach, else None."""
+        """Return a sentence if truncated geodesics were followed further than they reach, else None."""
         beyond = [self.batches[index] for index in self.beyond_reach]
         if not beyond:
             return None
@@ -172,7 +189,7 @@ class MeasureResult:
 
     @property
     def convergence_warning(self) -> str | None:
-        """A sentence if the climbs still rose by more than `CONVERGED` of the rise at their end, else None."""
+        """Return a sentence if the climbs still rose by more than `CONVERGED` of the rise at their end, else None."""
         share = self.late_rise
         if share is None or not share > CONVERGED:
             return None
@@ -183,7 +200,7 @@ class MeasureResult:
 
     @property
     def rounding_warning(self) -> str | None:
-        """A sentence if the values are less than `RESOLVED` spacings of the loss, else None."""
+        """Return a sentence if the values are less than `RESOLVED` spacings of the loss, else None."""
         spaced = [each for each in self.batches if each.spacing]
         rise = math.fsum(abs(max(each.losses) - each.base_loss if each.losses else each.value) for each in spaced)
         spacing = math.fsum(each.spacing or 0.0 for each in spaced)
@@ -196,22 +213,13 @@ class MeasureResult:
 
     @property
     def warning(self) -> str | None:
-        """All that a reader of the value must know, on one line; None if nothing."""
-        return (
-            ". ".join(filter(None, (self.truncation_warning, self.convergence_warning, self.rounding_warning))) or None
-        )
+        """Return all that a reader of the value must know, on one line; None if nothing."""
+        sentences = (self.truncation_warning, self.convergence_warning, self.rounding_warning)
+        return ". ".join(filter(None, sentences)) or None
 
     @property
     def _label(self) -> str:
         return f"{self.geometry} {self.measure} at radius {self.settings['radius']:g}"
-
-    @property
-    def forward_passes(self) -> int:
-        return sum(each.forward_passes for each in self.batches)
-
-    @property
-    def backward_passes(self) -> int:
-        return sum(each.backward_passes for each in self.batches)
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
@@ -221,7 +229,7 @@ class MeasureResult:
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, with the mean and its error for whoever reads the file."""
+        """Return plain JSON types, with the mean and its error for whoever reads the file."""
         return {
             "measure": self.measure,
             "geometry": self.geometry,
@@ -235,7 +243,7 @@ class MeasureResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> MeasureResult:
-        """The inverse of `to_dict`. Raises ValueError if other keys than geometry_settings are missing."""
+        """Invert `to_dict`. Raises ValueError if other keys than geometry_settings are missing."""
         if "results" in record:
             raise ValueError("This is a record of several measurements: read it with SharpnessRecord.load")
         record = {"geometry_settings": None, **record}
@@ -246,22 +254,22 @@ class MeasureResult:
 
     def save(self, path: str | Path) -> None:
         """Write the record as JSON, whole or not at all."""
-        write_text(Path(path), to_json(self.to_dict()))
+        _write(self.to_dict(), path)
 
     @classmethod
     def load(cls, path: str | Path) -> MeasureResult:
         """Read what `save` wrote. Raises ValueError for a file that is not the JSON of a measurement."""
-        return cls.from_dict(read_record(path))
+        return cls.from_dict(_read(path))
 
 
 @final
 @dataclass(frozen=True)
 class SharpnessRecord(Sequence[MeasureResult]):
-    """SharpnessRecord of one model, and what was measured; `save` and `load` are inverse to each other.
+    """Hold several results of one model, and what was measured; `save` and `load` are inverse to each other.
 
     model, data: where they came from. settings: how the model was run and how batches were made, as dtype and
-    batch_size. at: for each measurement what tells it from the others besides measure, geometry and settings, as the
-    scale of a move along the orbit; empty where nothing does. asked: how many measurements were asked for, more than
+    batch_size. at: for each result what tells it from the others besides measure, geometry and settings, as the
+    scale of a move along the orbit; empty where nothing does. asked: how many results were asked for, more than
     there are in the file of a run that was interrupted.
     """
 
@@ -281,13 +289,7 @@ class SharpnessRecord(Sequence[MeasureResult]):
     def __len__(self) -> int:
         return len(self.results)
 
-    @overload
-    def __getitem__(self, index: int) -> MeasureResult: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[MeasureResult, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> MeasureResult | tuple[MeasureResult, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self.results[index]
 
     def __iter__(self) -> Iterator[MeasureResult]:
@@ -295,39 +297,45 @@ class SharpnessRecord(Sequence[MeasureResult]):
 
     @property
     def complete(self) -> bool:
-        """Whether all measurements that were asked for are there."""
+        """Say whether all results that were asked for are there."""
         return self.asked is None or len(self.results) >= self.asked
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of the values must know, a sentence each."""
+        """Return what a reader of the values must know, a sentence each."""
         return tuple(each.warning for each in self.results if each.warning is not None)
 
-    def with_result(self, found: MeasureResult, **at: Setting | None) -> SharpnessRecord:
+    @property
+    def _placed(self) -> Iterator[tuple[Mapping[str, Setting | None], MeasureResult]]:
+        return zip(self.at or ({},) * len(self), self.results, strict=True)
+
+    def with_result(self, result: MeasureResult, **at: Setting | None) -> SharpnessRecord:
         """Return these and one more; `at` says what tells it from the others."""
-        places = (*(self.at or ({},) * len(self)), at)
-        return replace(self, results=(*self.results, found), at=places if any(places) else ())
+        places = (*(place for place, _ in self._placed), at)
+        return replace(self, results=(*self.results, result), at=places if any(places) else ())
 
     def frame(self, *, batches: bool = False) -> DataFrame:
-        """Return a row for every measurement, or with `batches` for every measurement on every batch.
+        """Return a row for every result, or with `batches` for every result on every batch.
 
         Columns: model, what `at` says, measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those
         of the measure, and the numbers: mean, standard_error, ..., or value, base_loss, ... on the batch. Raises
         ImportError where pandas is not installed.
         """
-        places: Sequence[Mapping[str, Any]] = self.at or [{} for _ in self.results]
         rows: list[dict[str, Any]] = []
-        for place, each in zip(places, self.results, strict=True):
-            known = {"model": self.model, **place, **_identity(each)}
-            if batches:
-                rows += [{**known, "batch": index, **_numbers(found)} for index, found in enumerate(each.batches)]
-            else:
+        for place, each in self._placed:
+            known = {"model": self.model, **place, "measure": each.measure, "geometry": each.geometry}
+            known |= {f"geometry.{key}": value for key, value in (each.geometry_settings or {}).items()}
+            known |= {f"settings.{key}": value for key, value in each.settings.items()}
+            if not batches:
                 rows.append({**known, **_summary(each)})
+                continue
+            for index, found in enumerate(each.batches):
+                numbers = {key: value for key, value in found.to_dict().items() if key != "losses"}
+                rows.append({**known, "batch": index, **numbers})
         return data_frame(rows, ["model", "measure", "geometry"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
-        places: Sequence[Mapping[str, Any]] = self.at or [{} for _ in self.results]
         return {
             "format": FORMAT,
             "version": self.version,
@@ -336,27 +344,23 @@ class SharpnessRecord(Sequence[MeasureResult]):
             "data": self.data,
             "settings": dict(self.settings),
             "asked": len(self) if self.asked is None else self.asked,
-            "results": [
-                {**each.to_dict(), **({"at": dict(place)} if place else {})}
-                for place, each in zip(places, self.results, strict=True)
-            ],
+            "results": [{**each.to_dict(), **({"at": dict(at)} if at else {})} for at, each in self._placed],
         }
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SharpnessRecord:
-        """Return the inverse of `to_dict`; the files of earlier versions and a single `MeasureResult` are read too.
+        """Invert `to_dict`; the files of earlier versions and a single `MeasureResult` are read too.
 
         Raises ValueError for anything else.
         """
         if "batches" in record:
             return cls((MeasureResult.from_dict(record),), model="", version=str(record.get("version")))
         if "results" not in record or "model" not in record:
-            old = (
-                "; it holds ratios along an orbit as earlier versions wrote them: measure again"
-                if "rows" in record
-                else ""
+            old = "; it holds ratios along an orbit as earlier versions wrote them: measure again"
+            raise ValueError(
+                f"Not a record of measurements: expected model and results, found {sorted(record)}"
+                f"{old if 'rows' in record else ''}"
             )
-            raise ValueError(f"Not a record of measurements: expected model and results, found {sorted(record)}{old}")
         if record.get("format", FORMAT) != FORMAT:
             raise ValueError(f"Expected measurements of format {FORMAT}. Found {record['format']!r}")
         results = [dict(each) for each in record["results"]]
@@ -377,51 +381,48 @@ class SharpnessRecord(Sequence[MeasureResult]):
 
     def save(self, path: str | Path) -> None:
         """Write the record as JSON, whole or not at all."""
-        write_text(Path(path), to_json(self.to_dict()))
+        _write(self.to_dict(), path)
 
     @classmethod
     def load(cls, path: str | Path) -> SharpnessRecord:
         """Read what `save` or a command wrote. Raises ValueError, one sentence, for any other file."""
-        record = read_record(path)
+        record = _read(path)
         try:
             return cls.from_dict(record)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} holds no measurements: {error}") from error
 
 
-def _identity(each: MeasureResult) -> dict[str, Any]:
-    geometry = {f"geometry.{key}": value for key, value in (each.geometry_settings or {}).items()}
-    settings = {f"settings.{key}": value for key, value in each.settings.items()}
-    return {"measure": each.measure, "geometry": each.geometry, **geometry, **settings}
-
-
-def _summary(each: MeasureResult) -> dict[str, Any]:
+def _summary(result: MeasureResult) -> dict[str, Any]:
     return {
-        "mean": each.mean,
-        "standard_error": each.standard_error,
-        "batches": len(each.batches),
-        "base_loss": sum(each.base_losses) / len(each.batches),
-        "late_rise": each.late_rise,
-        "reach": each.reach,
-        "beyond_reach": len(each.beyond_reach),
-        "forward_passes": each.forward_passes,
-        "backward_passes": each.backward_passes,
-        "warning": each.warning,
+        "mean": result.mean,
+        "standard_error": result.standard_error,
+        "batches": len(result.batches),
+        "base_loss": sum(result.base_losses) / len(result.batches),
+        "late_rise": result.late_rise,
+        "reach": result.reach,
+        "beyond_reach": len(result.beyond_reach),
+        "forward_passes": result.forward_passes,
+        "backward_passes": result.backward_passes,
+        "warning": result.warning,
     }
 
 
-def _numbers(found: BatchResult) -> dict[str, Any]:
-    record = found.to_dict()
-    return {key: value for key, value in record.items() if key != "losses"}
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and its standard error s / sqrt(n), s the sample standard deviation; None for n = 1."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
-def to_json(record: Mapping[str, Any]) -> str:
-    """Return the text of a record's file; a number that is not finite is a ValueError."""
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+def _write(record: Mapping[str, Any], path: str | Path) -> None:
+    """Write a JSON file; a number that is not finite is a ValueError."""
+    write_text(Path(path), json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def read_record(path: str | Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ValueError if it holds none."""
+def _read(path: str | Path) -> dict[str, Any]:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -429,15 +430,6 @@ def read_record(path: str | Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
     return record
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error s / sqrt(n), with s the sample standard deviation; None for n = 1."""
-    n = len(values)
-    mean = math.fsum(values) / n
-    if n == 1:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
 
 
 def _check_keys(kind: str, expected: set[str], record: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The largest eigenvalue of the loss's Hessian in any geometry, by Lanczos (ARPACK)."""
+"""Compute the largest eigenvalue of the loss's Hessian in any geometry, by Lanczos (ARPACK)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far truncated geodesics lead the loss away from the exact ones, where worst-case sharpness is measured."""
+"""Measure how far truncated geodesics lead the loss away from the exact ones, where sharpness is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algebra of dicts of tensors as one long vector: few passes over memory, sums accurate in float32.
+"""Compute with dicts of tensors as with one long vector: few passes over memory, sums accurate in float32.
 
 A step of the ascent reads and writes several vectors as long as the model has weights. Written tensor by tensor and
 operation by operation it takes ten passes over memory or more; here it takes one or two, on pieces that stay in a

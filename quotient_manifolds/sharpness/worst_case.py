@@ -1,4 +1,4 @@
-"""Worst-case sharpness in any geometry [paper, Eq. 3 and Algorithm 1]."""
+"""Measure worst-case sharpness in any geometry [paper, Eq. 3 and Algorithm 1]."""
 
 from __future__ import annotations
 
