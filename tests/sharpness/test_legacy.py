@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import MeasureResult, legacy_sharpness
+from quotient_manifolds.sharpness import legacy_sharpness
 from quotient_manifolds.sharpness.legacy import _Ball, legacy_checkpoints
 
 W = [1.5, -0.5, 2.0]
@@ -141,17 +140,6 @@ def test_the_best_of_all_climbs_counts(norm: Any) -> None:
         assert all(length is not None and length <= 2.0 * (1 + 1e-9) for length in more.norms)
     assert seen == [(done, 2 * 6 * 8) for done in range(1, 97)]
     assert (more.forward_passes, more.backward_passes) == (96, 48)
-
-
-def test_the_record_is_that_of_the_worst_case_and_the_model_is_untouched(tmp_path: Path) -> None:
-    model = Point(W)
-    result = legacy_sharpness(model, hill, [batch(0.3), batch(0.5)], geometry=Adaptive(0.01), radius=0.1, steps=3)
-    assert (result.measure, result.geometry) == ("legacy worst-case sharpness", "adaptive (eta 0.01)")
-    assert result.standard_error == pytest.approx(abs(result.values[0] - result.values[1]) / 2)
-    result.save(tmp_path / "x.json")
-    assert MeasureResult.load(tmp_path / "x.json") == result
-    assert model.w.tolist() == W
-    assert model.w.grad is None
 
 
 def test_random_starts_are_as_released() -> None:

@@ -153,22 +153,6 @@ def test_losses_that_cannot_be_measured(loss: qm.sharpness.Loss) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("measure", "settings"),
-    [
-        (qm.worst_case_sharpness, {"radius": 0.1}),
-        (qm.average_case_sharpness, {"radius": 0.1}),
-        (qm.legacy_sharpness, {"radius": 0.1}),
-        (qm.hessian_trace, {}),
-        (qm.top_eigenvalue, {}),
-    ],
-)
-@pytest.mark.parametrize("seed", [1.5, "1", None, -1, True, float("nan")])
-def test_seeds_are_whole_numbers(measure: object, settings: dict[str, float], seed: object) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number"):
-        measure(linear(), qm.cross_entropy, DATA, geometry="adaptive", seed=seed, **settings)
-
-
 @pytest.mark.parametrize("geometry", ["geodesic", None, True, qm.Quotient, 3 + 1j, float("nan")])
 def test_what_is_no_geometry(geometry: object) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import inspect
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,9 +22,11 @@ from quotient_manifolds.sharpness import (
     cross_entropy,
     gradient_norm,
     hessian_trace,
+    legacy_sharpness,
     normalised_logits,
     relative_flatness,
     top_eigenvalue,
+    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -37,6 +39,7 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     random_move,
 )
+from quotient_manifolds.version import VERSION
 
 Batch = tuple[Tensor, Tensor]
 Measure = Callable[..., MeasureResult]
@@ -237,7 +240,10 @@ def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
+    "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
     "average": (average_case_sharpness, {"radius": 0.1, "samples": 2, "geometry": Adaptive()}),
+    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "restarts": 1, "geometry": Adaptive(0.01)}),
+    "truncation": (truncation_error, {"radius": 0.02, "steps": 20, "geometry": Quotient("mix")}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
     "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
@@ -252,14 +258,16 @@ def test_records_last_and_the_model_is_untouched(
 ) -> None:
     measure, settings = MEASURES[name]
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with torch.no_grad():  # gradients are turned on where they are needed
-        result = measure(model, cross_entropy, batches, **settings)
-    assert measure(model, cross_entropy, batches, **settings) == result
+    result = measure(model, cross_entropy, batches, **settings)
+    for gradients_off in (torch.no_grad, torch.inference_mode):  # they are turned on where they are needed
+        with gradients_off():
+            assert measure(model, cross_entropy, batches, **settings) == result
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(w.grad is None for w in model.parameters())
-    result.save(tmp_path / "result.json")
-    assert MeasureResult.load(tmp_path / "result.json") == result
-    assert MeasureResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+    for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
+        some.save(tmp_path / "result.json")
+        assert MeasureResult.load(tmp_path / "result.json") == some
+        assert some.version == VERSION
     assert len(result.values) == 3
     assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
     assert result.measure in str(result)
@@ -298,13 +306,6 @@ def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: 
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         MeasureResult.load(tmp_path / "x.json")
-
-
-def test_settings_are_checked(model: Classifier, batches: list[Batch]) -> None:
-    with pytest.raises(ValueError, match=r"samples must be a whole number, at least 2\. Found 1"):
-        average_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, samples=1)
-    with pytest.raises(ValueError, match=r"radius must be a positive finite number\. Found 0"):
-        average_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0)
 
 
 def scaled_hessian(geometry: Geometry, batch: Tensor) -> Tensor:
@@ -449,17 +450,6 @@ def test_a_network_without_second_derivatives_is_measured_by_differences() -> No
         top_eigenvalue(model, attention, [True], geometry=Euclidean())
 
 
-def test_settings_of_curvature_are_checked(model: Classifier, batches: list[Batch]) -> None:
-    for measure, settings, message in (
-        (hessian_trace, {"samples": 1}, r"samples must be a whole number, at least 2\. Found 1"),
-        (hessian_trace, {"products": "guess"}, "products must be one of exact, difference"),
-        (top_eigenvalue, {"tolerance": 0}, "tolerance must be a number between 0 and 1. Found 0"),
-        (top_eigenvalue, {"restarts": 0}, "restarts must be a whole number"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            measure(model, cross_entropy, batches, geometry=Adaptive(), **settings)  # type: ignore[operator]
-
-
 def test_lanczos_that_does_not_converge_is_an_error() -> None:
     curvature = torch.linspace(0, 1, 1000, dtype=torch.float64)
 
@@ -568,6 +558,36 @@ def test_radii_of_a_profile_are_checked(model: Classifier, batches: list[Batch])
             worst_case_profile(model, cross_entropy, batches, geometry=Euclidean(), radii=radii)
 
 
+@pytest.mark.parametrize("name", [name for name, (_, settings) in MEASURES.items() if "layer" not in settings])
+def test_settings_that_are_none_are_refused(name: str, model: Classifier, batches: list[Batch]) -> None:
+    """Settings of one name are checked alike in all measures that have it."""
+    measure, settings = MEASURES[name]
+    arguments = inspect.signature(measure).parameters
+    for setting, values, message in (
+        ("seed", (1.5, "1", None, -1, True, math.nan), "seed must be a whole number, at least 0"),
+        ("radius", (0, -1.0, math.nan, math.inf, True), "radius must be a positive finite number"),
+        ("samples", (1,), r"samples must be a whole number, at least 2\. Found 1"),
+        ("steps", (0,), r"steps must be a whole number, at least 1\. Found 0"),
+        ("restarts", (-1, 0.5), "restarts must be a whole number"),
+        ("products", ("guess",), "products must be one of exact, difference"),
+        ("tolerance", (-0.1, 1.0), "tolerance must"),
+    ):
+        for value in values if setting in arguments else ():
+            with pytest.raises(ValueError, match=message):
+                measure(model, cross_entropy, batches, **settings | {setting: value})
+
+
+def test_curvatures_need_an_inner_product_and_lanczos_a_tolerance_and_a_restart(
+    model: Classifier, batches: list[Batch]
+) -> None:
+    for measure in (hessian_trace, top_eigenvalue):
+        with pytest.raises(ValueError, match="needs an inner product, which euclidean linf has none of"):
+            measure(model, cross_entropy, batches, geometry=Euclidean(norm="linf"))
+    for settings, message in (({"tolerance": 0}, "between 0 and 1. Found 0"), ({"restarts": 0}, "at least 1. Found 0")):
+        with pytest.raises(ValueError, match=message):
+            top_eigenvalue(model, cross_entropy, batches, geometry=Adaptive(), **settings)  # type: ignore[arg-type]
+
+
 def test_a_climb_that_has_converged_stops_early(model: Classifier, batches: list[Batch]) -> None:
     arguments: dict[str, Any] = {"geometry": Adaptive(), "radius": 0.1, "steps": 60}
     full = worst_case_sharpness(model, cross_entropy, batches, **arguments)
@@ -584,12 +604,6 @@ def test_the_gradient_norm_of_a_box_is_the_dual_one(model: Classifier, batches: 
     scaled = [w.detach().abs() * g.abs() for w, g in zip(named.values(), grads, strict=True) if g is not None]
     result = gradient_norm(model, cross_entropy, batches[:1], geometry=Adaptive(norm="linf"))
     assert result.mean == pytest.approx(float(sum(each.sum() for each in scaled)))
-
-
-@pytest.mark.parametrize("measure", [hessian_trace, top_eigenvalue])
-def test_a_box_has_no_hessian(measure: Measure, model: Classifier, batches: list[Batch]) -> None:
-    with pytest.raises(ValueError, match="needs an inner product, which euclidean linf has none of"):
-        measure(model, cross_entropy, batches, geometry=Euclidean(norm="linf"))
 
 
 def test_the_average_over_a_box_is_uniform() -> None:
