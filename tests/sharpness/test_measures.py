@@ -36,49 +36,13 @@ from quotient_manifolds.symmetries import (
     Params,
     SymmetricPair,
     Symmetries,
-    find_symmetries,
-    random_move,
 )
 from quotient_manifolds.version import VERSION
+from tests.classifiers import Batch, Classifier, moved
 
-Batch = tuple[Tensor, Tensor]
 Measure = Callable[..., MeasureResult]
 
 GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
-
-
-class Classifier(nn.Module):
-    """Attention, a head, and a parameter that the loss does not use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 3)
-        self.unused = nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
-
-
-@pytest.fixture
-def model() -> Classifier:
-    classifier = Classifier().double().eval()
-    with torch.no_grad():
-        for w in classifier.parameters():
-            w.add_(0.5 * torch.randn_like(w))
-    return classifier
-
-
-@pytest.fixture
-def batches() -> list[Batch]:
-    return [(torch.randn(4, 3, 4, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
-
-
-def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
-    other = copy.deepcopy(model)
-    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
-    other.load_state_dict(elsewhere, strict=False)
-    return other
 
 
 class Point(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Callable
@@ -17,10 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
-from quotient_manifolds.symmetries import Params, find_symmetries, random_move
+from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
-
-Batch = tuple[Tensor, Tensor]
+from tests.classifiers import Batch, moved, shaken
 
 
 class Classifier(nn.Module):
@@ -41,11 +39,7 @@ class Classifier(nn.Module):
 
 @pytest.fixture
 def model() -> Classifier:
-    classifier = Classifier().double().eval()
-    with torch.no_grad():
-        for w in classifier.parameters():
-            w.add_(0.05 * torch.randn_like(w))
-    return classifier
+    return shaken(Classifier(), 0.05)
 
 
 @pytest.fixture
@@ -63,13 +57,6 @@ def assert_untouched(model: nn.Module, before: Params) -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert all(w.grad is None for w in model.parameters())
     assert not any(module.training for module in model.modules())
-
-
-def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
-    other = copy.deepcopy(model)
-    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
-    other.load_state_dict(elsewhere, strict=False)
-    return other
 
 
 @pytest.mark.parametrize("order", ["first", "second"])

@@ -1,0 +1,44 @@
+"""A small classifier with attention, and any model moved along its orbit."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import find_symmetries, random_move
+
+Batch = tuple[Tensor, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Classifier(nn.Module):
+    """Attention, a head, and a parameter that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def shaken(model: Model, size: float) -> Model:
+    """Return the model in float64 and eval mode, with noise added to parameters that start at 0 or 1."""
+    model = model.double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(size * torch.randn_like(w))
+    return model
+
+
+def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
+    """Return a copy of the model elsewhere on its orbit, but for translations."""
+    other = copy.deepcopy(model)
+    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
+    other.load_state_dict(elsewhere, strict=False)
+    return other
