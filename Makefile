@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= results/demo
-NAME ?= diagonal
+NAME ?= toy
 
 .DEFAULT_GOAL := help
 .PHONY: help run study test bench lint docs clean
@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)  ## the demonstration: a zoo of small transformers, measured, with a report in results/demo
 	$(BIN)/quotient-manifolds demo --out $(OUT)
 
-study: $(STAMP)  ## one of the studies, into results/NAME:  make study NAME=diagonal
+study: $(STAMP)  ## one of the studies, into results/NAME:  make study NAME=toy
 	PYTHONPATH=notebooks $(BIN)/python -m studies $(NAME) $(ARGS)
 
 test: $(STAMP)  ## all tests and doctests

@@ -7,9 +7,8 @@ released ascent takes two forward passes and one backward, one of the matched as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -20,12 +19,12 @@ from torch import nn
 
 from quotient_manifolds.demo.digits import Digits, load_digits
 from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
-from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import MeasureResult, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
+from studies.records import read_record, save_record
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -80,14 +79,11 @@ class Ascents:
         return float(np.median(ratios)), float(low), float(high)
 
     def save(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        save_record(path, self)
 
     @classmethod
     def load(cls, path: Path) -> Ascents:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            **{**record, "cases": tuple(Case(**case) for case in record["cases"]), "passes": (*record["passes"],)}
-        )
+        return read_record(cls, path)
 
 
 @one_thread()

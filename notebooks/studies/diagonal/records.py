@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from pydantic import ValidationError
 from scipy import stats
 
 from quotient_manifolds.files import write_text
 from studies.diagonal.networks import NETWORKS, Drawing, Setting
+from studies.records import from_json
 
 FAMILY_GEODESICS = ("second", "exact")
 FORMAT = 1  # of diagonal.json; raise when a reader of the old form would misread the new one
 
 Values = tuple[float | None, ...]
 Columns = dict[str, Values]
-
-COLUMNS = (
-    *("taus", "family", "cornered", "rises", "matches", "far", "truncation", "truncated", "agreement"),
-    "points",
-)
 
 SETTINGS = tuple(
     Setting(points, scales, rates)
@@ -129,22 +126,6 @@ class Cell:
     points: dict[str, tuple[float, ...]]
     seconds: float
 
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Cell:
-        def rows(name: str) -> dict[str, Any]:
-            return {key: tuple(values) for key, values in record[name].items()}
-
-        return cls(
-            **{
-                **record,
-                **{name: tuple(record[name]) for name in ("train_loss", "test_loss", "radii")},
-                **{name: rows(name) for name in COLUMNS},
-                "setting": _setting(record["setting"]),
-                "drawing": Drawing(**record["drawing"]),
-                "checks": {name: tuple(map(_check, found)) for name, found in record["checks"].items()},
-            }
-        )
-
 
 def family_name(t: float, geodesic: str) -> str:
     """How the columns of the family are called: "0.5 exact"."""
@@ -246,18 +227,12 @@ class DiagonalStudy:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(f"{path} must have format {FORMAT}. Found {record['format']!r}; run the study again")
-            cells = tuple(map(Cell.from_dict, record["cells"]))
-            return cls(plan_from_dict(record["plan"]), cells, record["command"], record["version"])
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+            return from_json(cls, record)
+        except (json.JSONDecodeError, UnicodeDecodeError, ValidationError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} must hold a study of diagonal networks. Found none ({type(error).__name__}: {error}); take a "
                 f"diagonal.json that the study wrote"
             ) from error
-
-
-def plan_from_dict(record: Mapping[str, Any]) -> Plan:
-    tuples = {name: tuple(record[name]) for name in ("radii", "profile", "family", "family_radii")}
-    return Plan(**{**record, **tuples, "settings": tuple(map(_setting, record["settings"]))})
 
 
 def to_json(record: Any) -> str:
@@ -270,12 +245,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def _setting(record: Mapping[str, Any]) -> Setting:
-    return Setting(record["points"], tuple(record["scales"]), tuple(record["rates"]))
-
-
-def _check(record: Mapping[str, Any]) -> Check:
-    bound = record["bound"]
-    return Check(record["tau"], tuple(record["found"]), None if bound is None else tuple(bound))

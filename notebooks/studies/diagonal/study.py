@@ -41,6 +41,7 @@ from studies.diagonal.records import (
     family_name,
     to_json,
 )
+from studies.records import from_json
 
 Floats = NDArray[np.float64]
 Climbs = dict[str, list[Climbed]]  # by measure, one a radius, of all networks
@@ -74,10 +75,10 @@ def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> 
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["identity"] == identity:
-            return Cell.from_dict(kept["cell"])
+            return from_json(Cell, kept["cell"])
     text = to_json({"identity": identity, "cell": asdict(measure_cell(plan, setting, seed))})
     write_text(file, text)
-    return Cell.from_dict(json.loads(text)["cell"])
+    return from_json(Cell, json.loads(text)["cell"])
 
 
 def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
+from studies.records import read_record, save_record
 from studies.toy.claims import Claim, judge
 from studies.toy.climb import climb
 from studies.toy.closed import MEASURES, first_term, sharpness
@@ -95,15 +94,11 @@ class Toy:
         return max((spread for spread in found if spread is not None), default=None)
 
     def save(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        save_record(path, self)
 
     @classmethod
     def load(cls, path: Path) -> Toy:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        kinds: dict[str, Any] = {"along": Along, "agreements": Agreement, "series": Series, "claims": Claim}
-        rows = {name: tuple(kind(**row) for row in record[name]) for name, kind in kinds.items()}
-        rows["along"] = tuple(replace(one, values=(*one.values,)) for one in rows["along"])
-        return cls(**{**record, **rows, "sizes": (*record["sizes"],)})
+        return read_record(cls, path)
 
 
 @one_thread()
