@@ -6,10 +6,11 @@ from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
+from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
 from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
-from quotient_manifolds.symmetries.prove import Evaluate, output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Symmetries
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons

@@ -1,0 +1,118 @@
+"""How much a model's outputs change from some parameters to others, and how much of that is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.replica import private_batch, replica, unchanged
+from quotient_manifolds.symmetries.pair import Params
+
+Evaluate = Callable[[nn.Module, Any], Any]
+"""(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
+
+STEP = 1e-6  # relative, of the third differences that show rounding
+
+
+class ModelOutputs:
+    """Evaluate a model as a function of its parameters on one input, and compare with what its own parameters give.
+
+    In float64, or without `double` in the model's own precision. Raises ValueError in train mode, and for outputs that
+    are NaN, not repeatable or hold no floating point tensor.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None, double: bool = True) -> None:
+        training = [name or "the model" for name, module in model.named_modules() if module.training]
+        if training:
+            raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+        self._model, self._evaluate = model, evaluate or _answer
+        self._cast = _double if double else unchanged
+        self._inputs = inputs
+        self.params: Params = {name: self._cast(value.detach()) for name, value in model.named_parameters()}
+        moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
+        self.precision = torch.float64 if double else moved
+        self.outputs = self.at({})
+        if not self.outputs:
+            raise ValueError("the model's output holds no floating point tensor that could be compared.")
+        if any(bool(torch.isnan(output).any()) for output in self.outputs):
+            raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
+        if self.change({}) > 1e-6:
+            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
+
+    def at(self, moved: Params) -> list[Tensor]:
+        """Return the floating point outputs with some parameters replaced."""
+        params = {name: value.clone() for name, value in (self.params | moved).items()}
+        model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
+        with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
+            outputs = _floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
+        return [output.detach() for output in outputs]
+
+    def compare_with(self, params: Params) -> None:
+        """Compare, from here on, with what these parameters give."""
+        self.params |= params
+        self.outputs = self.at({})
+
+    def change(self, moved: Params) -> float:
+        """Return the largest change of an output entry, relative to the largest finite entry of its tensor."""
+        return max(
+            (_relative(new - old, old, same=new == old) for new, old in zip(self.at(moved), self.outputs, strict=True)),
+            default=0.0,
+        )
+
+    def rounding_noise(self, names: Iterable[str], generator: torch.Generator) -> float:
+        """Estimate the outputs' rounding noise, from third differences along a random direction of these parameters.
+
+        A smooth function's third difference is O(STEP^3), far below rounding; what remains is noise, of variance
+        20 sigma^2. The step exceeds float32's spacing, so casts to float32 inside the model show. At least that of
+        the parameters' precision. A few numbers are too small a sample: then the largest of three directions counts.
+        """
+        few = sum(output.numel() for output in self.outputs) < 30
+        sizes = [self._third_difference(names, generator) for _ in range(3 if few else 1)]
+        return max(max(sizes) / 20**0.5, torch.finfo(self.precision).eps)
+
+    def _third_difference(self, names: Iterable[str], generator: torch.Generator) -> float:
+        direction = {}
+        for name in names:
+            value = self.params[name]
+            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+            direction[name] = noise
+        third = list(self.outputs)
+        for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
+            at = self.at({name: self.params[name] * (1 + count * STEP * along) for name, along in direction.items()})
+            third = [total + weight * value for total, value in zip(third, at, strict=True)]
+        infinite = [~torch.isfinite(old) for old in self.outputs]
+        return max(map(_relative, third, self.outputs, infinite))
+
+
+def _answer(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
+    """Return max |difference| / max |reference|, entries marked `same` (such as equal infinities) left out."""
+    finite = reference[torch.isfinite(reference)]
+    size = float(finite.abs().max()) if finite.numel() else 0.0
+    difference = difference.masked_fill(same, 0.0).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+    change = float(difference.max()) if difference.numel() else 0.0
+    return change / size if size > 0 else change
+
+
+def _double(value: Tensor) -> Tensor:
+    """Return a floating point tensor in float64, any other as it is."""
+    return value.double() if value.is_floating_point() else value
+
+
+def _floating(output: Any) -> list[Tensor]:
+    """Return the floating point tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        return [tensor for item in output.values() for tensor in _floating(item)]
+    if isinstance(output, (list, tuple)):
+        return [tensor for item in output for tensor in _floating(item)]
+    return []
