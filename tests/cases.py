@@ -248,3 +248,5 @@ CASES = INVARIANT + RELAXED
 
 VECTORS = [*(scale(d) for d in (2, 5)), *(translation(d) for d in (2, 5))]
 """Invariant metrics on points that are vectors. Translation acts on points only and leaves tangent vectors alone."""
+
+EVERY_BUILT_IN = [*CASES, *VECTORS]

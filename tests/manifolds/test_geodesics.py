@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError
-from tests.cases import CASES, INVARIANT, Case
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, TranslationQuotient
+from tests.cases import EVERY_BUILT_IN, INVARIANT, Case
 
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_case = pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
 
 
 def horizontal(case: Case, seed: int, length: float) -> tuple[Tensor, Tensor]:
@@ -73,9 +73,12 @@ def test_the_retraction_is_second_order(case: Case) -> None:
         ]
         for order in ("first", "second")
     }
-    assert math.log2(errors["first"][1] / errors["first"][2]) == pytest.approx(2, abs=0.15)
-    if case.dimension > 1 or case.manifold.metric == "mix" or errors["second"][0] > 1e-12:
-        assert math.log2(errors["second"][1] / errors["second"][2]) == pytest.approx(3, abs=0.15)
+    for order, power in (("first", 2), ("second", 3)):
+        if errors[order][0] > 1e-12:
+            assert math.log2(errors[order][1] / errors[order][2]) == pytest.approx(power, abs=0.15)
+        else:  # only lines, and quadratic curves in one dimension
+            curved = case.dimension > 1 or order == "first" or getattr(case.manifold, "metric", "") == "mix"
+            assert not curved or isinstance(case.manifold, TranslationQuotient)
 
 
 @every_case

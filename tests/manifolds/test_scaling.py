@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 
 import geoopt
 import pytest
@@ -30,40 +28,6 @@ def push(case: Case, A: Tensor, eta: Tensor) -> Tensor:
 def horizontal(case: Case, seed: int, *batch: int) -> tuple[Tensor, Tensor]:
     x = case.point(seed, *batch)
     return x, case.manifold.proju(x, case.vector(seed + 1, *batch))
-
-
-@every_case
-@settings(max_examples=10)
-@given(seed=seeds)
-def test_the_linear_algebra_is_the_dense_one(case: Case, seed: int) -> None:
-    x, eta, zeta = (case.vector(seed + i) for i in range(3))
-    space = case.manifold.at(x)
-    torch.testing.assert_close(space.inner(eta, zeta), case.metric(x, eta, zeta), **exact)
-    torch.testing.assert_close(space.norm(eta) ** 2, case.metric(x, eta, eta), **exact)
-    torch.testing.assert_close(space.proju(eta), case.project(x, eta), **exact)
-    raised = torch.linalg.solve(case.gram(x), eta)
-    torch.testing.assert_close(space.gradient(eta), case.project(x, raised), **exact)
-    torch.testing.assert_close(space.vector(space.coordinates(eta)), eta, **exact)
-
-
-@every_case
-def test_gradients_of_invariant_functions_are_horizontal(case: Case) -> None:
-    x = case.point(5).requires_grad_()
-    (egrad,) = torch.autograd.grad(case.product(x).sin().sum(), x)
-    x = x.detach()
-    torch.testing.assert_close(case.manifold.egrad2rgrad(x, egrad), torch.linalg.solve(case.gram(x), egrad), **exact)
-
-
-@every_case
-def test_samples_are_standard_gaussians_of_the_horizontal_space(case: Case) -> None:
-    x = case.point(8)
-    space = case.manifold.at(x.expand(4000, *case.shape))
-    xi = space.sample(torch.Generator().manual_seed(0))
-    torch.testing.assert_close(xi, space.proju(xi), **exact)
-    z = space.coordinates(xi)
-    values = torch.linalg.eigvalsh(z.T @ z / 4000)
-    assert values[0] < 1e-12
-    torch.testing.assert_close(values[1:], torch.ones_like(values[1:]), rtol=0, atol=5 * math.sqrt(2 / 4000) + 0.1)
 
 
 @every_case
@@ -125,16 +89,6 @@ def test_small_circles_are_accurate_to_rounding(length: float) -> None:
     y = ScaleQuotient().expmap(x, torch.tensor([0.0, 2.0 * length], dtype=torch.float64))
     expected = torch.tensor([2 * math.cos(length), 2 * math.sin(length)], dtype=torch.float64)
     torch.testing.assert_close(y, expected, rtol=2e-15, atol=0)
-
-
-@every_case
-def test_second_order_geodesics_are_taylor_polynomials(case: Case) -> None:
-    x, xi = horizontal(case, 1)
-    expected = x + 0.3 * xi + 0.3**2 / 2 * case.acceleration(x, xi)
-    torch.testing.assert_close(case.manifold.geodesic(x, xi, 0.3), expected, **exact)
-    torch.testing.assert_close(case.manifold.geodesic(x, xi, 0.3, "first"), x + 0.3 * xi, **exact)
-    times = torch.linspace(-1, 1, 5, dtype=torch.float64)
-    assert case.manifold.geodesic(x, xi, times, "exact").shape == (5, *case.shape)
 
 
 @every_case
@@ -224,17 +178,6 @@ def test_what_geoopt_expects_of_every_manifold(case: Case, factor: float | None)
     torch.testing.assert_close(
         manifold.dist(x, manifold.expmap(x, u)), (factor or 1) * manifold.norm(x, u / (factor or 1))
     )
-
-
-@every_case
-def test_copies_and_single_precision_agree(case: Case) -> None:
-    (x, xi), manifold = horizontal(case, 0, 3), case.manifold
-    for twin in (copy.deepcopy(manifold), pickle.loads(pickle.dumps(manifold)), manifold.to("cpu")):
-        assert torch.equal(twin.expmap(x, xi), manifold.expmap(x, xi))
-    for name in ("proju", "egrad2rgrad", "inner", "retr", "expmap"):
-        result = getattr(manifold, name)(x.float(), xi.float())
-        assert result.dtype == torch.float32
-        torch.testing.assert_close(result.double(), getattr(manifold, name)(x, xi), rtol=1e-4, atol=1e-4)
 
 
 @every_case
