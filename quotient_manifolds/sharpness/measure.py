@@ -14,7 +14,7 @@ from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.auto_pgd import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle
+from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, Setting
 from quotient_manifolds.version import VERSION
@@ -52,16 +52,14 @@ class Measure(ABC):
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         """Compute the measure of one batch's loss as a function of the coordinates z."""
 
-    def on(
-        self, prepared: PreparedModel, index: int, tick: Tick = idle, ascents: KnownAscents | None = None
-    ) -> BatchResult:
+    def on(self, prepared: PreparedModel, index: int, tick: Tick, ascents: KnownAscents) -> BatchResult:
         """Compute the measure on batch `index`, which depends on no other batch, nor on what was measured before.
 
-        tick: called after every forward pass (or what `ticks` counts). ascents: see `KnownAscents`; they save passes
-        and change no value.
+        tick: called after every forward pass (or what `ticks` counts). ascents: {}, or what other measures of the same
+        model in the same geometry were handed before this one; it saves passes and changes no value.
         """
         with autograd_available():
-            return self.compute(prepared.objective(index, tick), {} if ascents is None else ascents)
+            return self.compute(prepared.objective(index, tick), ascents)
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -81,7 +79,7 @@ class Measure(ABC):
         """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing."""
         prepared = PreparedModel.of(model, loss, batches, self.geometry)
         tick = counted(progress, self.label, len(prepared.batches) * self.ticks(prepared))
-        return self.result(tuple(self.on(prepared, index, tick) for index in range(len(prepared.batches))))
+        return self.result(tuple(self.on(prepared, index, tick, {}) for index in range(len(prepared.batches))))
 
     def result(self, batches: tuple[BatchResult, ...]) -> MeasureResult:
         """Return the record of what was computed batch by batch."""

@@ -336,7 +336,7 @@ def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier,
         (WorstCase(geometry, 0.05, steps=3), 5),  # another climb
     ):
         prepared, known = PreparedModel.of(model, cross_entropy, batches, geometry), {}
-        before.on(prepared, 0, ascents=known)
+        before.on(prepared, 0, lambda: None, known)
         ticks = iter(range(100))
         assert alone.on(prepared, 0, partial(next, ticks), known) == expected.batches[0]  # type: ignore[arg-type]
         assert next(ticks) == passes
