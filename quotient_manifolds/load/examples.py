@@ -24,8 +24,8 @@ NOTABLE = 0.1  # share of unknown tokens that is worth a word
 class Batches(list[Any]):
     """List batches in order, and say what was done to make them.
 
-    examples: how many there are in all. truncated: how many texts were cut at max_length tokens (None where nothing is
-    text). unknown: the share of their tokens that the tokenizer does not know.
+    examples: how many there are in all. Of text, truncated: how many were cut at max_length tokens, and unknown: the
+    share of their tokens that the tokenizer does not know.
     """
 
     def __init__(

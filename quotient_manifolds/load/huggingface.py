@@ -14,14 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load.messages import brief, first_line, shown
-from quotient_manifolds.load.untrusted import (
-    TooLarge,
-    asked_network,
-    at_most,
-    check_config,
-    check_regular,
-    no_network,
-)
+from quotient_manifolds.load.untrusted import TooLarge, asked_network, at_most, check_config, check_regular, no_network
 from quotient_manifolds.load.weights import Shapes, shapes_in, shapes_of
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
@@ -47,41 +40,43 @@ def load_pretrained(
     Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, a model far
     larger than the files, and anything that would have to be fetched from a network.
     """
+    settings, instead, where = settings or {}, instead or {}, shown(path / "config.json")
     config = read_config(path)
     check_regular(path)
     if config.get("transformers_weights") not in (None, "model.safetensors", "model.safetensors.index.json"):
-        raise ValueError(f"{shown(path / 'config.json')} names weights of its own: expected model.safetensors.")
+        raise ValueError(f"{where} names weights of its own: expected model.safetensors.")
     shapes = shapes_in(_weight_files(path))
-    check_config({**config, **(settings or {})}, shapes, shown(path / "config.json"))
+    check_config({**config, **settings}, shapes, where)
     name = architecture or _architecture(config, path)
     model_class = _model_class(name, path)
     options = {
         **LOCAL,
-        **(settings or {}),
+        **settings,
         "use_safetensors": True,
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
-    with (
-        loading(f"The {name} in {shown(path)}"),
-        at_most(shapes, shown(path / "config.json")),
-        _quiet(architecture is not None),
-    ):
+    with loading(f"The {name} in {shown(path)}"), at_most(shapes, where), _quiet(architecture is not None):
         model, info = model_class.from_pretrained(os.fspath(path), **options)
+    unread = _unread(info, instead, name, path)
+    model.load_state_dict({key: instead[key] for key in unread}, strict=False)
+    return model.eval()
+
+
+def _unread(info: Mapping[str, Any], instead: Mapping[str, Tensor], name: str, path: Path) -> set[str]:
+    """Return the parameters that were not read from the files; ValueError if one of them has no value `instead`."""
     mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
-    given = {key: (instead or {})[key] for key in {*info["missing_keys"], *mismatched} & set(instead or {})}
-    if wrong := sorted(set(mismatched) - set(given)):
+    if wrong := sorted(mismatched.keys() - instead.keys()):
         found, wanted = mismatched[wrong[0]]
         raise ValueError(
             f"The weights in {shown(path)} have {wrong[0]} of shape {found}, but config.json describes one of {wanted}."
         )
-    if missing := sorted(set(info["missing_keys"]) - set(given)):
+    if missing := sorted(set(info["missing_keys"]) - instead.keys()):
         raise ValueError(
             f"The weights in {shown(path)} lack {len(missing)} parameters of {name} (the first is {missing[0]}), "
             "which would be left at random values; save the model again with all its weights."
         )
-    model.load_state_dict(given, strict=False)
-    return model.eval()
+    return {*info["missing_keys"], *mismatched}
 
 
 @contextmanager
