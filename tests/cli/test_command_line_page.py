@@ -19,6 +19,12 @@ from tests import hugging_face
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
 FAST = {"measure": ["--steps", "2"], "orbit": ["--steps", "2", "--scale", "10"]}
+HELD = {
+    "measure .html": ("Sharpness of", "The ascent", "Sharpness against radius", "<svg", "Every batch"),
+    "orbit .html": ("along its symmetry orbit", "<svg", "a = 10"),
+    "orbit .svg": ("<svg",),
+    "inspect .html": ("bert.encoder.layer.1.attention query/key",),
+}
 ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "bad"), ("a film", "good")]
 
 
@@ -63,5 +69,8 @@ def test_a_command_of_the_page_does_what_it_says(command: str, home: Path) -> No
     shown = CliRunner().invoke(cli, [*words, *FAST.get(words[0], [])])
     assert shown.exit_code == 0, shown.output
     named = {words[place + 1] for place, word in enumerate(words) if word in ("--out", "--report", "--figure")}
+    for file in named:
+        text = Path(file).read_text(encoding="utf-8")
+        assert all(each in text for each in HELD.get(f"{words[0]} {Path(file).suffix}", ()))
     made = {path.name for path in home.iterdir()} - before - {"__pycache__"}
     assert made == (named | {"moved"} if words[0] == "move" else named)

@@ -1,0 +1,146 @@
+"""Calls of the command line in this process or in one of their own, and what a user may write into a module."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from click.testing import CliRunner, Result
+
+from quotient_manifolds.cli.app import cli
+
+TEXTS = [
+    ("a very good film", "POS"),
+    ("not a good film", "NEG"),
+    ("very bad", "NEG"),
+    ("good not bad", "POS"),
+    ("a film", "POS"),
+]
+FAST = ("--steps", 2)
+
+MINE = """
+import sys
+import torch
+from torch import nn
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 3))
+
+def layer():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+
+def one_token():
+    return torch.zeros(2, 1, 8)
+
+def narrow():
+    return torch.zeros(2, 5, 7)
+
+def raises():
+    raise KeyError("weights")
+
+def inputs():
+    torch.manual_seed(1)
+    return torch.randn(4, 5, 8)
+
+def batches():
+    torch.manual_seed(1)
+    return [(torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+
+def one_batch():
+    return batches()[0]
+
+def no_batch():
+    return []
+
+def squares(model, batch):
+    return model(batch[0]).pow(2).mean()
+
+def leaves():
+    sys.exit(0)
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+    def forward(self, x):
+        return self.layer(x).no_such_method()
+
+def broken_forward():
+    return Broken()
+
+class Leaving(Broken):
+    def forward(self, x):
+        sys.exit(0)
+
+class Writing(nn.Sequential):
+    def forward(self, x):
+        self[0].weight.data.mul_(0.5)
+        return super().forward(x.mul_(0.5).flatten(1))
+
+def writing():
+    torch.manual_seed(0)
+    return Writing(nn.Linear(40, 3))
+
+class Outcome(BaseException):
+    pass
+
+def base_exception():
+    raise Outcome("not an Exception")
+
+def leaving_forward():
+    return Leaving()
+
+class Configured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+        self.config = {"hidden_size": 8}
+    def forward(self, x):
+        return self.layer(x)
+
+def dict_config():
+    return Configured()
+
+def meta():
+    with torch.device("meta"):
+        return encoder()
+
+def inference():
+    with torch.inference_mode():
+        return encoder()
+
+def swapped(model):
+    import quotient_manifolds as qm
+    return qm.find_symmetries(model)
+
+def undeclared(model):
+    return 3
+
+def crooked_loss(model, batch):
+    raise KeyError("weights")
+"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def run(*arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as a shell runs it."""
+    command = [sys.executable, "-m", "quotient_manifolds", *(str(argument) for argument in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def refused(shown: Result, *words: str) -> None:
+    """The command left with 2 and one sentence, which has the words, and printed nothing else."""
+    assert shown.exit_code == 2, shown.output
+    sentence = shown.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("Error: ")
+    for word in words:
+        assert word in sentence
+    assert shown.stdout == ""
+    assert "Traceback" not in shown.output
+    assert isinstance(shown.exception, SystemExit)
