@@ -101,8 +101,8 @@ def _changed(cls: type, ancestor: type) -> str:
     own = (
         name for each in below for name, value in vars(each).items() if callable(value) or isinstance(value, property)
     )
-    dunder = (name for name in own if name == "__call__" or not name.startswith("__"))
-    return next((name for name in dunder if name not in _HARMLESS and hasattr(ancestor, name)), "")
+    methods = (name for name in own if name == "__call__" or not name.startswith("__"))
+    return next((name for name in methods if name not in _HARMLESS and hasattr(ancestor, name)), "")
 
 
 def _unmatched(modules: Mapping[str, nn.Module], settled: Set[str]) -> dict[str, str]:
@@ -110,17 +110,17 @@ def _unmatched(modules: Mapping[str, nn.Module], settled: Set[str]) -> dict[str,
 
     Of those that look like it, the innermost of each chain; what only behaves like it has matrices of its own.
     """
-    open_ = {name: module for name, module in modules.items() if settled.isdisjoint(_lineage(name))}
-    around = {above for name in settled for above in _lineage(name)}
-    looks = [name for name, module in open_.items() if name not in around and looks_like_attention(module)]
-    outer = {above for name in looks for above in _lineage(name) if above != name}
-    named = {name: "no known layout is for this class" for name in looks if name not in outer}
-    theirs = {modules[name] for name in (*settled, *named)}
-    inside = {name for name in open_ if not named.keys().isdisjoint(_lineage(name))}
-    for name, module in open_.items():
-        if name not in inside and (sign := behaves_like_attention(module, theirs)):
-            named[name] = f"may be attention ({sign} in its forward pass), and no known layout is for this class"
-    return {name: f"{_label(name, open_[name])}: {named[name]}" for name in open_ if name in named}
+    unsettled = {name: module for name, module in modules.items() if settled.isdisjoint(_lineage(name))}
+    around_settled = {above for name in settled for above in _lineage(name)}  # a block is called after its attention
+    looks = [name for name, module in unsettled.items() if name not in around_settled and looks_like_attention(module)]
+    around = {above for name in looks for above in _lineage(name) if above != name}
+    reasons = {name: "no known layout is for this class" for name in looks if name not in around}
+    taken = {modules[name] for name in (*settled, *reasons)}  # whose matrices are no other module's
+    inside = {name for name in unsettled if not reasons.keys().isdisjoint(_lineage(name))}
+    for name, module in unsettled.items():
+        if name not in inside and (sign := behaves_like_attention(module, taken)):
+            reasons[name] = f"may be attention ({sign} in its forward pass), and no known layout is for this class"
+    return {name: f"{_label(name, unsettled[name])}: {reasons[name]}" for name in unsettled if name in reasons}
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> tuple[dict[int, str], dict[str, list[str]]]:

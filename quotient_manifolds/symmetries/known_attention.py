@@ -192,7 +192,9 @@ PLAIN_LAYOUTS = (
 
 # ---- decoders: three Linears, keys for groups of queries, heads by the width of one, most with rotary embeddings
 
-_LLAMA = (  # and its descendants: coordinates i and i + r/2 rotate into each other
+# Llama and its descendants: coordinates i and i + r/2 rotate into each other. (The Exaones do not rotate in every
+# layer, and normalise in all.)
+_LLAMA = (
     "Llama Arcee AriaText Bamba Csm DeepseekOcr2Text Emu3 EuroBert Evolla Gemma Gemma2 VaultGemma Granite "
     "GraniteMoe GraniteMoeShared HiggsAudioV2 HyperCLOVAX Jais2 Phimoe Qwen2Moe SolarOpen Cwm SeedOss "
     "Ministral Ministral3 MiniMax Mistral Mixtral VoxtralRealtime VoxtralRealtimeText Qwen2 Starcoder2 Gte "
@@ -200,17 +202,15 @@ _LLAMA = (  # and its descendants: coordinates i and i + r/2 rotate into each ot
     "Dots1 Gemma3 Olmo2 Olmo3 Olmoe FlexOlmo Qwen3VLText Qwen3VLMoeText HunYuanDenseV1 HunYuanMoEV1 "
     "HunYuanVLDenseV1 Apertus FalconH1 Glm4Moe Nemotron Mellum Chameleon NanoChat MiniMaxM2 HYV3 T5GemmaSelf "
     "GraniteDoclingText Granite4VisionText UnlimitedOcrText Ultrabert Glm4vMoeText GlmImageText "
-    "MllamaTextSelf Pixtral"
+    "MllamaTextSelf Pixtral BitNet Exaone4 Exaone4_5_ ExaoneMoe Kolibri1"
 )
 _DECODERS: tuple[tuple[str, Rotary | None, str, dict[str, Any]], ...] = (
     (_LLAMA, _HALF, "o_proj", {}),
     ("StableLm Phi", Rotary(dims="rotary_ndims"), "o_proj", {}),
-    ("Exaone4 Exaone4_5_ ExaoneMoe Kolibri1", _HALF, "o_proj", {}),  # what does not rotate is normalised all the same
     ("DINOv3ViT EomtDinov3", Rotary(), "o_proj", {}),
     ("MLCD", Rotary(), "out_proj", {}),
     ("MllamaTextCross T5GemmaCross", None, "o_proj", {}),
     ("Phi", Rotary(dims="rotary_ndims"), "dense", {}),
-    ("BitNet", _HALF, "o_proj", {}),
     ("DiffLlama", _HALF, "o_proj", {"beside": ("lambda_",)}),
     ("GptOss GraniteSWA GraniteMoeSWA", _HALF, "o_proj", {"beside": ("sinks",)}),
     ("Afmoe HrmText", _HALF, "o_proj", {"obstacles": (Obstacle("value/output", "gate_proj", _GATED),)}),
