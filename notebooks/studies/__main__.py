@@ -55,7 +55,7 @@ def _show(quiet: bool, tables: list[Table], **files: Path) -> None:
 
 @_with_options("toy", "Two orbits and few balls")
 def toy(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """What is constant along the orbit of the scalar network f(x) = G H x, and which claims about it hold.
+    """Study what is constant along the orbit of the scalar network f(x) = G H x, and which claims about it hold.
 
     OUT receives toy.json, which Toy.load reads, and report.html. About half a minute.
     """
@@ -70,7 +70,7 @@ def toy(out: Path, fast: bool, quiet: bool, command: str) -> None:
 
 @_with_options("ascents", "Two networks, hardly trained")
 def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """How much of the loss's rise the matched and the released ascent find at equal passes.
+    """Study how much of the loss's rise the matched and the released ascent find at equal passes.
 
     OUT receives ascents.json, which Ascents.load reads. About half a minute.
     """
@@ -84,7 +84,7 @@ def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
 
 @_with_options("diagonal", "Six small cells, seconds")
 def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """How sharpness ranks diagonal networks, along geodesics of each order.
+    """Study how sharpness ranks diagonal networks, along geodesics of each order.
 
     OUT receives diagonal.json, which DiagonalStudy.load reads, report.html, and cells/, by which an interrupted run
     goes on. About half an hour on one thread.
@@ -103,7 +103,7 @@ def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
 
 @_with_options("vit", "Four models, hardly trained, and two measures")
 def vit(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """How measures rank 48 vision transformers fine-tuned on few digits.
+    """Study how measures rank 48 vision transformers fine-tuned on few digits.
 
     With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
 
@@ -118,7 +118,7 @@ def vit(out: Path, fast: bool, quiet: bool, command: str) -> None:
 
 @_with_options("bert", "Four models, hardly trained, and two measures")
 def bert(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """How measures rank BERTs fine-tuned on sentences that heuristics mistake.
+    """Study how measures rank BERTs fine-tuned on sentences that heuristics mistake.
 
     With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
 
@@ -165,7 +165,7 @@ def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: boo
 @quiet_option
 @one_sentence_errors
 def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
-    """The paper's results and claims beside ours, each number from a record.
+    """Put the paper's results and claims beside ours, each number from a record.
 
     OUT receives results.md, in results/ its figures, and full_scale.md, of the zoos that were not run. A study without
     a record is shown as not run. Half a minute.

@@ -41,7 +41,7 @@ TRAIN_POINTS, BATCH_SIZE = 300, 128
 @final
 @dataclass(frozen=True)
 class Case:
-    """One network in one ball on one batch: the loss, and the rise that each ascent finds.
+    """Hold one network in one ball on one batch: the loss, and the rise that each ascent finds.
 
     norm: of the released ascent's best point, in units of the radius; above 1 where a zero weight turns its projection
     off.
@@ -57,14 +57,14 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Released over matched."""
+        """Return released over matched."""
         return self.released / self.matched
 
 
 @final
 @dataclass(frozen=True)
 class Ascents:
-    """All cases; `save` and `load` are inverse to each other."""
+    """Hold all cases; `save` and `load` are inverse to each other."""
 
     cases: tuple[Case, ...]
     passes: tuple[int, int]  # forward and backward together, of the matched and the released ascent
@@ -72,7 +72,7 @@ class Ascents:
     version: str
 
     def median_ratio(self, geometry: str | None = None) -> tuple[float, float, float]:
-        """The median of released over matched, over all cases or a geometry's, with a bootstrap interval (95 %)."""
+        """Return the median of released over matched (in a geometry), with a bootstrap interval (95 %)."""
         ratios = np.array([case.ratio for case in self.cases if geometry in (None, case.geometry)])
         found = stats.bootstrap((ratios,), np.median, rng=np.random.default_rng(0), method="percentile")
         low, high = found.confidence_interval
@@ -88,7 +88,7 @@ class Ascents:
 
 @one_thread()
 def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Ascents:
-    """Every network, ball and radius; with `fast` two networks, hardly trained, to try the code."""
+    """Measure every network in every ball; with `fast` two networks, hardly trained, to try the code."""
     digits = load_digits(train_points=TRAIN_POINTS)
     images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
     batch = {"pixel_values": images, "labels": labels}
@@ -132,7 +132,7 @@ def _passes(found: MeasureResult) -> int:
 
 
 def _networks(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Each by name, trained when it is called for."""
+    """Yield each network by name, trained when it is called for."""
 
     def fitted(*layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
         return lambda: _fit(layers, digits, steps)
@@ -151,7 +151,7 @@ def _networks(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], nn
 
 
 def _fit(layers: tuple[Callable[[], nn.Module], ...], digits: Digits, steps: int) -> nn.Module:
-    """Trained by Adam on all training images at once; torch's global generator is left alone."""
+    """Train by Adam on all training images at once; torch's global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = nn.Sequential(*(make() for make in layers))
@@ -165,7 +165,7 @@ def _fit(layers: tuple[Callable[[], nn.Module], ...], digits: Digits, steps: int
 
 @final
 class _OnPixels(nn.Module):
-    """A network that takes the keyword of image classifiers."""
+    """Wrap a network so that it takes the keyword of image classifiers."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

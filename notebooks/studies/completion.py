@@ -29,7 +29,7 @@ GEOOPT = "geoopt"
 
 @dataclass(frozen=True)
 class Completion:
-    """The known entries of G H^T, row by row, and the factors (G, H) they come from."""
+    """Hold the known entries of G H^T, row by row, and the factors (G, H) they come from."""
 
     known: scipy.sparse.csr_array  # (n, m)
     rows: Array  # (entries,), the row of each of known.data; columns are known.indices
@@ -44,41 +44,41 @@ class Completion:
         return int(self.truth.shape[1])
 
     def entries(self, G: Array, H: Array) -> Array:
-        """(G H^T)_ij at the known places, in their order. Shapes: G (n, h), H (m, h)."""
+        """Compute (G H^T)_ij at the known places, in their order. Shapes: G (n, h), H (m, h)."""
         return np.einsum("ij,ij->i", G.take(self.rows, axis=0), H.take(self.known.indices, axis=0))
 
     def sparse(self, values: Array) -> scipy.sparse.csr_array:
-        """The n x m matrix with these values at the known places."""
+        """Return the n x m matrix with these values at the known places."""
         return scipy.sparse.csr_array((values, self.known.indices, self.known.indptr), shape=self.known.shape)
 
     @property
     def share(self) -> float:
-        """The share of entries that is known."""
+        """Return the share of entries that is known."""
         return float(self.known.nnz) / math.prod(self.known.shape)
 
     def residual(self, x: Array) -> Array:
-        """G H^T - X at the known places."""
+        """Compute G H^T - X at the known places."""
         return self.entries(x[: self.n], x[self.n :]) - self.known.data
 
     def relative(self, cost: float) -> float:
-        """|P(G H^T - X)| / |P(X)| at a point of this cost."""
+        """Compute |P(G H^T - X)| / |P(X)| at a point of this cost."""
         return math.sqrt(2 * self.share * cost) / float(np.linalg.norm(self.known.data))
 
     def target(self, tolerance: float) -> float:
-        """The cost at which `relative` is the tolerance."""
+        """Return the cost at which `relative` is the tolerance."""
         return (tolerance * float(np.linalg.norm(self.known.data))) ** 2 / (2 * self.share)
 
     def cost(self, x: Array) -> float:
-        """|P(G H^T - X)|^2 / (2 share), P(X) the known entries: an estimate of |G H^T - X|^2 / 2 over all entries."""
+        """Compute |P(G H^T - X)|^2 / (2 share), P(X) the known entries, which estimates |G H^T - X|^2 / 2 over all."""
         residual = self.residual(x)
         return float(residual @ residual) / (2 * self.share)
 
     def gradient(self, x: Array) -> Array:
-        """The Euclidean gradient (R H, R^T G), with R the sparse residual."""
+        """Return the Euclidean gradient (R H, R^T G), with R the sparse residual."""
         return self._times(self.residual(x), x)
 
     def hessian(self, x: Array, u: Array) -> Array:
-        """The Euclidean Hessian times u: (R' H + R u_H, R'^T G + R^T u_G), with R' the change of the residual."""
+        """Return the Euclidean Hessian times u, (R' H + R u_H, R'^T G + R^T u_G), R' the change of the residual."""
         n = self.n
         change = self.entries(u[:n], x[n:]) + self.entries(x[:n], u[n:])
         return self._times(change, x) + self._times(self.residual(x), u)
@@ -88,13 +88,13 @@ class Completion:
         return np.concatenate([R @ x[self.n :], R.T @ x[: self.n]])
 
     def start(self) -> Array:
-        """The best rank-h approximation of the known entries, scaled up by the share that is known."""
+        """Return the best rank-h approximation of the known entries, scaled up by the share that is known."""
         U, s, Vh = scipy.sparse.linalg.svds(self.known, k=self.rank, v0=np.ones(min(self.known.shape)))
         root = np.sqrt(s / self.share)
         return np.concatenate([U * root, Vh.T * root])
 
     def error(self, x: Array) -> float:
-        """|G H^T - X| / |X| (Frobenius) over all entries, from the factors."""
+        """Compute |G H^T - X| / |X| (Frobenius) over all entries, from the factors."""
         (G, H), (P, Q) = (torch.from_numpy(p).split([self.n, self.known.shape[1]]) for p in (x, self.truth))
         return float(product_gap(G, H, P, Q) / product_gap(torch.zeros_like(P), Q, P, Q))
 
@@ -102,7 +102,7 @@ class Completion:
 def random_completion(
     n: int = 1000, m: int = 1000, rank: int = 10, oversampling: float = 5, seed: int = 0
 ) -> Completion:
-    """Gaussian factors, and entries of their product at places drawn without replacement. Its norm is about 1.
+    """Return Gaussian factors, and entries of their product at places drawn without replacement. Its norm is about 1.
 
     The solvers' first steps have norm 1: matrices of another size are best divided by their norm.
     There are `oversampling` times as many entries as the manifold has dimensions, (n + m - h) h.
@@ -125,7 +125,7 @@ def random_completion(
 
 @dataclass(frozen=True)
 class Completed:
-    """A completion as a solver left it: `error` over all entries, `residual` over the known ones, both relative."""
+    """Hold what a solver left: the relative `error` over all entries and `residual` over the known ones."""
 
     point: Array
     error: float
@@ -175,7 +175,7 @@ def complete(
 
 
 def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, tolerance: float, max_steps: int) -> Completed:
-    """geoopt's conjugate gradients (Polak-Ribiere) with backtracking from the last decrease."""
+    """Run geoopt's conjugate gradients (Polak-Ribiere) with backtracking from the last decrease."""
     point = geoopt.ManifoldParameter(torch.from_numpy(problem.start()), manifold=manifold)
     optimizer = geoopt.optim.RiemannianLineSearch([point], cg_method="pr")
     calls = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells may hold links; what would end a cell is escaped. Raises ValueError for a row of another length."""
+    """Return a table; cells may hold links, and what would end one is escaped. Raises ValueError for crooked rows."""
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"The table has {len(columns)} columns. Found a row of {len(row)}: {row}")
@@ -15,7 +15,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def lines(texts: Sequence[str]) -> str:
-    """In one cell, one under the other."""
+    """Join texts in one cell, one under the other."""
     return "<br>".join(texts)
 
 

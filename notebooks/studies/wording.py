@@ -8,20 +8,20 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 
 def minus(text: str) -> str:
-    """A real minus sign in front of a negative number."""
+    """Return a real minus sign in front of a negative number."""
     return text.replace("-", "−")
 
 
 def figure(value: float) -> str:
-    """Four significant digits."""
+    """Return four significant digits."""
     return f"{value:.4g}"
 
 
 def change(value: float) -> str:
-    """A relative change: its size matters, hardly its digits."""
+    """Return a relative change: its size matters, hardly its digits."""
     return f"{value:.1e}" if 0 < value < 1e-3 or value >= 1e4 else f"{value:.3g}"
 
 
 def signed(value: float | None) -> str:
-    """A correlation, with a real minus sign."""
+    """Return a correlation, with a real minus sign."""
     return "undefined" if value is None else minus(f"{value:+.2f}")

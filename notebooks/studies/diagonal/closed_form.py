@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class Maximum:
-    """The largest value, where it is taken, and whether several points share it (the hard case)."""
+    """Hold the largest value, where it is taken, and whether several points share it (the hard case)."""
 
     value: float
     at: Floats
@@ -31,7 +31,7 @@ class Maximum:
 
 
 def largest_in_ball(curvatures: Floats, slopes: Floats, radius: float) -> Maximum:
-    """max of sum_i c_i z_i^2 + 2 g_i z_i over |z| <= radius: a trust-region problem in its eigenbasis.
+    """Compute max of sum_i c_i z_i^2 + 2 g_i z_i over |z| <= radius: a trust-region problem in its eigenbasis.
 
     On the sphere z = g / (nu - c) with nu >= max c, nu >= 0, and |z| = radius: the secular equation, solved for
     mu = nu - max c, which lies between |g_top| / radius and |g| / radius. Hard case: g vanishes where c is largest and
@@ -59,17 +59,17 @@ def largest_in_ball(curvatures: Floats, slopes: Floats, radius: float) -> Maximu
 
 
 def inv_first_order(beta: Floats, best: Floats, radius: float) -> float:
-    """2 sqrt(2) radius |beta (beta - best)|: the rise to first order in b [paper, Eq. 7, E.1 case a]."""
+    """Compute 2 sqrt(2) radius |beta (beta - best)|: the rise to first order in b [paper, Eq. 7, E.1 case a]."""
     return 2 * math.sqrt(2) * radius * float(np.linalg.norm(beta * (beta - best)))
 
 
 def inv_at_minimum(best: Floats, radius: float) -> float:
-    """2 radius^2 max best^2: the rise to second order where beta (beta - best) = 0 [paper, Eq. 8, E.1 case b]."""
+    """Compute 2 radius^2 max best^2, the second-order rise where beta (beta - best) = 0 [paper, Eq. 8, E.1 case b]."""
     return 2 * radius**2 * float(np.max(best**2))
 
 
 def inv_second_order(beta: Floats, best: Floats, radius: float) -> Maximum:
-    """max of 4 b'r + 4 b'D b, r = beta (beta - best), D = diag(beta (2 beta - best)) [paper, Eq. 26, E.1 case c].
+    """Maximise 4 b'r + 4 b'D b, r = beta (beta - best), D = diag(beta (2 beta - best)) [paper, Eq. 26, E.1 case c].
 
     Case a is D = 0, case b is r = 0. The second-order geodesic's own loss has the same terms, and higher ones.
     """
@@ -77,7 +77,7 @@ def inv_second_order(beta: Floats, best: Floats, radius: float) -> Maximum:
 
 
 def mix_endless(beta: Floats, best: Floats, radius: float) -> float:
-    """2 sqrt(2) radius |beta - best| + 2 radius^2, as if no geodesic of mix ended [paper, Eq. 35].
+    """Compute 2 sqrt(2) radius |beta - best| + 2 radius^2, as if no geodesic of mix ended [paper, Eq. 35].
 
     The paper gives |beta - best|, up to constants: the term in radius^2, the same for all networks, is left out there.
     """
@@ -85,7 +85,7 @@ def mix_endless(beta: Floats, best: Floats, radius: float) -> float:
 
 
 def mix(beta: Floats, best: Floats, radius: float) -> Maximum:
-    """max of |delta|^2 + 2 delta'(beta - best) over |delta| <= sqrt(2) radius with delta_i / beta_i >= -1.
+    """Compute max of |delta|^2 + 2 delta'(beta - best) over |delta| <= sqrt(2) radius with delta_i / beta_i >= -1.
 
     No geodesic of mix takes a coordinate of beta through 0. `mix_endless` wherever its maximiser obeys that. Else, on
     the sphere, delta = mu (beta - best), cut off at -beta; where all of it is cut off one coordinate takes the rest of
@@ -108,7 +108,7 @@ def mix(beta: Floats, best: Floats, radius: float) -> Maximum:
 
 
 def _on_sphere(a: Floats, ends: Floats, reach: float) -> Floats:
-    """max(mu a, -ends) with the mu that makes it `reach` long."""
+    """Compute max(mu a, -ends) with the mu that makes it `reach` long."""
 
     def excess(mu: float) -> float:
         return float(np.linalg.norm(np.maximum(mu * a, -ends))) - reach

@@ -24,7 +24,7 @@ FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a 
 
 
 def objective(measure: str, regression: Regression, beta: Tensor) -> Along | Apart:
-    """What a measure climbs: "adaptive", or a metric and a geodesic, such as "mix exact"; beta (..., d)."""
+    """Return what a measure climbs: "adaptive", or a metric and a geodesic, such as "mix exact"; beta (..., d)."""
     return Apart(regression, beta) if measure == ADAPTIVE else along(measure, regression, beta)
 
 
@@ -35,7 +35,7 @@ def along(measure: str, regression: Regression, beta: Tensor) -> Along:
 
 @final
 class LineBound:
-    """max of the rise over beta + delta, |delta| <= sqrt(2) radius: mix exact, as if none of its geodesics ended.
+    """Bound mix exact: the largest rise over |delta| <= sqrt(2) radius, as if none of its geodesics ended.
 
     A convex quadratic over a ball, solved in the eigenbasis of X'X; never below mix exact.
     """
@@ -45,27 +45,27 @@ class LineBound:
         self._regression, self._left, self._sizes = regression, left, sizes
 
     def at(self, beta: Tensor, radius: float) -> float:
-        """Of one network, beta (d,)."""
+        """Return the bound of one network, beta (d,)."""
         residual = self._regression.X @ beta - self._regression.y
         slopes = self._sizes * (self._left.mT @ residual)
         return largest_in_ball((self._sizes**2).numpy(), slopes.numpy(), math.sqrt(2) * radius).value
 
 
 def far_share(measure: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
-    """The part of |z|^2 in coordinates with |b| > 1/2, (...,)."""
+    """Return the part of |z|^2 in coordinates with |b| > 1/2, (...,)."""
     square = climbed.z**2
     far = (climbed.z / along(measure, regression, beta).lengths).abs() > FAR
     return (square * far).sum(-1) / square.sum(-1)
 
 
 def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
-    """|L(second order) - L(exact)| / rise at the point that the ascent along second-order geodesics found, (...,)."""
+    """Compute |L(second order) - L(exact)| / rise where the ascent along second-order geodesics ended, (...,)."""
     second, exact = (Along.of(regression, beta, METRICS[metric], geodesic) for geodesic in ("second", "exact"))
     return (second.value(climbed.z) - exact.value(climbed.z)).abs() / climbed.rise
 
 
 def references(regression: Regression, betas: Tensor) -> dict[str, Floats]:
-    """Quantities without a radius or an ascent, one value a network, to compare the measures with.
+    """Return quantities without a radius or an ascent, one value a network, to compare the measures with.
 
     The gradient norms are sharpness over radius in the limit of small radii. nearest: the solution X^+ y of least norm,
     in whose place the paper's closed forms have X'y.

@@ -25,7 +25,7 @@ MOST_DRAWS = 20  # batches of networks drawn for one cell before it is given up
 @final
 @dataclass(frozen=True)
 class Setting:
-    """Points of data n, and the ranges of the initialisation's scale and of the learning rate, drawn log-uniformly."""
+    """Hold the number of points of data, and the ranges that scale and learning rate are drawn from log-uniformly."""
 
     points: int
     scales: tuple[float, float]
@@ -35,7 +35,7 @@ class Setting:
 @final
 @dataclass(frozen=True)
 class Regression:
-    """L(beta) = |X beta - y|^2 with y = X beta*, X of shape (n, d)."""
+    """Hold the problem L(beta) = |X beta - y|^2 with y = X beta*, X of shape (n, d)."""
 
     X: Tensor
     y: Tensor
@@ -43,7 +43,7 @@ class Regression:
 
     @classmethod
     def draw(cls, points: int, generator: torch.Generator, *, dimension: int = DIMENSION) -> Regression:
-        """X with entries N(0, 1/n), beta* with one entry in ten N(0, 1) and the others 0."""
+        """Draw X with entries N(0, 1/n), beta* with one entry in ten N(0, 1) and the others 0."""
         X = torch.randn(points, dimension, generator=generator, dtype=torch.float64) / math.sqrt(points)
         truth = torch.randn(dimension, generator=generator, dtype=torch.float64)
         kept = torch.randperm(dimension, generator=generator)[: round((1 - SPARSITY) * dimension)]
@@ -51,22 +51,22 @@ class Regression:
         return cls(X, X @ (truth * mask), truth * mask)
 
     def loss(self, beta: Tensor) -> Tensor:
-        """|X beta - y|^2, (..., d) -> (...)."""
+        """Compute |X beta - y|^2, (..., d) -> (...)."""
         residual = beta @ self.X.mT - self.y
         return (residual * residual).sum(-1)
 
     def loss_and_gradient(self, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and its gradient in beta, (..., d) -> (...), (..., d)."""
+        """Return the loss and its gradient in beta, (..., d) -> (...), (..., d)."""
         residual = beta @ self.X.mT - self.y
         return (residual * residual).sum(-1), 2 * (residual @ self.X)
 
     def test_loss(self, beta: Tensor) -> Tensor:
-        """The expectation of (x'beta - x'beta*)^2 over x ~ N(0, I): |beta - beta*|^2."""
+        """Return the expectation of (x'beta - x'beta*)^2 over x ~ N(0, I): |beta - beta*|^2."""
         return ((beta - self.truth) ** 2).sum(-1)
 
 
 class Trained(NamedTuple):
-    """Where gradient descent ended, one row a network, and after how many steps; NaN where it did not arrive."""
+    """Hold where gradient descent ended, one row a network, and after how many steps; NaN where it did not arrive."""
 
     u: Tensor
     v: Tensor
@@ -78,7 +78,7 @@ class Trained(NamedTuple):
 def train(
     regression: Regression, scales: Tensor, rates: Tensor, generator: torch.Generator, *, most: int = MOST_STEPS
 ) -> Trained:
-    """Gradient descent on u and v, all networks at once, each from scale * N(0, I) until its loss is at most 1e-5.
+    """Descend along gradients of u and v, all networks at once, from scale * N(0, I) until its loss is at most 1e-5.
 
     diverged: the loss passed 1e12; unfinished: it was neither above that nor at most 1e-5 within `most` steps.
     """
@@ -107,7 +107,7 @@ def train(
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """How many networks were drawn until there were enough, and how the others failed; steps: median of those kept."""
+    """Hold how many networks were drawn until there were enough, how the others failed, and the median of steps."""
 
     drawn: int
     diverged: int
@@ -118,7 +118,9 @@ class Drawing:
 def draw_networks(
     regression: Regression, setting: Setting, generator: torch.Generator, *, networks: int = NETWORKS
 ) -> tuple[Tensor, Tensor, Drawing]:
-    """(u, v), each (networks, d), and what it took: networks that fail are drawn again with new scale, rate and start.
+    """Train and return (u, v), each (networks, d), and what it took.
+
+    Networks that fail are drawn again with new scale, rate and start.
 
     Raises ValueError if too few arrive within 20 draws.
     """

@@ -26,7 +26,7 @@ from studies.diagonal.networks import Regression
 
 
 class Factor(NamedTuple):
-    """b -> factor(b), by which a geodesic multiplies beta, and its derivative."""
+    """Map b -> factor(b), by which a geodesic multiplies beta, and its derivative."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
@@ -37,7 +37,7 @@ METRICS = {"inv": 0.0, "mix": 1.0}  # by name, the t of the metric
 
 
 def factor(t: float, geodesic: str) -> Factor:
-    """Along a geodesic of the metric t, which is inv for 0 and mix for 1, to first or second order, or exact."""
+    """Return the factor along a geodesic of the metric t (0 is inv, 1 is mix), to first or second order or exact."""
     if geodesic == "first":
         return Factor(lambda b: (1 + b) ** 2, lambda b: 2 * (1 + b))
     if geodesic == "second":
@@ -47,7 +47,7 @@ def factor(t: float, geodesic: str) -> Factor:
         return Factor(lambda b: torch.exp(2 * b), lambda b: 2 * torch.exp(2 * b))
 
     def base(b: Tensor) -> Tensor:
-        """Where it is 0 the geodesic has left the manifold: it stays at its last point."""
+        """Return where it is 0 the geodesic has left the manifold: it stays at its last point."""
         return (1 + 2 * t * b).clamp(min=0.0)
 
     def slope(b: Tensor) -> Tensor:
@@ -58,25 +58,25 @@ def factor(t: float, geodesic: str) -> Factor:
 
 
 def lengths(beta: Tensor, t: float) -> Tensor:
-    """|xi| per unit of b, coordinate by coordinate: sqrt(2) |beta|^t."""
+    """Compute |xi| per unit of b, coordinate by coordinate: sqrt(2) |beta|^t."""
     return math.sqrt(2) * beta.abs() ** t
 
 
 class Objective(ABC):
-    """z -> L for many networks at once, a row each: the coordinates z (..., k) are orthonormal in the metric."""
+    """Map z -> L for many networks at once, a row each; the coordinates z (..., k) are orthonormal in the metric."""
 
     regression: Regression
 
     @abstractmethod
     def image(self, z: Tensor) -> Tensor:
-        """beta where z leads, (..., k) -> (..., d)."""
+        """Compute beta where z leads, (..., k) -> (..., d)."""
 
     @abstractmethod
     def zero(self) -> Tensor: ...
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """The loss, (..., k) -> (...)."""
+        """Return the loss, (..., k) -> (...)."""
 
     @abstractmethod
     def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -85,7 +85,7 @@ class Objective(ABC):
 @final
 @dataclass(frozen=True)
 class Along(Objective):
-    """z -> |X (beta factor(b)) - y|^2 with b = z / lengths, on the horizontal space: k = d."""
+    """Map z -> |X (beta factor(b)) - y|^2 with b = z / lengths, on the horizontal space: k = d."""
 
     regression: Regression
     beta: Tensor
@@ -114,7 +114,7 @@ class Along(Objective):
 @final
 @dataclass(frozen=True)
 class Apart(Objective):
-    """z = (a, c) -> |X (beta (1 + a) (1 + c)) - y|^2: adaptive sharpness, k = 2d."""
+    """Map z = (a, c) -> |X (beta (1 + a) (1 + c)) - y|^2: adaptive sharpness, k = 2d."""
 
     regression: Regression
     beta: Tensor

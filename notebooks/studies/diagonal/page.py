@@ -43,7 +43,7 @@ def write_page(study: DiagonalStudy, path: Path) -> None:
 
 
 def diagonal_page(study: DiagonalStudy) -> Page:
-    """Headline figures, the ranking, the radius, the mechanism, the ascent, the networks, how to redo it."""
+    """Return headline figures, the ranking, the radius, the mechanism, the ascent, the networks, how to redo it."""
     return Page(
         title="Diagonal networks: what decides the sign",
         lead=(

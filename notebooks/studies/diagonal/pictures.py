@@ -29,7 +29,7 @@ METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
 
 
 def tau_figure(study: DiagonalStudy) -> Plot:
-    """Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
+    """Return Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
     settings, radii = study.profiled, study.plan.profile
     with canvas("radius", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
@@ -52,7 +52,7 @@ def tau_figure(study: DiagonalStudy) -> Plot:
 
 
 def family_figure(study: DiagonalStudy, radius: float) -> Plot:
-    """tau against the t of the metric, a panel for each number of points: means over seeds, and bands."""
+    """Compute tau against the t of the metric, a panel for each number of points: means over seeds, and bands."""
     settings, family = study.profiled, study.plan.family
     place = study.plan.family_radii.index(radius)
     with canvas("t (0 is inv, 1 is mix)", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (
@@ -84,7 +84,7 @@ def _in_family(study: DiagonalStudy, setting: Setting, t: float, geodesic: str, 
 
 
 def mechanism_figure(study: DiagonalStudy) -> Plot:
-    """Far coordinates, truncation error and agreement of the orders against the radius, over all profiled cells."""
+    """Draw far coordinates, truncation error and agreement of the orders against the radius, over profiled cells."""
     settings, radii = study.profiled, study.plan.profile
     with canvas("radius", "", columns=3, size=SIZE) as (figure, panels):
         for measure in ("mix first", "mix second", "mix exact", "inv exact"):
@@ -128,7 +128,7 @@ def _mean(study: DiagonalStudy, setting: Setting, measure: str, radius: float) -
 def _line(
     axes: Any, radii: Sequence[float], rows: Sequence[list[float]], style: Style, label: str, middle: Any = np.median
 ) -> None:
-    """The middle of each row, and shaded from its 10th to its 90th percentile."""
+    """Return the middle of each row, and shaded from its 10th to its 90th percentile."""
     low, high = np.array([np.quantile(row, BAND) for row in rows]).T
     axes.fill_between(radii, low, high, color=style.colour, alpha=0.15, linewidth=0)
     look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
@@ -136,6 +136,6 @@ def _line(
 
 
 def _legend(figure: Any, columns: int, *panels: Any) -> None:
-    """One legend for all panels."""
+    """Return one legend for all panels."""
     entries = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns, frameon=False)

@@ -34,7 +34,7 @@ SETTINGS = tuple(
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. All settings at `radii`; the first `profiled` of them at `profile` too, which holds `radii`.
+    """Say what is measured: settings at `radii`, the first `profiled` of them at all of `profile`, which holds `radii`.
 
     steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent
     of `thorough_steps` with `thorough_restarts`. family: the t of the metrics that all settings are measured in at
@@ -60,7 +60,7 @@ class Plan:
 
     @classmethod
     def fast(cls) -> Plan:
-        """Seconds instead of an hour, to try the code."""
+        """Return a plan that takes seconds instead of an hour, to try the code."""
         return cls(
             settings=(Setting(50, (0.1, 1.0), (0.03, 0.1)), Setting(50, (0.3, 1.0), (0.03, 0.1))),
             seeds=3,
@@ -80,7 +80,7 @@ class Plan:
 @final
 @dataclass(frozen=True)
 class Check:
-    """The ascent against a thorough one, network by network: tau by the thorough one, and ratios of the rises found.
+    """Hold the ascent against a thorough one, by network: tau by the thorough one, and ratios of the rises found.
 
     found: median and least of (ascent / thorough). bound: for mix exact, median and least of (thorough / upper bound).
     """
@@ -93,7 +93,7 @@ class Check:
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One setting with one seed: its own X, beta* and networks. Columns hold a value for every one of `radii`.
+    """Hold one setting with one seed: its own X, beta* and networks. Columns hold a value for every one of `radii`.
 
     smallest: the median over networks of min |beta_i|. taus: Kendall's tau-b between test loss and each measure;
     "mix endless" is the upper bound of mix exact. family: the same along the family of metrics, at the plan's
@@ -128,14 +128,14 @@ class Cell:
 
 
 def family_name(t: float, geodesic: str) -> str:
-    """How the columns of the family are called: "0.5 exact"."""
+    """Return how the columns of the family are called: "0.5 exact"."""
     return f"{t:g} {geodesic}"
 
 
 @final
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a quantity over seeds with the bootstrap interval (95 %, percentile, over seeds), and its signs."""
+    """Hold a mean over seeds with its bootstrap interval (95 %, percentile, over seeds), and the signs."""
 
     value: float
     low: float
@@ -146,7 +146,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Mean | None:
-        """None without values; those that are not defined are left out. One value has itself as interval."""
+        """Return None without values; those that are not defined are left out. One value has itself as interval."""
         known = np.array([value for value in values if value is not None])
         if not len(known):
             return None
@@ -160,7 +160,7 @@ class Mean:
 @final
 @dataclass(frozen=True)
 class DiagonalStudy:
-    """All cells; `save` and `load` are inverse to each other."""
+    """Hold all cells; `save` and `load` are inverse to each other."""
 
     plan: Plan
     cells: tuple[Cell, ...]
@@ -173,31 +173,31 @@ class DiagonalStudy:
 
     @property
     def profiled(self) -> tuple[Setting, ...]:
-        """The settings whose cells have all radii of the profile."""
+        """Return the settings whose cells have all radii of the profile."""
         return self.plan.settings[: self.plan.profiled]
 
     def of(self, setting: Setting) -> tuple[Cell, ...]:
-        """The setting's cells, a seed each."""
+        """Return the setting's cells, a seed each."""
         return tuple(cell for cell in self.cells if cell.setting == setting)
 
     def tau(self, setting: Setting, measure: str, radius: float) -> Mean | None:
-        """Over seeds; `measure` is one of `measures`."""
+        """Return tau over seeds; `measure` is one of `measures`."""
         return Mean.of(cell.taus[measure][cell.radii.index(radius)] for cell in self.of(setting))
 
     def of_family(self, setting: Setting, t: float, geodesic: str, radius: float) -> Mean | None:
-        """tau in the metric t along geodesics of the order given, at one of the plan's `family_radii`, over seeds."""
+        """Return tau over seeds in the metric t, along geodesics of an order, at one of the plan's `family_radii`."""
         name, place = family_name(t, geodesic), self.plan.family_radii.index(radius)
         return Mean.of(cell.family[name][place] for cell in self.of(setting))
 
     def signs(self, measure: str, radius: float) -> tuple[int, int, int]:
-        """In how many settings the interval of tau lies below 0, holds 0, lies above 0."""
+        """Count in how many settings the interval of tau lies below 0, holds 0, lies above 0."""
         found = [self.tau(setting, measure, radius) for setting in self.plan.settings]
         known = [mean for mean in found if mean is not None]
         below, above = sum(mean.high < 0 for mean in known), sum(mean.low > 0 for mean in known)
         return below, len(known) - below - above, above
 
     def column(self, name: str, key: str, radius: float, settings: Sequence[Setting] | None = None) -> list[float]:
-        """One of the columns ("taus", "far", ...) of all cells that have the radius, of the settings given."""
+        """Return one of the columns ("taus", "far", ...) of all cells that have the radius, of the settings given."""
         chosen = self.plan.settings if settings is None else settings
         found = [
             getattr(cell, name)[key][cell.radii.index(radius)]
@@ -210,19 +210,19 @@ class DiagonalStudy:
         return Mean.of(cell.references[name] for cell in self.of(setting))
 
     def checked(self, setting: Setting, measure: str, radius: float) -> list[tuple[Cell, Check]]:
-        """The cells that a thorough ascent measured again."""
+        """Return the cells that a thorough ascent measured again."""
         place = self.plan.radii.index(radius)
         return [(cell, cell.checks[measure][place]) for cell in self.of(setting) if cell.checks]
 
     def save(self, path: Path) -> None:
-        """Compact JSON, five significant digits, a line a cell."""
+        """Write compact JSON, five significant digits, a line a cell."""
         head = {"format": FORMAT, "version": self.version, "command": self.command, "plan": asdict(self.plan)}
         cells = ",\n".join(to_json(asdict(cell)) for cell in self.cells)
         write_text(path, to_json(head)[:-1] + f', "cells": [\n{cells}\n]}}\n')
 
     @classmethod
     def load(cls, path: Path) -> DiagonalStudy:
-        """Raises ValueError for anything but what `save` wrote."""
+        """Read what `save` wrote. Raises ValueError for anything else."""
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:

@@ -53,7 +53,7 @@ SHOWN = (1, 0, 0.1)  # place of the setting, seed and radius whose networks are 
 
 @one_thread()
 def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Progress | None = None) -> DiagonalStudy:
-    """All cells of the plan; those that OUT/cells holds from an earlier run of the same plan are read."""
+    """Return all cells of the plan; those that OUT/cells holds from an earlier run of the same plan are read."""
     folder = out / "cells"
     folder.mkdir(parents=True, exist_ok=True)
     places = [(setting, seed) for seed in range(plan.seeds) for setting in plan.settings]
@@ -82,7 +82,7 @@ def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> 
 
 
 def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
-    """Data, networks and all measures of one setting with one seed."""
+    """Draw data and networks, and take all measures, of one setting with one seed."""
     started = time.perf_counter()
     place = plan.settings.index(setting)
     radii = plan.profile if place < plan.profiled else plan.radii
@@ -128,7 +128,7 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
 
 
 def tau_b(a: Floats, b: Floats) -> float | None:
-    """Kendall's tau-b; None where one of them is constant."""
+    """Return Kendall's tau-b; None where one of them is constant."""
     value = float(stats.kendalltau(a, b).statistic)
     return None if np.isnan(value) else value
 
@@ -138,7 +138,7 @@ def _taus(rows: Floats, test: Floats) -> Values:
 
 
 def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> Columns:
-    """tau of the measures along the family of metrics, second-order and exact, a value for each of its radii."""
+    """Compute tau along the family of metrics, second-order and exact, a value for each of its radii."""
     found: Columns = {}
     for t in plan.family:
         for geodesic in FAMILY_GEODESICS:
@@ -157,7 +157,7 @@ def _checks(
     endless: Floats,
     test: Floats,
 ) -> dict[str, tuple[Check, ...]]:
-    """Every measure once more at the plan's radii, by the thorough ascent; never below what the plain one found."""
+    """Measure once more at the plan's radii by the thorough ascent; never below what the plain one found."""
     generator = torch.Generator().manual_seed(0)
     checks: dict[str, list[Check]] = {measure: [] for measure in rises}
     for radius in plan.radii:
@@ -178,7 +178,7 @@ def _middle_and_least(ratios: Floats) -> tuple[float, float]:
 def _cornered(
     regression: Regression, betas: Tensor, radii: tuple[float, ...], rises: dict[str, Floats]
 ) -> dict[str, Floats]:
-    """The measures, with the best single coordinate where that rises more than the ascent found."""
+    """Return the measures, with the best single coordinate where that rises more than the ascent found."""
     return {
         measure: np.stack(
             [
@@ -191,7 +191,7 @@ def _cornered(
 
 
 def _mechanism(regression: Regression, betas: Tensor, climbs: Climbs) -> tuple[Columns, Columns, Columns]:
-    """By measure the far share, by metric the truncation error, both medians over networks, and how many are large."""
+    """Return far shares by measure and truncation errors by metric, medians over networks, and how many are large."""
     far: Columns = {
         measure: tuple(float(far_share(measure, regression, betas, found).quantile(0.5)) for found in climbs[measure])
         for measure in QUOTIENT
@@ -208,7 +208,7 @@ def _mechanism(regression: Regression, betas: Tensor, climbs: Climbs) -> tuple[C
 
 
 def _agreement(rises: dict[str, Floats], metric: str) -> Values:
-    """tau-b between second-order and exact sharpness, a value a radius."""
+    """Compute tau-b between second-order and exact sharpness, a value a radius."""
     return tuple(tau_b(a, b) for a, b in zip(rises[f"{metric} second"], rises[f"{metric} exact"], strict=True))
 
 

@@ -40,37 +40,37 @@ MECHANISM = {
 
 
 def with_interval(mean: Mean | None) -> str:
-    """mean [low, high]."""
+    """Write mean [low, high]."""
     return "undefined" if mean is None else f"{signed(mean.value)} [{signed(mean.low)}, {signed(mean.high)}]"
 
 
 def counts(mean: Mean | None) -> str:
-    """In how many seeds it is negative / positive."""
+    """Count in how many seeds it is negative / positive."""
     return "undefined" if mean is None else f"{mean.negative} / {mean.positive}"
 
 
 def in_short(mean: Mean | None) -> str:
-    """The mean, and the seeds by sign, for a narrow page."""
+    """Return the mean, and the seeds by sign, for a narrow page."""
     return "undefined" if mean is None else f"{signed(mean.value)} ({mean.negative}/{mean.positive})"
 
 
 def where(setting: Setting) -> list[str]:
-    """The cells of a row that say which setting it is."""
+    """Return the cells of a row that say which setting it is."""
     return [str(setting.points), *(f"{low:g} to {high:g}" for low, high in (setting.scales, setting.rates))]
 
 
 def tau_table(study: DiagonalStudy, radius: float) -> Table:
-    """tau of every measure as the library's ascent finds it, a row a setting."""
+    """Compute tau of every measure as the library's ascent finds it, a row a setting."""
     return _tau_table(study, radius, "tau", "mean and interval", with_interval)
 
 
 def sign_table(study: DiagonalStudy, radius: float) -> Table:
-    """In how many seeds tau of every measure is negative / positive, a row a setting."""
+    """Count in how many seeds tau of every measure is negative / positive, a row a setting."""
     return _tau_table(study, radius, "signs", "seeds with a negative / positive tau", counts)
 
 
 def short_table(study: DiagonalStudy, radius: float) -> Table:
-    """Both in one, for a terminal."""
+    """Put both in one, for a terminal."""
     long = _tau_table(study, radius, "short", "mean (negative/positive seeds)", in_short)
     columns = [*long.columns[:3], *MEASURES]
     rows = [row[: len(columns)] for row in long.rows]
@@ -85,7 +85,7 @@ def _tau_table(study: DiagonalStudy, radius: float, name: str, what: str, write:
 
 
 def thorough_table(study: DiagonalStudy, radius: float) -> Table:
-    """tau of every measure by the thorough ascent, a row a setting."""
+    """Compute tau of every measure by the thorough ascent, a row a setting."""
     rows = {
         setting: [Mean.of(check.tau for _, check in study.checked(setting, measure, radius)) for measure in MEASURES]
         for setting in study.plan.settings
@@ -95,7 +95,7 @@ def thorough_table(study: DiagonalStudy, radius: float) -> Table:
 
 
 def family_table(study: DiagonalStudy, radius: float) -> Table:
-    """tau along the family of metrics, a row for each order of geodesics and profiled setting."""
+    """Compute tau along the family of metrics, a row for each order of geodesics and profiled setting."""
     return Table(
         f"family-{study.plan.family_radii.index(radius)}",
         f"Kendall’s tau-b with the test loss at radius {radius:g}, over {study.plan.seeds} seeds, by metric t",
@@ -113,7 +113,7 @@ def family_table(study: DiagonalStudy, radius: float) -> Table:
 
 
 def reference_table(study: DiagonalStudy) -> Table:
-    """tau of what has no radius, a row a setting."""
+    """Compute tau of what has no radius, a row a setting."""
     names = tuple(study.cells[0].references)
     rows = {setting: [study.reference(setting, name) for name in names] for setting in study.plan.settings}
     caption = f"Kendall’s tau-b with the test loss, over {study.plan.seeds} seeds: mean and interval"
@@ -137,7 +137,7 @@ def _by_setting(
 
 
 def mechanism_table(study: DiagonalStudy) -> Table:
-    """Medians over the cells of the profiled settings, a row a radius."""
+    """Tabulate medians over the cells of the profiled settings, a row a radius."""
     rows = [
         [f"{radius:g}", *(middle(study, *at, radius) for at in MECHANISM.values())] for radius in study.plan.profile
     ]
@@ -151,12 +151,12 @@ def mechanism_table(study: DiagonalStudy) -> Table:
 
 
 def middle(study: DiagonalStudy, column: str, key: str, radius: float) -> str:
-    """The median of a column over the cells of the profiled settings."""
+    """Return the median of a column over the cells of the profiled settings."""
     return minus(f"{np.median(study.column(column, key, radius, study.profiled)):.2g}")
 
 
 def ascent_table(study: DiagonalStudy) -> Table:
-    """How much of the thorough ascent's rise the plain one finds, and that one of the bound: the profiled settings."""
+    """Tell how much of the thorough ascent's rise the plain one finds, and that one of the bound, where profiled."""
     rows = [
         _ascent_row(setting, measure, radius, study)
         for setting in study.profiled
@@ -198,7 +198,7 @@ def _middle_and_least(ratios: Sequence[tuple[float, float]]) -> tuple[str, str]:
 
 
 def network_table(study: DiagonalStudy) -> Table:
-    """How the networks came to be and how good they are, a row a setting."""
+    """Return how the networks came to be and how good they are, a row a setting."""
     return Table(
         "network-table",
         "How many networks were drawn over all seeds; steps of gradient descent, test losses and the smallest "

@@ -27,7 +27,7 @@ OVERHEAD = {"euclidean": 1.02, "adaptive": 1.02, "inv": 1.12, "mix": 1.10}
 @final
 @dataclass(frozen=True)
 class Passes:
-    """Of one measure on one batch."""
+    """Represent of one measure on one batch."""
 
     forward: int
     backward: int
@@ -36,7 +36,7 @@ class Passes:
 @final
 @dataclass(frozen=True)
 class Operations:
-    """Floating point operations of a forward and of a backward pass of one batch."""
+    """Represent floating point operations of a forward and of a backward pass of one batch."""
 
     forward: int
     backward: int
@@ -45,7 +45,7 @@ class Operations:
 @final
 @dataclass(frozen=True)
 class Cost:
-    """GPU hours of every measure of all models, and of their scores on data and test data."""
+    """Represent gPU hours of every measure of all models, and of their scores on data and test data."""
 
     measures: dict[str, float]
     scores: float
@@ -59,7 +59,7 @@ class Cost:
 
 
 def cost(experiment: FullScale) -> Cost:
-    """seconds = operations / (peak * utilisation) * overhead."""
+    """Estimate the cost: seconds = operations / (peak * utilisation) * overhead."""
     batch_size, batches, measures = _plan(experiment)
     operations = operations_of(experiment, batch_size)
     hours: dict[str, float] = {}
@@ -80,7 +80,7 @@ def _hours(operations: float) -> float:
 
 
 def operations_of(experiment: FullScale, batch_size: int) -> Operations:
-    """Of one batch, on the meta device: nothing is computed."""
+    """Count operations of one batch, on the meta device: nothing is computed."""
     model, inputs = experiment.model(), experiment.inputs(batch_size)
     labels = torch.empty(batch_size, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -92,13 +92,13 @@ def operations_of(experiment: FullScale, batch_size: int) -> Operations:
 
 
 def passes_of(measure: Measure) -> Passes:
-    """Counted by the library; they depend neither on geometry and radius nor on the model."""
+    """Return passes as the library counts them; they depend neither on geometry and radius nor on the model."""
     return _counted(replace(measure, geometry=Euclidean(), **({"radius": 0.1} if hasattr(measure, "radius") else {})))
 
 
 @cache
 def _counted(measure: Measure) -> Passes:
-    """On one batch of a model so small that it takes no time."""
+    """Count passes on one batch of a model so small that it takes no time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = _Tiny().eval()
@@ -109,7 +109,7 @@ def _counted(measure: Measure) -> Passes:
 
 @final
 class _Tiny(nn.Module):
-    """An encoder with one head of two."""
+    """Hold an encoder with one head of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class _Tiny(nn.Module):
 
 
 def _plan(experiment: FullScale) -> tuple[int, int, tuple[Measured, ...]]:
-    """Batch size, number of batches and measures, as the spec has them."""
+    """Return batch size, number of batches and measures, as the spec has them."""
     from quotient_manifolds.compare.document import read_yaml
     from quotient_manifolds.compare.measures import measures_of
     from quotient_manifolds.compare.schema import validated

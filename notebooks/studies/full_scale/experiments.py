@@ -23,7 +23,10 @@ TOKENS = 128
 @final
 @dataclass(frozen=True)
 class FullScale:
-    """spec: the name of the file. test: examples of the test data. model, inputs: on the meta device, of no memory."""
+    """Describe a zoo.
+
+    spec: the name of the file. test: examples of the test data. model, inputs: on the meta device, of no memory.
+    """
 
     spec: str
     model_name: str
@@ -33,7 +36,7 @@ class FullScale:
     inputs: Callable[[int], dict[str, Tensor]]
 
     def path(self) -> AbstractContextManager[Path]:
-        """Of the spec, for as long as it is used."""
+        """Return the path of the spec, for as long as it is used."""
         return resources.as_file(resources.files(__package__) / self.spec)
 
 
@@ -70,7 +73,7 @@ EXPERIMENTS = (
 
 
 def write_specs(folder: Path) -> list[Path]:
-    """Both specs, where their paths are looked up from."""
+    """Write both specs, where their paths are looked up from."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in EXPERIMENTS:
         with each.path() as path:

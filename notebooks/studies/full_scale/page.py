@@ -15,7 +15,7 @@ ORIGINAL = ("adaptive", "inv", "mix")  # the measures of the paper's Table 1
 
 
 def full_scale_page() -> str:
-    """As Markdown; its costs are computed anew."""
+    """Return the page as Markdown; its costs are computed anew."""
     costs = {each: cost(each) for each in EXPERIMENTS}
     text = (resources.files(__package__) / "page.md").read_text(encoding="utf-8")
     return Template(text).substitute(
@@ -31,7 +31,7 @@ def full_scale_page() -> str:
 
 
 def cost_table(costs: dict[FullScale, Cost]) -> str:
-    """Hours in all, and of what the paper's Table 1 has."""
+    """Tabulate hours in all, and of what the paper's Table 1 has."""
     columns = ["Spec", "Models", "Measures", "Passes", "GPU hours", f"Hours on {GPUS} GPUs", "Table 1 alone, GPU hours"]
     rows = [
         [
@@ -46,13 +46,13 @@ def cost_table(costs: dict[FullScale, Cost]) -> str:
 
 
 def _original(found: Cost) -> float:
-    """Hours of adaptive, inv and mix at one radius each, and the scores."""
+    """Add up hours of adaptive, inv and mix at one radius each, and the scores."""
     hours = [next(value for label, value in found.measures.items() if label.startswith(name)) for name in ORIGINAL]
     return sum(hours) + found.scores
 
 
 def operation_table(costs: dict[FullScale, Cost]) -> str:
-    """What the hours come from."""
+    """Return what the hours come from."""
     rows = [
         [
             *(each.model_name, str(found.batch_size)),

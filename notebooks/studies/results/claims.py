@@ -21,7 +21,7 @@ METRICS = ("inv", "mix")
 @final
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, the number here that it is about (its interval decides), and the rule it is held to.
+    """Hold a statement of the paper, the number it is about (whose interval decides), and the rule it is held to.
 
     given: the number that must be apart from 0 for the statement to say anything; None if it says so of itself.
     """
@@ -41,7 +41,7 @@ class Claim:
 
 
 def claims(records: Records) -> tuple[Claim, ...]:
-    """All of them, in the order of the paper."""
+    """Return all of them, in the order of the paper."""
     zoos = records.zoos
     return (
         *_diagonal(zoos["diagonal"]),
@@ -59,7 +59,7 @@ def _tau(zoo: Zoo | None, name: str) -> Estimate | None:
 
 
 def _estimate(zoo: Zoo | None, first: str, second: str) -> Estimate | None:
-    """|tau| of the first minus |tau| of the second."""
+    """Compute |tau| of the first minus |tau| of the second."""
     return None if zoo is None else zoo.estimate([first, second], lambda a, b: np.abs(a) - np.abs(b))
 
 
@@ -121,7 +121,7 @@ def _signs(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
 
 
 def _parts(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
-    """Curvature is turned off by first-order geodesics, the norm by that of adaptive sharpness [paper, App. G]."""
+    """Yield claims on parts: first-order geodesics have no curvature, the adaptive norm not the metric's [paper, App. G]."""
     words = "What the metric’s norm adds is more than what its curvature adds."
     for key, name in product(TRANSFORMERS, METRICS):
         found = _estimate(zoos[key], f"{name} first", f"{name} adaptive norm")
@@ -145,7 +145,7 @@ def _relaxation(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
 
 
 def said(name: str) -> str:
-    """A measure in words."""
+    """Return a measure in words."""
     metric, *rest = name.split()
     if metric not in METRICS or "eps" in rest:
         return name
@@ -154,7 +154,7 @@ def said(name: str) -> str:
 
 
 def _opposed(taus: Floats) -> Floats:
-    """(zoos, ...) -> (...): negative where two of them have opposite signs."""
+    """Compute (zoos, ...) -> (...): negative where two of them have opposite signs."""
     return taus.min(axis=0) * taus.max(axis=0)
 
 

@@ -18,7 +18,7 @@ REFERENCES = {"|beta (beta - nearest)|": "inv, closed form", "|beta - nearest|":
 
 
 def order_table(zoo: DiagonalZoo | None) -> str:
-    """tau by order and radius, and in how many settings its interval lies below, around and above 0."""
+    """Compute tau by order and radius, and in how many settings its interval lies below, around and above 0."""
     if zoo is None:
         return NOT_RUN
     radii = zoo.study.plan.radii
@@ -30,14 +30,14 @@ def order_table(zoo: DiagonalZoo | None) -> str:
 
 
 def reference_table(zoo: DiagonalZoo | None) -> str:
-    """tau of the paper's closed forms, with the solution of least norm in the place of X'y."""
+    """Compute tau of the paper's closed forms, with the solution of least norm in the place of X'y."""
     if zoo is None:
         return NOT_RUN
     return table(["Closed form", "tau"], [[words, str(zoo.reference(name))] for name, words in REFERENCES.items()])
 
 
 def family_table(records: Records) -> str:
-    """tau by t, a column a zoo."""
+    """Compute tau by t, a column a zoo."""
     zoos = {key: zoo.family() if zoo is not None else None for key, zoo in records.zoos.items()}
     columns = {ZOOS[key]: taus for key, taus in zoos.items()}
     if isinstance(records.diagonal, DiagonalZoo):
@@ -51,7 +51,7 @@ def family_table(records: Records) -> str:
 
 
 def radius_table(records: Records) -> str:
-    """tau and the median sharpness at every radius, and the power of the radius that it grows with."""
+    """Compute tau and the median sharpness at every radius, and the power of the radius that it grows with."""
     rows = [row for key, zoo in records.zoos.items() for row in _radii(key, zoo)]
     return table(["Zoo", "Measure", "Radius", "tau", "Median sharpness", "Grows with the power"], rows)
 
@@ -74,7 +74,7 @@ def _radii(key: str, zoo: Zoo | None) -> Iterator[list[str]]:
 
 
 def short_table(records: Records) -> str:
-    """The paper's Table 1 beside ours, for docs/benchmarks.md."""
+    """Return the paper's Table 1 beside ours, for docs/benchmarks.md."""
     rows = [[row.what, row.paper[0], "<br>".join(row.here)] for row in table_one(records)]
     return table(["Kendall’s tau with the gap", "Paper", "Here"], rows)
 

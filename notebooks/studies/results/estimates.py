@@ -19,7 +19,7 @@ Verdict = Literal["holds", "does not hold here", "not decided at this n", "not r
 @final
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval (95 %), None where there are too few units to have one."""
+    """Hold a number with its interval (95 %), None where there are too few units to have one."""
 
     value: float
     low: float | None
@@ -33,14 +33,14 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """-1 or 1 where the whole interval lies below or above 0, else 0."""
+        """Return -1 or 1 where the whole interval lies below or above 0, else 0."""
         if self.low is None or self.high is None:
             return 0
         return int(self.low > 0) - int(self.high < 0)
 
     @classmethod
     def of(cls, value: float, draws: Floats) -> Estimate:
-        """The percentile interval of bootstrap draws that have a value; no interval where more than half have none."""
+        """Take the percentile interval of bootstrap draws that have a value; none where more than half have none."""
         if 2 * np.isnan(draws).sum() > len(draws):
             return cls(value, None, None)
         low, high = np.nanquantile(draws, [0.025, 0.975])
@@ -50,7 +50,7 @@ class Estimate:
 @final
 @dataclass(frozen=True)
 class Rule:
-    """What a claim says of a number, and the two limits between which nothing is decided.
+    """Hold what a claim says of a number, and the two limits between which nothing is decided.
 
     holds: of an interval (low, high), that all of it is as the claim says; fails: that none of it is.
     """

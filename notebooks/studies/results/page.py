@@ -28,7 +28,7 @@ BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
 def write_results(records: Records, folder: Path) -> None:
-    """results.md, and its figures in results/."""
+    """Write results.md, and its figures in results/."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = pictures(records)
     write_pictures(folder / "results", plots)
@@ -46,7 +46,7 @@ def into_page(page: Path, records: Records) -> None:
 
 
 def results_page(records: Records, plots: dict[str, Plot]) -> str:
-    """Differences first, then the table, the claims, and what is behind them."""
+    """Return differences first, then the table, the claims, and what is behind them."""
     found = claims(records)
     parts = [
         "# The paper’s results, redone",
@@ -111,7 +111,7 @@ def _claims(found: Sequence[Claim]) -> str:
 
 
 def _toy(records: Records) -> list[str]:
-    """What the study of the toy model says of the paper's sentences about it."""
+    """Return what the study of the toy model says of the paper's sentences about it."""
     if records.toy is None:
         return []
     rows = [[f"{claim.claim} [{claim.place}]", f"**{claim.verdict}**"] for claim in records.toy.claims]
@@ -119,5 +119,5 @@ def _toy(records: Records) -> list[str]:
 
 
 def _picture(plots: dict[str, Plot], name: str) -> str:
-    """The numbers that its own text alternative lists stand in the table under it."""
+    """Return the numbers that its own text alternative lists stand in the table under it."""
     return f"![{plots[name].alt.partition('.')[0]}.](results/{name}.svg)" if name in plots else ""

@@ -19,7 +19,7 @@ ORDERS = {"mix first": 5, "mix": 1, "mix exact": 2, "inv": 4, "inv exact": 3}  #
 
 
 def pictures(records: Records) -> dict[str, Plot]:
-    """By name of file; of records that are there."""
+    """Draw figures, by name of file, of records that are there."""
     found: dict[str, Plot] = {}
     families = {ZOOS[key]: zoo.family() for key, zoo in records.zoos.items() if zoo is not None and zoo.family()}
     if records.diagonal is not None and (exact := records.diagonal.family("exact")):
@@ -35,7 +35,7 @@ def pictures(records: Records) -> dict[str, Plot]:
 
 
 def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
-    """Each as NAME.svg, a file of its own."""
+    """Return each as NAME.svg, a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         svg = plot.svg(name).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
@@ -51,7 +51,7 @@ def _by_radius(zoo: DiagonalZoo, name: str) -> Iterator[tuple[float, Estimate]]:
 def _lines(
     groups: Mapping[str, Mapping[float, Estimate]], x_label: str, styles: Mapping[str, Style], *, log: bool = False
 ) -> Plot:
-    """tau with its interval against a number, a line a group."""
+    """Compute tau with its interval against a number, a line a group."""
     with canvas(x_label, "Kendall’s tau-b with the gap") as (figure, (axes,)):
         axes.axhline(0, color="#808080", linewidth=0.8)
         for words, taus in groups.items():

@@ -53,7 +53,7 @@ Each study writes to `results/NAME`. What it leaves there as its record (`toy.js
 
 
 def rules() -> str:
-    """How a verdict comes about."""
+    """Return how a verdict comes about."""
     words = {name: rule.words for name, rule in RULES.items()}
     return f"""\
 A claim is a statement about a number, and the number’s 95 % interval decides. “{words["above"]}”, “{words["below"]}”
@@ -67,7 +67,7 @@ side by side without a correction for their number."""
 
 
 def different(records: Records) -> str:
-    """What is not as in the paper."""
+    """Return what is not as in the paper."""
     return f"""\
 - **Vision.** Not CLIP on ImageNet, but {_number(records.vit)} small vision transformers fine-tuned on 256 of
   scikit-learn’s digits.

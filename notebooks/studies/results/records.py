@@ -17,7 +17,7 @@ from studies.zoos.study import load_record
 @final
 @dataclass(frozen=True)
 class Records:
-    """What the studies left in a folder."""
+    """Hold what the studies left in a folder."""
 
     ascents: Ascents | None
     toy: Toy | None
@@ -27,7 +27,7 @@ class Records:
 
     @classmethod
     def load(cls, folder: Path) -> Records:
-        """Raises ValueError for a folder that is not there, and for a record that is not as its study writes it."""
+        """Read a folder. Raises ValueError if it is not there, or for a record that no study wrote."""
         if not folder.is_dir():
             raise ValueError(f"{folder} must be the folder of records that the studies wrote. Found no such folder")
         ascents, toy, diagonal = (folder / f"{name}.json" for name in ("ascents", "toy", "diagonal"))

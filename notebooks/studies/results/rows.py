@@ -36,7 +36,7 @@ RECORDS = {
 @final
 @dataclass(frozen=True)
 class Row:
-    """One result. paper, here: lines of a cell; study: the command's name and its record's, "" where there is none."""
+    """Hold one result. paper, here: lines of a cell; study: the name of study and record, "" where there is none."""
 
     what: str
     paper: tuple[str, ...]
@@ -46,7 +46,7 @@ class Row:
 
 
 def table_one(records: Records) -> Iterator[Row]:
-    """Every row of the paper's Table 1."""
+    """Yield every row of the paper's Table 1."""
     for key, taus in TAU.items():
         zoo = records.zoos[key]
         for name, tau in taus.items():
@@ -59,7 +59,7 @@ NOTEBOOK_OF = {"diagonal": "4", "vit": "6", "bert": "6"}
 
 
 def figures(records: Records) -> Iterator[Row]:
-    """A counterpart of every figure of the paper."""
+    """Yield a counterpart of every figure of the paper."""
     toy, zoos = records.toy, records.zoos
     yield Row("Fig. 1: level sets of the toy model", ("no number",), _spread(toy, "gradient norm"), "toy", "1")
     yield Row("Fig. 2: sketch of the quotient", ("no number",), ("built step by step, no number",), "", "2")
@@ -85,7 +85,7 @@ def figures(records: Records) -> Iterator[Row]:
 
 
 def beyond(records: Records) -> Iterator[Row]:
-    """What the paper leaves open."""
+    """Yield what the paper leaves open."""
     orders = ["mix first", "mix", "mix exact", "inv first", "inv", "inv exact"]
     paper = ("open (Sec. 7)",)
     yield Row(
@@ -123,7 +123,7 @@ def _lines(zoo: Zoo | None, names: list[str], words: dict[str, str] | None = Non
 
 
 def _spread(toy: Toy | None, quantity: str) -> tuple[str, ...]:
-    """Largest over smallest along an orbit."""
+    """Return largest over smallest along an orbit."""
     if toy is None:
         return (NOT_RUN,)
     found = {geometry: toy.spread(quantity, geometry) for geometry in ("euclidean", "inv", "mix")}

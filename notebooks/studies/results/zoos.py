@@ -19,7 +19,7 @@ GAP = "error_gap"
 
 
 class Zoo(ABC):
-    """Networks ranked by measures.
+    """Hold networks ranked by measures.
 
     key: of the paper's figures. units: what is resampled, and how many of them there are.
     """
@@ -30,31 +30,31 @@ class Zoo(ABC):
 
     @abstractmethod
     def tau(self, name: str) -> Estimate | None:
-        """Kendall's tau-b with the gap, of a measure at its middle radius; None if it was not measured."""
+        """Return Kendall's tau-b with the gap, of a measure at its middle radius; None if it was not measured."""
 
     @property
     def relaxed(self) -> list[str]:
-        """The names of the measures with a relaxed metric."""
+        """Return the names of the measures with a relaxed metric."""
         return []
 
     @abstractmethod
     def draws(self, names: Sequence[str]) -> tuple[Floats, Floats]:
-        """tau of measures that are known, (k,), and of each resample, (k, RESAMPLES), of the same units for all."""
+        """Compute tau of k known measures, (k,), and of each resample of the same units, (k, RESAMPLES)."""
 
     @abstractmethod
     def family(self) -> dict[float, Estimate]:
-        """tau by t of the metric, second order, at one radius."""
+        """Compute tau by t of the metric, second order, at one radius."""
 
     @abstractmethod
     def radii(self, name: str) -> dict[float, tuple[Estimate | None, float]]:
-        """By radius: tau, and the median of the sharpness."""
+        """Return by radius tau, and the median of the sharpness."""
 
     def generator(self) -> np.random.Generator:
-        """Of the resamples: another one for each zoo, so that they are independent."""
+        """Return the generator of resamples: another one for each zoo, so that they are independent."""
         return np.random.default_rng(list(self.key.encode()))
 
     def estimate(self, names: Sequence[str], statistic: Callable[..., Floats]) -> Estimate | None:
-        """A function of some taus with its interval; None if one of them is not known."""
+        """Return a function of some taus with its interval; None if one of them is not known."""
         if any(self.tau(name) is None for name in names):
             return None
         values, draws = self.draws(names)
@@ -110,7 +110,7 @@ class ModelZoo(Zoo):
 
 @final
 class DiagonalZoo(Zoo):
-    """Diagonal networks: tau is its mean over all settings; seeds, each with its own data, are resampled."""
+    """Represent diagonal networks: tau is its mean over all settings; seeds, each with its own data, are resampled."""
 
     key, units = "diagonal", "seeds"
 
@@ -119,11 +119,11 @@ class DiagonalZoo(Zoo):
         self.middle = study.plan.radii[len(study.plan.radii) // 2]
 
     def measure(self, name: str) -> str:
-        """How the study calls it."""
+        """Return how the study calls it."""
         return f"{name} second" if name in ("inv", "mix") else name
 
     def by_seed(self, name: str, radius: float) -> list[float]:
-        """For each seed, the mean of tau over the settings."""
+        """Return for each seed, the mean of tau over the settings."""
         measure = self.measure(name)
         return self._by_seed(lambda cell: cell.taus[measure][cell.radii.index(radius)])
 
@@ -135,7 +135,7 @@ class DiagonalZoo(Zoo):
         return [float(np.mean(values)) for _, values in sorted(seeds.items())]
 
     def at(self, name: str, radius: float) -> Estimate | None:
-        """The mean over settings and seeds."""
+        """Return the mean over settings and seeds."""
         return _estimate(self.by_seed(name, radius))
 
     def tau(self, name: str) -> Estimate | None:
@@ -145,7 +145,7 @@ class DiagonalZoo(Zoo):
         return self.study.signs(self.measure(name), radius)
 
     def reference(self, name: str) -> Estimate | None:
-        """tau of what has no radius."""
+        """Compute tau of what has no radius."""
         return _estimate(self._by_seed(lambda cell: cell.references[name]))
 
     def draws(self, names: Sequence[str]) -> tuple[Floats, Floats]:
@@ -178,7 +178,7 @@ def _estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def weighted_tau(x: Floats, y: Floats, counts: NDArray[Any]) -> Floats:
-    """tau-b where model i counts c_i times, counts (..., n) -> (...); models that lack a value (NaN) do not count.
+    """Compute tau-b where model i counts c_i times, counts (..., n) -> (...); models without value (NaN) do not.
 
     sum c_i c_j a_ij b_ij / sqrt(sum c_i c_j a_ij^2 sum c_i c_j b_ij^2), a_ij = sign(x_i - x_j), b of y.
     """

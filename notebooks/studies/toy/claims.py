@@ -31,7 +31,7 @@ FAR = 20.0  # a change of both weights by e^20 is far by any measure
 @final
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper in our words, where it stands, whether it holds here, and the figures that say so."""
+    """Hold a statement of the paper in our words, where it stands, whether it holds, and the figures that say so."""
 
     place: str
     claim: str
@@ -40,7 +40,7 @@ class Claim:
 
 
 def judge(problem: Scalar) -> tuple[Claim, ...]:
-    """Every claim, for data with one point (1, y), y > 0.
+    """Return every claim, for data with one point (1, y), y > 0.
 
     Raises ValueError for other data: the paper's sentences are about this case.
     """
@@ -239,7 +239,7 @@ def _careful(problem: Scalar) -> Claim:
 
 
 def _constant(problem: Scalar) -> Claim:
-    """Of the constants that stand before the radius."""
+    """Judge the claim on constants that stand before the radius."""
     point, radius = Point.balanced(problem.best), 0.1
     own = sharpness(problem, point, "inv (exact)", radius)
     other = sharpness(problem, point, "inv (exact)", math.sqrt(2) * radius)

@@ -22,7 +22,7 @@ _STRAIGHT = {"euclidean": Euclidean(), "adaptive": Adaptive()}
 
 
 def climb(problem: Scalar, point: Point, measure: str, radius: float) -> float:
-    """Worst-case sharpness as Auto-PGD finds it.
+    """Return worst-case sharpness as Auto-PGD finds it.
 
     Quotient measures climb on DiagonalQuotient, whose geodesics are closed forms in both metrics. `Quotient` measures
     the same on FixedRankQuotient(1, 1), where an exact geodesic of mix is an ODE.
@@ -47,7 +47,7 @@ def climb(problem: Scalar, point: Point, measure: str, radius: float) -> float:
 
 @final
 class _OnGeodesics:
-    """z -> L(gamma_z(1)) in orthonormal coordinates z of the horizontal line at a point."""
+    """Represent z -> L(gamma_z(1)) in orthonormal coordinates z of the horizontal line at a point."""
 
     def __init__(self, problem: Scalar, point: Point, metric: str, order: str) -> None:
         self.problem, self.order = problem, order

@@ -39,12 +39,12 @@ _FACTORS: dict[str, tuple[Callable[[float], float], tuple[float, ...]]] = {
 
 
 def sharpness(problem: Scalar, point: Point, measure: str, radius: float) -> float:
-    """max { L - L(G, H) } over the ball of this radius in the measure's own norm. `measure`: one of `MEASURES`."""
+    """Compute max { L - L(G, H) } over the ball of this radius in the norm of `measure`, one of `MEASURES`."""
     return max(problem.rise(point.product, end) for end in reached(point, measure, radius))
 
 
 def reached(point: Point, measure: str, radius: float) -> Interval:
-    """The smallest and the largest product G H in the ball."""
+    """Return the smallest and the largest product G H in the ball."""
     if measure == "euclidean":
         return _euclidean(point, radius)
     if measure == "adaptive":
@@ -61,24 +61,24 @@ def reached(point: Point, measure: str, radius: float) -> Interval:
 
 
 def largest_step(point: Point, measure: str, radius: float) -> float:
-    """The largest |b| with |xi| <= radius: |xi|^2 is 2 b^2 in inv and 2 (G H b)^2 in mix."""
+    """Return the largest |b| with |xi| <= radius: |xi|^2 is 2 b^2 in inv and 2 (G H b)^2 in mix."""
     return radius / math.sqrt(2) / (abs(point.product) if measure.startswith("mix") else 1.0)
 
 
 def first_term(problem: Scalar, point: Point, measure: str, radius: float) -> float:
-    """The term of first order in the radius: 4 R |p (A p - B)| in inv [paper, Eq. 22], 4 R |A p - B| in mix."""
+    """Return the term of first order in the radius: 4 R |p (A p - B)| in inv [paper, Eq. 22], 4 R |A p - B| in mix."""
     A, B, _ = problem.coefficients
     return 4 * largest_step(point, measure, radius) * abs(point.product * (A * point.product - B))
 
 
 def term_at_minimum(problem: Scalar, point: Point, measure: str, radius: float) -> float:
-    """The term of second order where the first vanishes: 4 A R^2 p^2 in inv [paper, App. D], 4 A R^2 in mix."""
+    """Return the term of second order where the first vanishes: 4 A R^2 p^2 in inv [paper, App. D], 4 A R^2 in mix."""
     A, _, _ = problem.coefficients
     return 4 * A * (largest_step(point, measure, radius) * point.product) ** 2
 
 
 def exact_direction(problem: Scalar, point: Point, radius: float) -> int:
-    """The sign of the b that maximises over an exact geodesic ball of inv.
+    """Return the sign of the b that maximises over an exact geodesic ball of inv.
 
     That of p (A p cosh(2 R) - B); the paper's rule for Eq. 22, p (A p - B), is its limit for small R.
     """
@@ -88,13 +88,13 @@ def exact_direction(problem: Scalar, point: Point, radius: float) -> int:
 
 
 def paper_direction(problem: Scalar, point: Point) -> int:
-    """The sign of the b that maximises Eq. 22."""
+    """Return the sign of the b that maximises Eq. 22."""
     A, B, _ = problem.coefficients
     return 1 if point.product * (A * point.product - B) >= 0 else -1
 
 
 def _adaptive(radius: float) -> Interval:
-    """The range of (1 + a) (1 + c): on the circle it is 1 + s + (s^2 - radius^2) / 2 with s = a + c.
+    """Return the range of (1 + a) (1 + c): on the circle it is 1 + s + (s^2 - radius^2) / 2 with s = a + c.
 
     |s| <= 2 R. The ends are at a = c = +-R, horizontal like geodesics, until s = -1 is within reach.
     """
@@ -103,7 +103,7 @@ def _adaptive(radius: float) -> Interval:
 
 
 def _euclidean(point: Point, radius: float) -> Interval:
-    """The range of (G + r cos) (H + r sin): a saddle has its extremes on the circle, at roots of a quartic in tan / 2.
+    """Return the range of (G + r cos) (H + r sin): its extremes lie on the circle, at roots of a quartic in tan / 2.
 
     Where the derivative G cos - H sin + r (cos^2 - sin^2) is 0, with t = tan(angle / 2).
     """

@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 @final
 @dataclass(frozen=True)
 class Landscape:
-    """Loss, and by geometry gradient norm and Hessian trace, at the same points."""
+    """Hold loss, and by geometry gradient norm and Hessian trace, at the same points."""
 
     loss: Values
     gradient_norm: dict[str, Values]
@@ -33,7 +33,7 @@ class Landscape:
 @final
 @dataclass(frozen=True)
 class Grid:
-    """A landscape over a square: rows are H, columns G."""
+    """Hold a landscape over a square: rows are H, columns G."""
 
     G: Values
     H: Values
@@ -41,7 +41,7 @@ class Grid:
 
 
 def landscape(problem: Scalar, points: Any) -> Landscape:
-    """The landscape at points (..., 2), by autograd and the package's manifolds.
+    """Return the landscape at points (..., 2), by autograd and the package's manifolds.
 
     euclidean: |g| and tr(Hess) of the weights. adaptive: those of L(w + w z) in z at 0. inv, mix: the norm of the
     Riemannian gradient, and the Riemannian Hessian along the one horizontal direction there is.
@@ -67,12 +67,12 @@ def landscape(problem: Scalar, points: Any) -> Landscape:
 
 
 def at(problem: Scalar, point: Point) -> Landscape:
-    """The landscape at one point, values of shape ()."""
+    """Return the landscape at one point, values of shape ()."""
     return landscape(problem, point)
 
 
 def grid(problem: Scalar, *, window: float = WINDOW, resolution: int = RESOLUTION) -> Grid:
-    """The landscape over |G|, |H| <= window. Raises ValueError for an odd resolution, which would meet the axes."""
+    """Return the landscape on |G|, |H| <= window. Raises ValueError for odd resolutions, which would meet the axes."""
     if resolution < 2 or resolution % 2:
         raise ValueError(f"resolution must be an even number, or a weight would be 0. Found {resolution}")
     axis = np.linspace(-window, window, resolution)

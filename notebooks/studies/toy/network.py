@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Point(NamedTuple):
-    """The two weights, each different from 0. The network sees only the product G H."""
+    """Hold the two weights, each different from 0. The network sees only the product G H."""
 
     G: float
     H: float
@@ -20,12 +20,12 @@ class Point(NamedTuple):
         return self.G * self.H
 
     def moved(self, a: float) -> Point:
-        """(G / a, H a): the same network elsewhere on its orbit."""
+        """Compute (G / a, H a): the same network elsewhere on its orbit."""
         return Point(self.G / a, self.H * a)
 
     @classmethod
     def balanced(cls, product: float) -> Point:
-        """The point of the orbit G H = product with |G| = |H|."""
+        """Return the point of the orbit G H = product with |G| = |H|."""
         root = abs(product) ** 0.5
         return cls(root, root if product > 0 else -root)
 
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Scalar:
-    """L(G, H) = sum_i (x_i G H - y_i)^2 = A p^2 - 2 B p + C with p = G H.
+    """Represent L(G, H) = sum_i (x_i G H - y_i)^2 = A p^2 - 2 B p + C with p = G H.
 
     A = sum x_i^2, B = sum x_i y_i, C = sum y_i^2. The minima are the orbit p = B / A.
     """
@@ -49,30 +49,30 @@ class Scalar:
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
-        """A, B, C."""
+        """Return a, B, C."""
         pairs = list(zip(self.x, self.y, strict=True))
         return sum(x * x for x, _ in pairs), sum(x * y for x, y in pairs), sum(y * y for _, y in pairs)
 
     @property
     def best(self) -> float:
-        """The product B / A of the minima."""
+        """Return the product B / A of the minima."""
         A, B, _ = self.coefficients
         return B / A
 
     def loss(self, point: Tensor) -> Tensor:
-        """L at a point (2, 1), G on top of H: the shape that DiagonalQuotient has."""
+        """Compute L at a point (2, 1), G on top of H: the shape that DiagonalQuotient has."""
         x, y = torch.tensor([self.x, self.y], dtype=point.dtype)
         return ((x * point.prod() - y) ** 2).sum()
 
     def rise(self, product: float, reached: float) -> float:
-        """L where G H is `reached`, minus L where it is `product`."""
+        """Compute L where G H is `reached`, minus L where it is `product`."""
         A, B, _ = self.coefficients
         step = reached - product
         return A * step**2 + 2 * (A * product - B) * step
 
 
 def network(point: Point) -> nn.Sequential:
-    """x -> H (G x): two Linears without bias, in float64."""
+    """Compute x -> H (G x): two Linears without bias, in float64."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double().eval()
     weights = torch.tensor(point, dtype=torch.float64)
     model.load_state_dict({f"{i}.weight": weight.reshape(1, 1) for i, weight in enumerate(weights)})
@@ -80,11 +80,11 @@ def network(point: Point) -> nn.Sequential:
 
 
 def batch(problem: Scalar) -> tuple[Tensor, Tensor]:
-    """The data as the network takes them, (points, 1) each."""
+    """Return the data as the network takes them, (points, 1) each."""
     x, y = torch.tensor([problem.x, problem.y], dtype=torch.float64)[..., None]
     return x, y
 
 
 def squared_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    """sum_i (f(x_i) - y_i)^2."""
+    """Compute sum_i (f(x_i) - y_i)^2."""
     return ((model(data[0]) - data[1]) ** 2).sum()

@@ -21,7 +21,7 @@ VERDICTS = {"holds": "hold", "holds in part": "hold in part", "does not hold": "
 
 
 def toy_page(found: Toy) -> Page:
-    """Headline figures, level sets, orbits, closed forms, expansions, claims, and how to redo it."""
+    """Return headline figures, level sets, orbits, closed forms, expansions, claims, and how to redo it."""
     return Page(
         title="The scalar network f(x) = G H x",
         lead=(
@@ -35,7 +35,7 @@ def toy_page(found: Toy) -> Page:
 
 
 def spread_table(found: Toy) -> Table:
-    """How much each quantity varies along orbits."""
+    """Return how much each quantity varies along orbits."""
     rows = []
     for quantity, claim in QUANTITIES.items():
         spreads = {geometry: found.spread(quantity, geometry) for geometry in GEOMETRIES}
@@ -50,7 +50,7 @@ def spread_table(found: Toy) -> Table:
 
 
 def claim_table(found: Toy) -> Table:
-    """Every claim with its verdict."""
+    """Return every claim with its verdict."""
     rows = [[claim.place, claim.claim, claim.verdict, claim.found] for claim in found.claims]
     return Table(
         "claim-table",

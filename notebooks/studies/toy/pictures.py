@@ -14,7 +14,7 @@ SHOWN = ("euclidean", "inv", "mix")
 
 
 def landscapes(problem: Scalar, *, window: float = WINDOW) -> tuple[Plot, Plot]:
-    """Level sets of loss and gradient norm [paper, Fig. 1], and of the Hessian trace [App. D.1]."""
+    """Return level sets of loss and gradient norm [paper, Fig. 1], and of the Hessian trace [App. D.1]."""
     found = grid(problem, window=window)
     minima = [hyperbola(problem.best, window=window, label="the minima")]
     loss = Field("loss", found.landscape.loss)
@@ -32,14 +32,14 @@ def landscapes(problem: Scalar, *, window: float = WINDOW) -> tuple[Plot, Plot]:
 
 
 def hyperbola(product: float, *, window: float = WINDOW, label: str = "") -> Curve:
-    """The orbit G H = product inside the window, both branches."""
+    """Return the orbit G H = product inside the window, both branches."""
     branch = np.geomspace(abs(product) / window, window, 100)
     G = np.concatenate([-branch[::-1], [np.nan], branch])
     return Curve(label or f"G H = {product:g}", G, product / G)
 
 
 def orbit_picture(found: Toy, quantity: str = "worst-case sharpness", product: float = 1.0) -> Plot:
-    """A quantity after a move along an orbit, over the quantity at a = 1."""
+    """Return a quantity after a move along an orbit, over the quantity at a = 1."""
     rows = {one.geometry: one.values for one in found.along if (one.quantity, one.product) == (quantity, product)}
     start = found.sizes.index(1.0)
     ratios = {geometry: np.array(rows[geometry]) / rows[geometry][start] for geometry in GEOMETRIES}
@@ -47,7 +47,7 @@ def orbit_picture(found: Toy, quantity: str = "worst-case sharpness", product: f
 
 
 def series_picture(found: Toy, metric: str, product: float) -> Plot:
-    """Sharpness against the radius, exact, with truncated geodesics, and the first-order term."""
+    """Return sharpness against the radius, exact, with truncated geodesics, and the first-order term."""
     rows = [one for one in found.series if (one.metric, one.product) == (metric, product)]
     radii = [one.radius for one in rows]
     lines = [

@@ -34,7 +34,7 @@ SERIES_RADII = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 @final
 @dataclass(frozen=True)
 class Along:
-    """One quantity in one geometry at the points (G / a, H a) of an orbit, a in `sizes`."""
+    """Hold one quantity in one geometry at the points (G / a, H a) of an orbit, a in `sizes`."""
 
     quantity: str
     geometry: str
@@ -43,7 +43,7 @@ class Along:
 
     @property
     def spread(self) -> float | None:
-        """The largest value over the smallest, in magnitude: 1 is constant. None where it vanishes all along."""
+        """Return the largest value over the smallest, in magnitude: 1 is constant. None where it vanishes all along."""
         magnitudes = [abs(value) for value in self.values]
         return None if max(magnitudes) < VANISHES else max(magnitudes) / min(magnitudes)
 
@@ -51,7 +51,7 @@ class Along:
 @final
 @dataclass(frozen=True)
 class Agreement:
-    """The largest relative difference between ascent and closed form, and the product and radius where it is."""
+    """Hold the largest relative difference between ascent and closed form, and the product and radius where it is."""
 
     measure: str
     cases: int
@@ -63,7 +63,7 @@ class Agreement:
 @final
 @dataclass(frozen=True)
 class Series:
-    """Sharpness with the geodesic to first and second order, exact, and the term of first order in the radius."""
+    """Hold sharpness with the geodesic to first and second order, exact, and the first-order term in the radius."""
 
     metric: str
     product: float
@@ -77,7 +77,7 @@ class Series:
 @final
 @dataclass(frozen=True)
 class Toy:
-    """All of the study; `save` and `load` are inverse to each other."""
+    """Hold all of the study; `save` and `load` are inverse to each other."""
 
     sizes: tuple[float, ...]
     radius: float
@@ -89,7 +89,7 @@ class Toy:
     version: str
 
     def spread(self, quantity: str, geometry: str) -> float | None:
-        """The largest over all orbits; None where there is none."""
+        """Return the largest over all orbits; None where there is none."""
         found = [one.spread for one in self.along if (one.quantity, one.geometry) == (quantity, geometry)]
         return max((spread for spread in found if spread is not None), default=None)
 
@@ -103,7 +103,7 @@ class Toy:
 
 @one_thread()
 def study_toy(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Toy:
-    """Everything; with `fast` two orbits at three points, and one case of ascent a measure, to try the code."""
+    """Measure everything; with `fast` two orbits at three points, and one case of ascent a measure, to try the code."""
     sizes = (0.1, 1.0, 10.0) if fast else SIZES
     products = PRODUCTS[1:3] if fast else PRODUCTS
     say = progress or (lambda what, done, total: None)
@@ -121,7 +121,7 @@ def study_toy(*, fast: bool = False, command: str = "", progress: Progress | Non
 
 
 def _along(product: float, sizes: tuple[float, ...]) -> list[Along]:
-    """Loss, gradient norm, Hessian trace and worst-case sharpness on one orbit, in every geometry."""
+    """Return loss, gradient norm, Hessian trace and worst-case sharpness on one orbit, in every geometry."""
     points = [Point.balanced(product).moved(a) for a in sizes]
     here = landscape(PROBLEM, points)
     rows = [Along("loss", geometry, product, (*here.loss.tolist(),)) for geometry in GEOMETRIES]
@@ -134,7 +134,7 @@ def _along(product: float, sizes: tuple[float, ...]) -> list[Along]:
 
 
 def _agreement(measure: str, points: tuple[Point, ...], radii: tuple[float, ...]) -> Agreement:
-    """Over one point of data, a minimum, and several points of data."""
+    """Compare over one point of data, a minimum, and several points of data."""
     worst = (-1.0, 0.0, 0.0)
     cases = 0
     for point in points:

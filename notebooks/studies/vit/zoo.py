@@ -55,7 +55,7 @@ FAST = Size(
 
 
 def related_digits(name: str) -> Digits:
-    """The task of a starting point; its test images are the first of the study's, not disturbed, and only scored."""
+    """Return the task of a starting point; its test images are those of the study, not disturbed."""
     clean = _clean()
     make = RELATED[name]
     train = make(clean.train_images[:START_POINTS], clean.train_labels[:START_POINTS])
@@ -63,7 +63,7 @@ def related_digits(name: str) -> Digits:
 
 
 def few_shot_digits() -> Digits:
-    """256 training and 1041 test images, each shifted by up to a pixel and noisy, once and for all."""
+    """Compute 256 training and 1041 test images, each shifted by up to a pixel and noisy, once and for all."""
     clean = _clean()
     few = replace(clean, train_images=clean.train_images[START_POINTS:], train_labels=clean.train_labels[START_POINTS:])
     blank, top = float(clean.train_images.min()), float(clean.train_images.max())

@@ -66,7 +66,7 @@ def growth(comparison: Comparison, families: Mapping[str, Mapping[float, str]], 
 
 
 def _said(measures: ZooMeasures, labels: Labels) -> str:
-    """All estimates in words."""
+    """Say all estimates in words."""
     said = [
         f"{words}, {GAPS[gap]}: {found}"
         for gap in GAPS

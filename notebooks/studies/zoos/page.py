@@ -157,7 +157,7 @@ class ZooPage:
 
 
 def spread(comparison: Comparison) -> Table:
-    """Of loss and error, and of the gaps, over the models."""
+    """Tabulate the spread of losses, errors and gaps over the models."""
     known = {name for row in comparison.rows for name in row.scores}
     training = "train_error" if "train_error" in known else "error"  # on the measured data, which may be a part
     names = {training: "training error", "test_error": "test error", **GAPS, "test_loss": "test loss"}
@@ -189,7 +189,7 @@ def _slopes(comparison: Comparison, families: Mapping[str, Mapping[float, str]])
 
 
 def _median(comparison: Comparison, measure: str) -> float:
-    """0 if no model has a value."""
+    """Return 0 if no model has a value."""
     return statistics.median([value for value in comparison.column(measure) if value is not None] or [0.0])
 
 
