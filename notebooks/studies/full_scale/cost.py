@@ -27,7 +27,7 @@ OVERHEAD = {"euclidean": 1.02, "adaptive": 1.02, "inv": 1.12, "mix": 1.10}
 @final
 @dataclass(frozen=True)
 class Passes:
-    """Represent of one measure on one batch."""
+    """Hold the passes of one measure on one batch."""
 
     forward: int
     backward: int
@@ -36,7 +36,7 @@ class Passes:
 @final
 @dataclass(frozen=True)
 class Operations:
-    """Represent floating point operations of a forward and of a backward pass of one batch."""
+    """Hold floating point operations of a forward and of a backward pass of one batch."""
 
     forward: int
     backward: int
@@ -45,7 +45,7 @@ class Operations:
 @final
 @dataclass(frozen=True)
 class Cost:
-    """Represent gPU hours of every measure of all models, and of their scores on data and test data."""
+    """Hold GPU hours of every measure of all models, and of their scores on data and test data."""
 
     measures: dict[str, float]
     scores: float

@@ -121,7 +121,7 @@ def _signs(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
 
 
 def _parts(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
-    """Yield claims on parts: first-order geodesics have no curvature, the adaptive norm not the metric's [paper, App. G]."""
+    """Yield claims on parts of a measure: its curvature and its norm [paper, App. G]."""
     words = "What the metric’s norm adds is more than what its curvature adds."
     for key, name in product(TRANSFORMERS, METRICS):
         found = _estimate(zoos[key], f"{name} first", f"{name} adaptive norm")
