@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.cli.errors import BadInput
 from quotient_manifolds.cli.subject import expanded, taking
@@ -45,16 +45,12 @@ def batches_from(
         what = "text" if source.kind == "text" else "images"
         raise BadInput(f"{model} ({type(network).__name__}) takes {taken}, but {data} holds {what}.")
     found = source.batches(network)
-    classes = getattr(getattr(network, "config", None), "num_labels", None)
-    if isinstance(classes, int) and type(network).__name__.endswith("Classification"):
-        source.check(classes)
-    record: dict[str, Any] = {"batch_size": source.batch_size, "examples": sum(map(_examples, found))}
+    record: dict[str, Any] = {"batch_size": source.batch_size, "examples": found.examples}
     if source.kind == "text":
-        record["max_length"] = getattr(found, "max_length", source.max_length)
-        record["truncated"] = getattr(found, "truncated", None)
+        record |= {"max_length": found.max_length, "truncated": found.truncated}
     if source.seed is not None:
         record["draw"] = source.seed
-    return list(found), record, getattr(found, "notes", ())
+    return list(found), record, found.notes
 
 
 def _of_function(reference: str, settings: Mapping[str, Any]) -> list[Any]:
@@ -98,10 +94,6 @@ def _check_classifier(model: str, network: nn.Module) -> None:
             f"Expected a classifier, found {model} ({kind}); give --loss package.module:function, a function "
             "loss(model, batch), for other models."
         )
-
-
-def _examples(batch: Any) -> int:
-    return next((int(leaf.shape[0]) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
 
 def try_loss(network: nn.Module, loss: Loss, batches: Sequence[Any], data: str) -> None:
