@@ -57,26 +57,17 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
 
 
 class _View:
-    """Implement the methods of the view. Mixed with pymanopt's abstract class at run time, which keeps that import
-    lazy.
+    """Implement the methods of the view. It is mixed with pymanopt's abstract class only when one is asked for.
 
-    Solvers ask many things at one point, and vectors move between two: the last two horizontal spaces are kept. They
-    are found again by the values of the point, not by its identity, so they cannot be stale.
+    Solvers ask many things at one point, and vectors move between two: the manifold keeps its last two spaces.
     """
 
     def __init__(self, manifold: QuotientManifold, shape: tuple[int, ...]) -> None:
         super().__init__(f"{manifold} of shape {shape}", _dimension(manifold, shape))  # type: ignore[call-arg]
         self._manifold, self._shape = manifold, shape
-        self._spaces: tuple[HorizontalSpace, ...] = ()
 
     def _at(self, point: Array) -> HorizontalSpace:
-        x = _tensor(point)
-        for space in self._spaces:
-            if torch.equal(space.point, x):
-                return space
-        space = self._manifold.at(x.clone())
-        self._spaces = (space, *self._spaces[:1])
-        return space
+        return self._manifold._at(_tensor(point))
 
     @property
     def typical_dist(self) -> float:

@@ -34,10 +34,12 @@ class Geometry(ABC):
     def at(self, model: nn.Module) -> TangentSpace:
         """Return the tangent space at the model's parameters; the model is read, never written."""
 
-    @abstractmethod
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        """Return the geometry with only such symmetries of the model as loss(model, batch) bears out; ValueError if
-        none."""
+        """Return the geometry with only such symmetries of the model as loss(model, batch) bears out.
+
+        Raises ValueError if there are none. A geometry that uses no symmetries returns itself.
+        """
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and settings in plain JSON types, which `geometry_from_dict` reads."""
@@ -65,9 +67,6 @@ class Euclidean(Geometry):
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
         return TangentSpace(point, dict.fromkeys(point), (), self.norm)
-
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        return self
 
 
 @final
@@ -97,9 +96,6 @@ class Adaptive(Geometry):
         # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
         scale = {name: w.abs().add_(self.eta) for name, w in point.items()} if self.eta else point
         return TangentSpace(point, scale, (), self.norm)
-
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        return self
 
 
 @final

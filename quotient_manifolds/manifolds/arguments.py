@@ -38,7 +38,8 @@ def require_tensor(x: Any, name: str) -> None:
 def require_type(x: Any, name: str) -> None:
     """Raise TypeError unless x is a tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} should be a torch tensor; found {_a(type(x).__name__)}")
+        kind = type(x).__name__
+        raise TypeError(f"{name} should be a torch tensor; found {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}")
 
 
 def unusable(x: Tensor, name: str) -> str | None:
@@ -144,7 +145,3 @@ def require_numbers(A: Any, x: Tensor, *, complex_too: bool = False) -> None:
         raise ValueError(f"A should broadcast against shape {tuple(x.shape)} here; found {tuple(A.shape)}")
     if A.ndim and A.device != x.device:
         raise ValueError(f"A and x should be on one device; found {A.device} and {x.device}: move one")
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

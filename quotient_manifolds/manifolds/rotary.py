@@ -11,12 +11,11 @@ from quotient_manifolds.linalg import product_gap
 from quotient_manifolds.manifolds.arguments import (
     require_counts,
     require_factors,
-    require_size,
     require_vector,
 )
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, power
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -54,11 +53,10 @@ class RotaryQuotient(QuotientManifold):
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__()
         require_counts(n=n, m=m)
-        require_size(eps)
         if n < 1 or m < 1:
             raise ValueError(f"n and m, the numbers of entries of g and k, should be at least 1; found {n} and {m}")
-        self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
         self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
+        self.n, self.m, self.metric, self.t, self.eps = n, m, metric, self._real.t, self._real.eps
 
     @property
     def vertical_equation(self) -> str:
@@ -86,7 +84,7 @@ class RotaryQuotient(QuotientManifold):
         g, k = self.split(x)
         require_factors(A, x[..., 0, 0], complex_too=True)
         A = A[..., None]
-        return _parts(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
+        return torch.view_as_real(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return g (..., n) and k (..., m), complex, of a point or a tangent vector.
@@ -175,9 +173,7 @@ class RotarySpace(HorizontalSpace):
         return _like(self._real.covector(_column(egrad)))
 
     def project(self, z: Tensor) -> Tensor:
-        return self._without_phase(self._real.project(_column(z)))
-
-    def _without_phase(self, real: Tensor) -> Tensor:
+        real = self._real.project(_column(z))
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
 
     def relative_speed(self, z: Tensor) -> Tensor:
@@ -200,10 +196,6 @@ def _column(x: Tensor) -> Tensor:
 def _like(x: Tensor) -> Tensor:
     """Undo `_column`."""
     return x[..., 0].unflatten(-1, (-1, 2))
-
-
-def _parts(c: Tensor) -> Tensor:
-    return torch.stack([c.real, c.imag], dim=-1)
 
 
 def _size(c: Tensor) -> Tensor:
