@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quotient_manifolds.files import siblings
 from quotient_manifolds.load.huggingface import load_pretrained, read_object, shapes_described
 from quotient_manifolds.load.messages import first_line
-from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors, shapes_of
+from quotient_manifolds.load.weights import check_shapes, read_tensors, shapes_of
 
 ARCHITECTURE = "BertForSequenceClassification"
 CONVERSION = 1  # raise when what is written changes: older conversions are then made anew
@@ -84,9 +84,7 @@ def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
     reader = _open(prefix)
     tensors = {name: torch.from_numpy(value) for name, _, value in _parameters(reader, prefix)}
     config = _config(tensors, prefix, settings)
-    wanted = shapes_described(ARCHITECTURE, config)
-    check_names(tensors, wanted, f"{prefix}, read as a BERT classifier,")
-    check_shapes(shapes_of(tensors), wanted, str(prefix))
+    check_shapes(shapes_of(tensors), shapes_described(ARCHITECTURE, config), f"{prefix}, read as a BERT classifier,")
     skipped = sorted(filter(SKIPPED.fullmatch, reader.get_variable_to_shape_map()))
     unfinished = home / f".unfinished-{directory.name}-{uuid.uuid4().hex[:8]}"
     try:

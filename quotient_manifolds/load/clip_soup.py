@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.weights import check_names, check_shapes, read_tensors, shapes_of
+from quotient_manifolds.load.weights import check_shapes, read_tensors, shapes_of
 
 HEAD_WIDTH = 64
 PREFIX = "model."  # of everything but the classification head
@@ -129,10 +129,8 @@ def load_clip_soup(path: Path, *, heads: int | None = None) -> nn.Module:
     with torch.device("meta"):
         model = ClipClassifier(_sizes(tensors, path, heads))
     stored = {name: f"{PREFIX}{name}" if name.startswith("visual.") else name for name in model.state_dict()}
-    check_names(tensors, stored.values(), str(path))
-    check_shapes(
-        shapes_of(tensors), {stored[name]: shape for name, shape in shapes_of(model.state_dict()).items()}, str(path)
-    )
+    wanted = {stored[name]: shape for name, shape in shapes_of(model.state_dict()).items()}
+    check_shapes(shapes_of(tensors), wanted, str(path))
     for name, value in tensors.items():
         if not value.is_floating_point():
             raise ValueError(f"{path} has {name} of dtype {value.dtype}, expected floating point numbers.")

@@ -98,7 +98,8 @@ def check_names(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
 
 
 def check_shapes(found: Shapes, wanted: Shapes, what: str) -> None:
-    """Raise ValueError naming the first parameter of another shape; both must have the same names."""
+    """Raise ValueError naming the first parameter that `what` lacks, should not have, or has in another shape."""
+    check_names(found, wanted, what)
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ValueError(f"{what} has {name} of shape {found[name]}, expected {shape}.")
