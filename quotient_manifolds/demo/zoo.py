@@ -111,13 +111,22 @@ def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[A
         yield from (job() for job in jobs)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has run torch's threads may hang
-    ends_quietly = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: one message, that of this process
-    with ProcessPoolExecutor(min(workers, len(jobs)), spawn, ends_quietly) as pool:
+    waits = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(min(workers, len(jobs)), spawn, waits) as pool:
         try:
-            yield from (job.result() for job in as_completed([pool.submit(job) for job in jobs]))
+            yield from (done.result() for done in as_completed([pool.submit(_interruptibly, job) for job in jobs]))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _interruptibly(job: Callable[[], Any]) -> Any:
+    """Run a job that Ctrl-C ends. A process that waits for one does not hear it, and so leaves no traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return job()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_made(directory: Path, made_by: Mapping[str, Any]) -> bool:
@@ -223,15 +232,9 @@ def train(
 
 
 def _untrained(seed: int, architecture: Mapping[str, Any]) -> Any:
-    try:  # by name, for the library itself is imported behind one door
-        config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
-        build = load_object("transformers:ViTForImageClassification", "a vision transformer")
-    except ValueError as error:
-        if not isinstance(error.__cause__, ImportError):
-            raise
-        raise ImportError(
-            'The zoo is built from transformers\' models: pip install "quotient-manifolds[demo]".'
-        ) from error
+    # By name, for the library itself is imported behind one door.
+    config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
+    build = load_object("transformers:ViTForImageClassification", "a vision transformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(config)

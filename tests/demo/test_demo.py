@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from quotient_manifolds import demo
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.demo.digits import Digits, load_digits, shifted
-from quotient_manifolds.demo.zoo import ARCHITECTURE, RECORD, Recipe, draw_recipe, train, train_zoo
+from quotient_manifolds.demo.zoo import ARCHITECTURE, RECORD, Recipe, draw_recipe, each_finished, train, train_zoo
 from quotient_manifolds.load import load_model
 
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -124,6 +125,12 @@ def test_training_is_deterministic_learns_and_leaves_the_global_generator_alone(
 def test_workers_train_the_same_models(tmp_path: Path, data: Path) -> None:
     alone, together = zoo(tmp_path / "1" / "models", data), zoo(tmp_path / "2" / "models", data, workers=2)
     assert all(same(alone[name], together[name]) for name in RECIPES)
+
+
+def test_an_interrupt_of_workers_is_an_interrupt() -> None:
+    """Not a broken pool: Ctrl-C reaches all processes of a terminal at once."""
+    with pytest.raises(KeyboardInterrupt):
+        list(each_finished([functools.partial(signal.raise_signal, signal.SIGINT)] * 2, 2))
 
 
 def test_models_that_are_there_are_not_trained_again(tmp_path: Path, data: Path) -> None:
