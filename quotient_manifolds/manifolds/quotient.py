@@ -118,7 +118,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
                 space = self.at(x.detach().as_subclass(Tensor))
             except ValueError as error:
                 raise ValueError(self._recent.explain(str(error), x)) from None
-            self._recent.keep(x, space)
+            self._recent.remember(x, space)
         return space
 
     # geoopt's interface

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 
-KEPT = 2
+REMEMBERED = 2
 """An optimizer's step asks for its start a few times, then for its end, which is where the next step starts."""
 
 PLAIN = (Tensor, torch.nn.Parameter, geoopt.ManifoldTensor, geoopt.ManifoldParameter)
@@ -37,26 +37,26 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[Known, ...] = ()
+        self._spaces: tuple[Known, ...] = ()
         self._seen = WeakTensorKeyDictionary()  # parameter -> its largest entry at first and at last
 
     def __reduce__(self) -> tuple[type[Recent], tuple[()]]:
         return Recent, ()
 
     def find(self, x: Tensor) -> HorizontalSpace | None:
-        """Return the space at a point of these values, if it is kept."""
-        for known in self._kept:
+        """Return the space at a point of these values, if it is remembered."""
+        for known in self._spaces:
             point = known.space.point
             if (point.dtype, point.device) == (x.dtype, x.device) and torch.equal(point, x):
                 self._see(x, known)
                 return known.space
         return None
 
-    def keep(self, x: Tensor, space: HorizontalSpace) -> None:
-        """Keep a space at a copy of x that nothing else refers to."""
+    def remember(self, x: Tensor, space: HorizontalSpace) -> None:
+        """Remember a space at a copy of x that nothing else refers to."""
         point = space.point
         known = Known(space, point.abs().amax() if point.numel() else point.new_zeros(()))
-        self._kept = (known, *self._kept[: KEPT - 1])
+        self._spaces = (known, *self._spaces[: REMEMBERED - 1])
         self._see(x, known)
 
     def _see(self, x: Tensor, known: Known) -> None:

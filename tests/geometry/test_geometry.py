@@ -89,6 +89,20 @@ def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) ->
 
 
 @by_name
+def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) -> None:
+    """`move` differentiated through, and the adjoint written by hand."""
+    space = geometry.at(encoder(layers=1))
+    z = {key: (0.05 * block).requires_grad_() for key, block in space.sample(generator()).items()}
+    moved = space.move(z)
+    slopes = dict(zip(z, torch.autograd.grad(probe(moved), tuple(z.values())), strict=True))
+    leaves = {name: w.detach().requires_grad_() for name, w in moved.items()}
+    grads = dict(zip(leaves, torch.autograd.grad(probe(leaves), tuple(leaves.values())), strict=True))
+    pulled = space.pull_back({key: block.detach() for key, block in z.items()}, grads)
+    for key, slope in space.project(slopes).items():
+        torch.testing.assert_close(pulled[key], slope, rtol=1e-9, atol=1e-9)
+
+
+@by_name
 def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     model = encoder()
     space = geometry.at(model)

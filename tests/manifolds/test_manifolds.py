@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
-from tests.cases import EVERY_BUILT_IN, INVARIANT, RELAXED, Case
+from tests.cases import CASES, EVERY_BUILT_IN, INVARIANT, RELAXED, Case
 
 every_case = pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
 every_invariant_case = pytest.mark.parametrize("case", INVARIANT, ids=str)
@@ -419,3 +419,19 @@ def test_diagonal_metrics_near_inv_are_near_inv(t: float) -> None:
     inv, near = DiagonalQuotient("inv"), DiagonalQuotient(t)
     torch.testing.assert_close(near.logmap(x, y), inv.logmap(x, y), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(near.expmap(x, 0.1 * x), inv.expmap(x, 0.1 * x), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.manifold, FixedRankQuotient)], ids=str)
+def test_a_space_in_single_precision_is_factored_in_double(case: Case) -> None:
+    """A badly balanced point, far along its orbit, loses nothing but the last rounding."""
+    A = case.group(torch.Generator().manual_seed(0), 1e4 if case not in RELAXED else 1.0)
+    x, egrad = case.manifold.action(A, case.point(0)), case.vector(1)
+    double, single = case.manifold.at(x), case.manifold.at(x, dtype=torch.float32)
+    z = double.project(case.vector(2))
+    assert single.point.dtype == single.vector(z.float()).dtype == torch.float32
+    for there, here in (
+        (single.vector(z.float()), double.vector(z)),
+        (single.covector(egrad.float()), double.covector(egrad)),
+        (single.project(egrad.float()), double.project(egrad)),
+    ):
+        assert (there.double() - here).norm() <= 1e-5 * here.norm()
