@@ -74,9 +74,8 @@ class _Reader:
         check_weights(self.stored, self.stored)
         layout = self._layout
         known = {place.path for place in layout.places}
-        beside = layout.beside or ("\0",)
         norms = tuple(f"{norm}." for norm in QK_NORMS | V_NORMS | O_NORMS)
-        explained = (*beside, *norms, *(f"{obstacle.path}." for obstacle in layout.obstacles))
+        explained = (*layout.beside, *norms, *(f"{obstacle.path}." for obstacle in layout.obstacles))
         strangers = [path for path in self._own if path not in known and not path.startswith(explained)]
         if strangers:
             raise Unrecognised(f"it has a parameter {strangers[0]!r} that the known layout does not explain")
@@ -114,22 +113,21 @@ class _Reader:
 def _obstacles(layout: Layout, module: nn.Module) -> dict[str, str]:
     """Return what stands between the projections of each kind of pair; unknown submodules raise Unrecognised."""
     reasons: dict[str, str] = {}
-    owners = {place.path.partition(".")[0] for place in layout.places} | {
-        each.partition(".")[0] for each in layout.beside
-    }
+    owners = {path.partition(".")[0] for path in (*(place.path for place in layout.places), *layout.beside)}
+    obstructing = {obstacle.path for obstacle in layout.obstacles}
     for child, part in module.named_children():
-        if type(part).__name__ == "Identity" or child in owners or child in layout.ignores:
+        kind = type(part).__name__
+        if kind == "Identity" or child in owners or child in layout.ignores:
             continue
         if child in QK_NORMS:
             reasons.setdefault("query/key", QK_NORM)
         elif child in V_NORMS:
             reasons.setdefault("value/output", f"values are normalised ({child}) between projection and product")
         elif child in O_NORMS:
-            reasons.setdefault(
-                "value/output", f"the heads' outputs are normalised ({child}) before the output projection"
-            )
-        elif not (type(part).__name__ in HARMLESS or any(obstacle.path == child for obstacle in layout.obstacles)):
-            raise Unrecognised(f"it has a submodule {child!r} ({type(part).__name__}) that the known layout lacks")
+            reason = f"the heads' outputs are normalised ({child}) before the output projection"
+            reasons.setdefault("value/output", reason)
+        elif kind not in HARMLESS and child not in obstructing:
+            raise Unrecognised(f"it has a submodule {child!r} ({kind}) that the known layout lacks")
     for obstacle in layout.obstacles:
         if truth(attribute(module, obstacle.path, None)):
             reasons[obstacle.kind] = obstacle.reason
