@@ -220,22 +220,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_the_command_trains_moves_and_compares(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    words = ["demo", "--out", str(out), "--models", "3", "--workers", "1", "--seed", "3"]
+    words = ["demo", "--out", str(out), "--models", "2", "--workers", "1", "--seed", "3"]
     shown = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     found = Comparison.load(out / "comparison.json")
-    assert [row.checkpoint for row in found.rows] == ["vit-00", "vit-01", "vit-02"]
-    assert found.known == (12, 12)
+    assert [row.checkpoint for row in found.rows] == ["vit-00", "vit-01"]
+    assert found.known == (8, 8)
     assert "Kendall" in shown.stdout
     said = shown.stdout.replace("\n", "")
     for page in ("orbit.html", "report.html"):
         assert str(out / page) in said
         assert (out / page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     rates = pd.read_csv(out / "scores.csv").set_index("checkpoint")["learning_rate"]
-    assert rates.to_dict() == {f"vit-{index:02}": draw_recipe(index, seed=3).learning_rate for index in range(3)}
-    before = times(out / "models")
-    again = CliRunner().invoke(cli, [*words, "--quiet"], catch_exceptions=False)
-    assert (again.exit_code, again.output, times(out / "models")) == (0, "", before)
+    assert rates.to_dict() == {f"vit-{index:02}": draw_recipe(index, seed=3).learning_rate for index in range(2)}
 
 
 def test_bad_input_is_refused(tmp_path: Path) -> None:
