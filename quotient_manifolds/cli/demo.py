@@ -37,16 +37,17 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     import torch
 
     from quotient_manifolds.compare import run_comparison
-    from quotient_manifolds.demo import cores, prepare
+    from quotient_manifolds.demo import cores, one_thread, prepare
 
     with progress_bars(quiet=quiet) as progress:
         spec = prepare(out, models=models, seed=seed, workers=workers or cores(), progress=progress)
     model, page = out / "models" / "vit-00", out / "orbit.html"
     settings = {"radius": 0.2, "steps": 20, "seed": seed, "device": device, "dtype": torch.float32}
-    click.get_current_context().invoke(orbit, model=str(model), report=page, quiet=quiet, **settings)
+    with one_thread():
+        click.get_current_context().invoke(orbit, model=str(model), report=page, quiet=quiet, **settings)
     if not quiet:
         click.echo(f"First figures, while all models are measured: {page}")
-    with progress_bars(quiet=quiet) as progress:
+    with one_thread(), progress_bars(quiet=quiet) as progress:
         found = run_comparison(spec, out, device=device, progress=progress, command=command_line())
     if not quiet:
         print_comparison(found, out)

@@ -8,11 +8,11 @@ from importlib import resources
 from pathlib import Path
 
 from quotient_manifolds.demo.digits import load_digits
-from quotient_manifolds.demo.zoo import draw_recipe, train_zoo, write_scores
+from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train_zoo, write_scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 
-__all__ = ["MODELS", "cores", "prepare"]
+__all__ = ["MODELS", "cores", "one_thread", "prepare"]
 
 MODELS = 16  # the more models, the narrower the interval of tau
 TRAIN_POINTS = 256  # few, so that generalisation gaps spread
