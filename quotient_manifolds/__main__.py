@@ -1,4 +1,4 @@
-"""python -m quotient_manifolds: the command line, also for torchrun -m quotient_manifolds."""
+"""python -m quotient_manifolds: the command line."""
 
 from __future__ import annotations
 

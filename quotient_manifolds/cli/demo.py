@@ -40,7 +40,8 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     from quotient_manifolds.demo import cores, one_thread, prepare
 
     with progress_bars(quiet=quiet) as progress:
-        spec = prepare(out, models=models, seed=seed, workers=workers or cores(), progress=progress)
+        workers = workers or cores()
+        spec = prepare(out, models=models, seed=seed, workers=workers, progress=progress)
     model, page = out / "models" / "vit-00", out / "orbit.html"
     settings = {"radius": 0.2, "steps": 20, "seed": seed, "device": device, "dtype": torch.float32}
     with one_thread():
@@ -48,7 +49,8 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     if not quiet:
         click.echo(f"First figures, while all models are measured: {page}")
     with one_thread(), progress_bars(quiet=quiet) as progress:
-        found = run_comparison(spec, out, device=device, progress=progress, command=command_line())
+        processes = workers if workers > 1 and device.type == "cpu" else None
+        found = run_comparison(spec, out, device=device, workers=processes, progress=progress, command=command_line())
     if not quiet:
         print_comparison(found, out)
     if found.troubles:

@@ -13,7 +13,7 @@ try:
     from quotient_manifolds.compare.store import Store, StoreError
     from quotient_manifolds.compare.unit import Unit, unit_key
 except ModuleNotFoundError as error:
-    if error.name not in {"ruamel", "ruamel.yaml", "pydantic", "pandas", "filelock"}:
+    if error.name not in {"ruamel", "ruamel.yaml", "pydantic", "pandas"}:
         raise
     raise ImportError(
         f'Comparing a zoo needs {error.name}, which is not installed: pip install "quotient-manifolds[compare]".'

@@ -19,6 +19,8 @@ import torch
 from quotient_manifolds.compare.measuring import Emit, Job, measure_job
 
 OFTEN = 0.2  # seconds between two messages on how far a worker is
+# A terminal sends Ctrl-C to the workers too; they are to be ended by the process that started them, without a word.
+_DEAF_TO_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 _ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
 
 
@@ -145,6 +147,7 @@ def cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator
                     dashboard_address=None,
                     local_directory=folder,
                     silence_logs=logging.CRITICAL,
+                    preload=[_DEAF_TO_CTRL_C],
                 )
             )
         else:

@@ -268,8 +268,12 @@ def _unit(identity: Sequence[Any], settings: Mapping[str, Any]) -> Unit:
 
 def _only_writer(path: Path) -> Any:
     """The lock beside a store, taken; a second process is told at once that there is a first."""
-    from filelock import FileLock, Timeout
-
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise ImportError(
+            'Writing a store needs filelock, which is not installed: pip install "quotient-manifolds[compare]".'
+        ) from error
     with suppress(OSError):  # SQLite says it better when it cannot open the file
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
