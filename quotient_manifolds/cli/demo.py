@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command
 @out_option("results/demo")
 @click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @seed_option
 @device_option
 @quiet_option
@@ -49,8 +49,7 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     if not quiet:
         click.echo(f"First figures, while all models are measured: {page}")
     with one_thread(), progress_bars(quiet=quiet) as progress:
-        processes = workers if workers > 1 and device.type == "cpu" else None
-        found = run_comparison(spec, out, device=device, workers=processes, progress=progress, command=command_line())
+        found = run_comparison(spec, out, device=device, progress=progress, command=command_line())
     if not quiet:
         print_comparison(found, out)
     if found.troubles:
