@@ -1,4 +1,4 @@
-"""python -m quotient_manifolds: the command line."""
+"""python -m quotient_manifolds: the command line, also for torchrun -m quotient_manifolds."""
 
 from __future__ import annotations
 

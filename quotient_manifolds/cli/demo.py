@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command
 @out_option("results/demo")
 @click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core]")
 @seed_option
 @device_option
 @quiet_option
@@ -40,8 +40,7 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     from quotient_manifolds.demo import cores, one_thread, prepare
 
     with progress_bars(quiet=quiet) as progress:
-        workers = workers or cores()
-        spec = prepare(out, models=models, seed=seed, workers=workers, progress=progress)
+        spec = prepare(out, models=models, seed=seed, workers=workers or cores(), progress=progress)
     model, page = out / "models" / "vit-00", out / "orbit.html"
     settings = {"radius": 0.2, "steps": 20, "seed": seed, "device": device, "dtype": torch.float32}
     with one_thread():
