@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command
 @out_option("results/demo")
 @click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one for each core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @seed_option
 @device_option
 @quiet_option

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from quotient_manifolds.compare.run import Run
 from quotient_manifolds.compare.spec import Spec, read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.workers import joined
-
-Progress = Callable[[str, int, int], None]
+from quotient_manifolds.progress import Progress
 
 
 def run_comparison(
@@ -25,8 +23,6 @@ def run_comparison(
     out: str | Path,
     *,
     device: str | torch.device = "cpu",
-    workers: int | None = None,
-    scheduler: str | None = None,
     progress: Progress | None = None,
     command: str | None = None,
 ) -> Comparison:
@@ -37,14 +33,11 @@ def run_comparison(
     or a change of the spec, and only what is missing is measured. What fails does not stop the rest:
     `Comparison.failures` says what and why.
 
-    spec: a `Spec`, or the path of a YAML file. workers: so many processes on this machine (for CUDA, one for each
-    device). scheduler: the address of a running Dask cluster. Neither: in this process. progress is called with what is
-    being done, how much of it is finished, and the total. command: how the report says that it can be made again.
+    spec: a `Spec`, or the path of a YAML file. progress is called with what is being done, how much of it is finished,
+    and the total. command: how the report says that it can be made again.
 
     Raises ValueError, in one sentence, for a spec that is wrong; `StoreError` for a store that cannot be used.
     """
-    if workers is not None or scheduler is not None:
-        raise ValueError("workers and scheduler are not supported yet: leave them out.")
     wanted = spec if isinstance(spec, Spec) else read_spec(spec)
     report = progress or (lambda what, finished, total: None)
     with Store(Path(out) / "store.sqlite") as store, joined(torch.device(device)) as worker:
