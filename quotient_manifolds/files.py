@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and the files beside a file."""
+"""Write files that are whole or not there at all, and list the files beside a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as pandas frames, where pandas is installed."""
+"""Make pandas frames of rows, where pandas is installed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ def data_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -
     A column of numbers is numeric (whole ones stay whole beside missing values), one that mixes kinds is JSON text.
     Raises ImportError where pandas is not installed.
     """
-    pandas = _pandas()
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError(
+            'A data frame needs pandas, which is not installed: pip install "quotient-manifolds[compare]".'
+        ) from error
     names = list(dict.fromkeys(name for row in rows for name in row)) or list(columns)
-    return pandas.DataFrame({name: _column(pandas, [row.get(name) for row in rows]) for name in names})
+    return pd.DataFrame({name: _column(pd, [row.get(name) for row in rows]) for name in names})
 
 
 def _column(pd: Any, values: list[Any]) -> Any:
+    """Return a series of the dtype that holds all values exactly, or of JSON texts."""
     kinds = {type(value) for value in values if value is not None}
     # As float64 whole numbers are exact to 2^53, as Int64 to 2^63.
     whole = max((abs(value) for value in values if type(value) is int), default=0)
@@ -34,13 +40,3 @@ def _column(pd: Any, values: list[Any]) -> Any:
     if kinds != {str}:
         values = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     return pd.Series(values, dtype="str")
-
-
-def _pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError(
-            'A data frame needs pandas, which is not installed: pip install "quotient-manifolds[compare]".'
-        ) from error
-    return pd

@@ -1,4 +1,4 @@
-"""A page that needs nothing but itself: text, tables and figures as one HTML file."""
+"""Write a page that needs nothing but itself: text, tables and figures as one HTML file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 LONG = 24  # letters from which on a text in a table may break into lines
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure that comes first on the page, and the sentence that says what it is."""
+    """Hold a figure that comes first on the page, and the sentence that says what it is."""
 
     value: str
     meaning: str
@@ -23,40 +23,36 @@ class Fact:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """Hold a paragraph."""
 
     text: str
-    kind: Literal["text"] = "text"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of sentences."""
+    """Hold a list of sentences."""
 
     items: Sequence[str]
-    kind: Literal["listing"] = "listing"
 
 
 @dataclass(frozen=True)
 class Code:
-    """Something to type, as it is."""
+    """Hold something to type, as it is."""
 
     text: str
-    kind: Literal["code"] = "code"
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something the reader must not miss, such as models that failed: a title, and a sentence each."""
+    """Hold something the reader must not miss, such as models that failed: a title, and a sentence each."""
 
     title: str
     items: Sequence[str]
-    kind: Literal["note"] = "note"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells by row; the first cell of a row is its heading. `numeric` says column by column what is aligned right.
+    """Hold cells by row, the first the heading of its row; `numeric` says which columns are aligned right.
 
     In a browser a reader sorts by any column. A numeric column sorts by the first number in each of its texts, or, if
     `values` has the column's place, by those; a text without number, or None, is missing and comes last.
@@ -69,12 +65,11 @@ class Table:
     numeric: Sequence[bool]
     values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
     sortable: bool = True
-    kind: Literal["table"] = "table"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure as an <svg> element, and the words under it; a `wide` one has a row of its own."""
+    """Hold a figure as an <svg> element, and the words under it; a `wide` one has a row of its own."""
 
     svg: str
     caption: str
@@ -83,10 +78,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side where the page is wide enough."""
+    """Hold figures side by side where the page is wide enough."""
 
     figures: Sequence[Figure]
-    kind: Literal["gallery"] = "gallery"
 
 
 Block = Text | Listing | Code | Note | Table | Gallery
@@ -94,7 +88,7 @@ Block = Text | Listing | Code | Note | Table | Gallery
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it; `name` is the target of links."""
+    """Hold a heading and what stands under it; `name` is the target of links."""
 
     name: str
     title: str
@@ -103,7 +97,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole page: headline figures first, then sections."""
+    """Hold the whole page: headline figures first, then sections."""
 
     title: str
     lead: str
@@ -112,7 +106,11 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Text is escaped; only the figures' SVG is trusted. Raises ValueError for a crooked table."""
+    """Return the page as HTML, its text escaped; only the figures' SVG is trusted.
+
+    Sections without blocks are left out. Raises ValueError for a crooked table.
+    """
+    page = replace(page, sections=[section for section in page.sections if section.blocks])
     for section in page.sections:
         for block in section.blocks:
             if isinstance(block, Table):
@@ -121,31 +119,27 @@ def render(page: Page) -> str:
     script = templates.get_template("sort.js.j2").render()
     # The page itself tells the browser to load nothing, and to run this script and no other.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return templates.get_template("page.html.j2").render(page=page, body=_body, script=script, digest=digest)
+    return templates.get_template("page.html.j2").render(
+        page=page, kind=lambda block: type(block).__name__.lower(), body=_body, script=script, digest=digest
+    )
 
 
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    value: str | None  # what a numeric column sorts by
-    style: str
-
-
-def _body(table: Table) -> list[list[_Cell]]:
+def _body(table: Table) -> list[list[tuple[str, str | None, str]]]:
+    """Return every cell's text, what it sorts by in a numeric column, and its style."""
     return [[_cell(table, row, column, text) for column, text in enumerate(one)] for row, one in enumerate(table.rows)]
 
 
-def _cell(table: Table, row: int, column: int, text: str) -> _Cell:
+def _cell(table: Table, row: int, column: int, text: str) -> tuple[str, str | None, str]:
     if not table.numeric[column]:
-        return _Cell(text, None, "long" if len(text) > LONG else "")
+        return text, None, "long" if len(text) > LONG else ""
     value = table.values[column][row] if column in table.values else first_number(text)
     if value is None or math.isnan(value):
-        return _Cell(text, None, "number missing")
-    return _Cell(text, repr(float(value)), "number")
+        return text, None, "number missing"
+    return text, repr(float(value)), "number"
 
 
 def first_number(text: str) -> float | None:
-    """The first number in a text written for people: −0.1 of `[−0.1, 0.5]`, 58570 of `58,570`; None: there is none."""
+    """Return the first number in a text for people, −0.1 of `[−0.1, 0.5]`, 58570 of `58,570`; None without one."""
     found = re.search(r"-?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|\binf\b)", text.replace("\N{MINUS SIGN}", "-"), re.IGNORECASE)
     return None if found is None else float(found[0].replace(",", ""))
 

@@ -21,7 +21,7 @@ from quotient_manifolds.version import VERSION
 
 
 class Commands(click.Group):
-    """A group that ends with a code of its own when its output is closed: click would end with 1."""
+    """Run a command; end with a code of its own when the output is closed, where click would end with 1."""
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
         with _closed_output_told_apart():

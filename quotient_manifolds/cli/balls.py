@@ -55,7 +55,7 @@ def _parsed(word: str) -> tuple[str | float, list[float]]:
 
 
 def _own(name: str | float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that mean something for the geometry; of norms each has its own."""
+    """Return the options that mean something for the geometry; of norms each has its own."""
     has: Iterable[str] = _FLAT.get(name, _CURVED)
     flat = name in _FLAT
     return {

@@ -1,4 +1,4 @@
-"""Where figures are drawn: settings of our own, colours that follow the page, and the way into a page."""
+"""Set up what every figure is drawn on: own settings, colours that follow the page, and the way into a page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quotient_manifolds.files import whole
 from quotient_manifolds.plots.svg import drawable, embedded
+from quotient_manifolds.statistics.columns import Numbers
 
 LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
@@ -27,7 +28,7 @@ THEME = {INK: "var(--plot-ink, #000)", PAPER: "var(--plot-paper, #fff)", GRID: "
 
 @dataclass(frozen=True)
 class Style:
-    """Colour, marker and line of a series; the colours are Okabe and Ito's, told apart with any colour vision."""
+    """Hold colour, marker and line of a series; colours are Okabe and Ito's, told apart with any colour vision."""
 
     colour: str
     marker: str
@@ -45,14 +46,14 @@ STYLES = (
 
 
 def style_of(place: int) -> Style:
-    """The style of series number `place`: each is another one up to the 36th."""
+    """Return the style of series number `place`, another one for each of the first 36."""
     colour, shape = STYLES[place % len(STYLES)], STYLES[(place + place // len(STYLES)) % len(STYLES)]
     return Style(colour.colour, shape.marker, shape.line)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A matplotlib figure, and `alt`: what it shows, in words, for those who do not see it.
+    """Hold a matplotlib figure, and `alt`: what it shows, in words, for those who do not see it.
 
     names: what its points are called, by the id of the drawn series; an SVG shows them under the pointer.
     """
@@ -62,7 +63,7 @@ class Plot:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def svg(self, name: str) -> str:
-        """The figure as an <svg> element for a page, described by `alt`; `name` makes its ids unique in the page."""
+        """Return the figure as an <svg> element for a page, described by `alt`; `name` makes its ids unique there."""
         buffer = io.StringIO()
         with _settings():  # ticks are made only now
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -80,21 +81,34 @@ class Plot:
 
 @contextmanager
 def canvas(
-    x_label: str, y_label: str, *, rows: int = 1, columns: int = 1, size: tuple[float, float] = SIZE
+    x_label: str, y_label: str, *, panels: int = 1, columns: int | None = None, size: tuple[float, float] = SIZE
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure and its axes, row by row, `size` inches each; no other figure of the process can see or change them."""
-    _, figure_class = _matplotlib()
+    """Yield a figure and its axes, `size` inches each and `columns` in a row, all in one row without `columns`.
+
+    No other figure of the process can see or change them.
+    """
+    columns = min(columns or panels, panels)
+    rows = math.ceil(panels / columns)
     with _settings():
-        figure = figure_class(figsize=(columns * size[0], rows * size[1]), layout="constrained")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(columns * size[0], rows * size[1]), layout="constrained")
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for place, one in enumerate(axes):
             one.set(xlabel=plain(x_label), ylabel=plain(y_label) if place % columns == 0 else "")
-        yield figure, axes
+        for one in axes[panels:]:
+            one.remove()
+        yield figure, axes[:panels]
 
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    mpl, _ = _matplotlib()
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ImportError(
+            'The figures are drawn by matplotlib, which is not installed: pip install "quotient-manifolds[plots]".'
+        ) from error
     with mpl.rc_context():
         mpl.rcdefaults()  # a user's own matplotlibrc does not change a report
         mpl.rcParams.update(
@@ -115,30 +129,25 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _matplotlib() -> tuple[Any, Any]:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'The figures are drawn by matplotlib, which is not installed: pip install "quotient-manifolds[plots]".'
-        ) from error
-    return mpl, Figure
-
-
 def plain(text: str) -> str:
-    """The text as it is: $ begins no formula, and what no file can hold is marked."""
+    """Return text that is drawn as it is: $ begins no formula, and what no file can hold is marked."""
     return drawable(text).replace("$", r"\$")
 
 
-def numbers(values: Sequence[float | None] | NDArray[Any]) -> NDArray[np.float64]:
-    """The values with NaN, which is not drawn, where there is none, or one too large for the algebra of axes."""
+def numbers(values: Numbers) -> NDArray[np.float64]:
+    """Return the values with NaN, which is not drawn, for those missing or too large for the algebra of axes."""
     found = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.where(np.abs(found) < LARGEST, found, math.nan)
 
 
+def extent(values: NDArray[np.float64]) -> str:
+    """Return in words from where to where the finite ones of the values go."""
+    found = values[np.isfinite(values)]
+    return f"from {found.min():.3g} to {found.max():.3g}" if len(found) else "without values"
+
+
 def plain_ticks(axes: Any) -> None:
-    """0.5, 1, 2 instead of powers of ten where an axis spans few decades; whole numbers where all x are whole."""
+    """Mark 0.5, 1, 2, not powers of ten, where an axis spans few decades; whole numbers where all x are whole."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):

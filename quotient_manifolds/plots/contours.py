@@ -1,8 +1,7 @@
-"""Level sets of functions on a plane, a panel each."""
+"""Draw level sets of functions on a plane, a panel for each."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ CONSTANT = 1e-9  # a field that varies by less than this part of its size is dra
 
 @dataclass(frozen=True)
 class Field:
-    """A function on the plane: values by place, rows along y, columns along x."""
+    """Hold a function on the plane: values by place, rows along y, columns along x."""
 
     title: str
     values: NDArray[np.float64]
@@ -27,7 +26,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line to draw over every panel, and what it is in words; NaN interrupts it."""
+    """Hold a line to draw over every panel, and what it is in words; NaN interrupts it."""
 
     label: str
     x: NDArray[np.float64]
@@ -44,23 +43,19 @@ def contour_figure(
     curves: Sequence[Curve] = (),
     columns: int = 3,
 ) -> Plot:
-    """A panel a field with its level sets, coloured between them; as many points of the plane between any two levels.
+    """Draw the level sets of each field in a panel, with about as many points of the plane between any two levels.
 
     Raises ValueError if there is no field, or one has another shape than (len(y), len(x)) or a value not finite.
     """
     _check(x, y, fields)
-    columns = min(columns, len(fields))
-    rows = math.ceil(len(fields) / columns)
-    with canvas(x_label, y_label, rows=rows, columns=columns, size=SIZE) as (figure, all_axes):
-        for axes, field in zip(all_axes, fields, strict=False):
+    with canvas(x_label, y_label, panels=len(fields), columns=columns, size=SIZE) as (figure, all_axes):
+        for axes, field in zip(all_axes, fields, strict=True):
             _panel(figure, axes, x, y, field)
             for curve in curves:
                 axes.plot(curve.x, curve.y, color="#ffffff", linewidth=2.6)  # seen on any colour of the map
                 axes.plot(curve.x, curve.y, color="#000000", linewidth=1.1, linestyle=(0, (4, 2)))
             axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), aspect="equal", title=field.title)
             axes.grid(visible=False)
-        for axes in all_axes[len(fields) :]:
-            axes.remove()
     drawn = "".join(f" Dashed: {curve.label}." for curve in curves)
     plane = f"{x_label} from {_number(x[0])} to {_number(x[-1])} and {y_label} from {_number(y[0])} to {_number(y[-1])}"
     return Plot(figure, f"Level sets over {plane}. {'; '.join(map(_words, fields))}.{drawn}")
@@ -90,7 +85,7 @@ def _panel(figure: Any, axes: Any, x: NDArray[np.float64], y: NDArray[np.float64
 
 
 def _levels(values: NDArray[np.float64]) -> list[float]:
-    """Quantiles to two digits, ascending; one level for a constant."""
+    """Return quantiles to two digits, ascending; one level for a constant."""
     size = float(np.abs(values).max())
     if float(np.ptp(values)) <= CONSTANT * size:
         return [float(f"{np.median(values):.6g}")]

@@ -1,4 +1,4 @@
-"""Lines: any series, sharpness along an orbit, sharpness against the radius."""
+"""Draw lines: any series, sharpness along an orbit, sharpness against the radius."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, numbers, plain, plain_ticks, style_of
-
-Values = Sequence[float | None] | NDArray[Any]
+from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, extent, numbers, plain, plain_ticks, style_of
+from quotient_manifolds.statistics.columns import Numbers
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points to draw under one label, joined by a line; None or NaN interrupts it."""
+    """Hold points to draw under one label, joined by a line; None or NaN interrupts it."""
 
     label: str
-    x: Values
-    y: Values
+    x: Numbers
+    y: Numbers
     style: Style
 
 
 def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tuple[bool, bool], alt: str) -> Plot:
-    """Lines with markers, and a legend above the axes. `log`: logarithmic x, y."""
+    """Draw lines with markers, and a legend above the axes; log: whether x and y are logarithmic."""
     with canvas(x_label, y_label) as (figure, (axes,)):
         for one in series:
             _line(axes, one)
@@ -38,11 +37,12 @@ def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tu
 
 
 def orbit_figure(
-    scales: Sequence[float], ratios: Mapping[str, Values], *, styles: Mapping[str, Style] | None = None
+    scales: Sequence[float], ratios: Mapping[str, Numbers], *, styles: Mapping[str, Style] | None = None
 ) -> Plot:
-    """Sharpness after a move along the orbit over sharpness before, against the size a of the move; 1 = invariant.
+    """Draw sharpness after a move along the orbit over sharpness before, against the size a of the move.
 
-    `ratios` by measure, one for every scale; None or NaN where a measurement failed. [da Silva et al., ICML, Fig. 7]
+    ratios: by measure, one for every scale; 1 is invariant, None or NaN a measurement that failed.
+    [da Silva et al., ICML, Fig. 7]
     """
     rows = {label: numbers(values) for label, values in ratios.items()}
     drawn = np.concatenate([[1.0], *rows.values()])
@@ -55,23 +55,23 @@ def orbit_figure(
         axes.set(xscale="log", yscale="log", ylim=(min(0.5, drawn.min() / 1.3), max(2.0, drawn.max() * 1.3)))
         plain_ticks(axes)
         _legend(figure)
-    ranges = "; ".join(f"{label} {_range(values)}" for label, values in rows.items())
+    ranges = "; ".join(f"{label} {extent(values)}" for label, values in rows.items())
     return Plot(
         figure,
         "Sharpness after a move along the orbit divided by sharpness before it, against the size a of the move, "
-        f"{_range(numbers(scales))}. {ranges}.",
+        f"{extent(numbers(scales))}. {ranges}.",
     )
 
 
 def radius_figure(
     radii: Sequence[float],
-    measures: Mapping[str, Sequence[Values]],
+    measures: Mapping[str, Sequence[Numbers]],
     *,
     show: Literal["models", "band"] = "models",
     styles: Mapping[str, Style] | None = None,
     names: Sequence[str] | None = None,
 ) -> Plot:
-    """Sharpness against radius, both logarithmic. `measures`: by label, a row a model, a value a radius.
+    """Draw sharpness against radius, both logarithmic. measures: by label, for each model its values by radius.
 
     "models" draws a line for every model; "band" the median over models and, shaded, the quartiles. Values that are
     missing, or not positive, are not drawn. names: of the models, shown under the pointer in the SVG of a page.
@@ -90,14 +90,8 @@ def radius_figure(
                 _line(axes, Series(label, radii, middle, style))
                 continue
             for index, row in enumerate(table):
-                (line,) = axes.plot(
-                    radii,
-                    row,
-                    color=style.colour,
-                    linestyle=style.line,
-                    alpha=0.6,
-                    label=None if index else plain(label),
-                )
+                look = {"color": style.colour, "linestyle": style.line, "alpha": 0.6}
+                (line,) = axes.plot(radii, row, **look, label=None if index else plain(label))
                 if names is not None:
                     line.set_gid(f"models-{len(named)}")
                     named[line.get_gid()] = [names[index]]
@@ -123,11 +117,6 @@ def _quartiles(table: NDArray[np.float64]) -> NDArray[np.float64]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a radius at which every model failed
         return np.nanquantile(table, [0.25, 0.5, 0.75], axis=0)
-
-
-def _range(values: NDArray[np.float64]) -> str:
-    found = values[np.isfinite(values)]
-    return f"from {found.min():.3g} to {found.max():.3g}" if len(found) else "without values"
 
 
 def _growth(radii: Sequence[float], table: NDArray[np.float64]) -> str:

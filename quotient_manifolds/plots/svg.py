@@ -1,4 +1,4 @@
-"""SVG text made fit to stand inside a page: it scales, has a text alternative, and refers to nothing outside."""
+"""Make SVG fit to stand inside a page: it scales, has a text alternative, and refers to nothing outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ XLINK = "{http://www.w3.org/1999/xlink}"
 def embedded(
     svg: str, name: str, alt: str, theme: Mapping[str, str], names: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    """The SVG file as an <svg> element, its ids prefixed by `name`, its colours exchanged by `theme`.
+    """Return the SVG file as an <svg> element, its ids prefixed by `name`, its colours exchanged by `theme`.
 
     names: by the id of a group, a name for each of its markers in order, or one for the group if it has no markers.
     """
@@ -44,7 +44,7 @@ def embedded(
 
 
 def drawable(text: str) -> str:
-    """The text with a mark for every character that XML has no place for."""
+    """Return the text with a mark for every character that XML has no place for."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -65,7 +65,7 @@ def _name_marks(group: ET.Element, names: Sequence[str]) -> None:
 
 
 def _local(value: str, key: str, name: str) -> str:
-    """Ids, and references to ids, prefixed by the figure's name."""
+    """Return an attribute with its id, or its references to ids, prefixed by the figure's name."""
     if key == "id":
         return f"{name}-{value}"
     if key in ("href", f"{XLINK}href"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quotient_manifolds.report import Page, render
+from quotient_manifolds.report import Gallery, Page, Table, render
 from tests.pages import SHARPNESS, zoo_page
 
 webdriver = pytest.importorskip(
@@ -286,9 +286,9 @@ def test_everything_has_a_name(browser: Browser, files: dict[str, Path], name: s
     assert [node for node in named if not node["name"] and node["role"] != "note"] == []
     tables = [node["name"] for node in named if node["role"] == "table"]
     blocks = [block for section in page.sections for block in section.blocks]
-    assert tables == [block.caption for block in blocks if block.kind == "table"]
+    assert tables == [block.caption for block in blocks if isinstance(block, Table)]
     images = [node["name"] for node in named if node["role"] in ("image", "img")]
-    assert len(images) == sum(len(block.figures) for block in blocks if block.kind == "gallery")
+    assert len(images) == sum(len(block.figures) for block in blocks if isinstance(block, Gallery))
     assert min(map(len, images)) > 40
     regions = [node["name"] for node in named if node["role"] == "region"]
     assert len(regions) == len(set(regions))
@@ -303,7 +303,7 @@ def test_headings_and_landmarks(browser: Browser, files: dict[str, Path], name: 
     assert len(browser.accessible("main")) == len(browser.accessible("navigation")) == 1
     headers = browser.accessible("columnheader")
     assert all(node["name"] for node in headers)
-    rows = sum(len(b.rows) for section in page.sections for b in section.blocks if b.kind == "table")
+    rows = sum(len(b.rows) for section in page.sections for b in section.blocks if isinstance(b, Table))
     assert len(browser.accessible("rowheader")) == rows
 
 

@@ -31,7 +31,7 @@ METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
 def tau_figure(study: DiagonalStudy) -> Plot:
     """Return Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
     settings, radii = study.profiled, study.plan.profile
-    with canvas("radius", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (figure, panels):
+    with canvas("radius", "Kendall’s tau with the test loss", panels=len(settings), size=SIZE) as (figure, panels):
         for axes, setting in zip(panels, settings, strict=True):
             axes.axhline(0, color="#808080", linewidth=0.8)
             for measure, style in LINES.items():
@@ -55,7 +55,7 @@ def family_figure(study: DiagonalStudy, radius: float) -> Plot:
     """Compute tau against the t of the metric, a panel for each number of points: means over seeds, and bands."""
     settings, family = study.profiled, study.plan.family
     place = study.plan.family_radii.index(radius)
-    with canvas("t (0 is inv, 1 is mix)", "Kendall’s tau with the test loss", columns=len(settings), size=SIZE) as (
+    with canvas("t (0 is inv, 1 is mix)", "Kendall’s tau with the test loss", panels=len(settings), size=SIZE) as (
         figure,
         panels,
     ):
@@ -86,7 +86,7 @@ def _in_family(study: DiagonalStudy, setting: Setting, t: float, geodesic: str, 
 def mechanism_figure(study: DiagonalStudy) -> Plot:
     """Draw far coordinates, truncation error and agreement of the orders against the radius, over profiled cells."""
     settings, radii = study.profiled, study.plan.profile
-    with canvas("radius", "", columns=3, size=SIZE) as (figure, panels):
+    with canvas("radius", "", panels=3, size=SIZE) as (figure, panels):
         for measure in ("mix first", "mix second", "mix exact", "inv exact"):
             rows = [study.column("far", measure, radius, settings) for radius in radii]
             _line(panels[0], radii, rows, LINES[measure], LABELS[measure])

@@ -1,20 +1,21 @@
-"""How far measures agree, as a heat map."""
+"""Draw correlations: between measures as a heat map, or with their intervals, one under the other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from quotient_manifolds.plots.canvas import Plot, canvas
+from quotient_manifolds.plots.canvas import Plot, Style, canvas
 from quotient_manifolds.statistics import NAMES, Agreement
 
 CELL = 0.62  # inches
 
 
 def agreement_figure(agreement: Agreement) -> Plot:
-    """A coloured square, with its number, for every two measures; grey where the coefficient is not defined."""
+    """Draw a coloured square, with its number, for every two measures; grey where the coefficient is not defined."""
     count = len(agreement.names)
     if count < 2:
         raise ValueError(f"Agreement needs at least two measures, found {count}.")
@@ -39,7 +40,7 @@ def agreement_figure(agreement: Agreement) -> Plot:
 
 
 def _readable(background: Sequence[float]) -> str:
-    """Black or white, whichever has the larger contrast (4.5 at least) by the luminance of sRGB, as WCAG defines it."""
+    """Return black or white, whichever has the larger contrast (4.5 at least) by the luminance that WCAG defines."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in background]
     luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
     return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
@@ -57,3 +58,36 @@ def _extremes(agreement: Agreement) -> str:
     undefined = f" {len(pairs) - len(known)} pairs are not defined." if len(known) < len(pairs) else ""
     words = f"Highest: {most} ({high:+.2f}); lowest: {least} ({low:+.2f}).{undefined}"
     return words.replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Hold an estimate with its interval, which may be missing."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
+    style: Style
+
+
+def interval_figure(groups: Mapping[str, Sequence[Interval]], *, x_label: str, alt: str) -> Plot:
+    """Draw estimates with their intervals on a scale from -1 to 1, in titled groups."""
+    rows = [(group, one) for group, intervals in groups.items() for one in intervals]
+    size = (4.8, max(3.7, 0.6 + 0.26 * (len(rows) + len(groups))))
+    with canvas(x_label, "", size=size) as (figure, (axes,)):
+        axes.axvline(0, color="#808080", linewidth=0.8)
+        ticks, labels, place = [], [], 0.0
+        for index, (group, one) in enumerate(rows):
+            place -= 1.0 if index and rows[index - 1][0] == group else 1.8
+            if not index or rows[index - 1][0] != group:
+                axes.text(-1.0, place + 0.62, group, fontweight="bold")
+            if one.low is not None and one.high is not None:
+                axes.plot([one.low, one.high], [place, place], color=one.style.colour, linewidth=2)
+            axes.plot([one.value], [place], color=one.style.colour, marker=one.style.marker, markersize=7)
+            ticks.append(place)
+            labels.append(one.label)
+        axes.set(xlim=(-1.02, 1.02), ylim=(place - 0.6, -0.6), yticks=ticks)
+        axes.set_yticklabels(labels)
+        axes.grid(visible=False, axis="y")
+        return Plot(figure, alt)
