@@ -52,10 +52,13 @@ def load_adapter(path: Path) -> nn.Module:
         raise ValueError(without_weights(path))
     saved = read_tensors(path / WEIGHTS)
     shapes = shapes_of(saved)
+    trained = settings.get("auto_mapping")  # the class that the adapter was trained on, where its task names none
+    named = trained.get("base_model_class") if isinstance(trained, dict) else None
+    heads = [shape[0] for name, shape in shapes.items() if name.endswith(HEADS) and len(shape) == 2]
     network = load_pretrained(
         base,
-        architecture=_architecture(settings),
-        settings=_classes(shapes),
+        architecture=TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None),
+        settings={"num_labels": heads[0]} if heads else {},  # the base gets as many classes as the head saved with it
         instead={name.removeprefix(PREFIX): value for name, value in saved.items()},
     )
     model = _with_adapter(network, path, shapes, base)
@@ -88,19 +91,6 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
         f"{what}, which is no directory of a model on this machine, and nothing is ever downloaded: put the base model "
         f"into a directory and its path as base_model_name_or_path into {SETTINGS}, or {OWN_CODE}."
     )
-
-
-def _architecture(settings: Mapping[str, Any]) -> str | None:
-    """Return the class of the base: that of the adapter's task, else the one it was trained on, else None."""
-    trained = settings.get("auto_mapping")
-    named = trained.get("base_model_class") if isinstance(trained, dict) else None
-    return TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None)
-
-
-def _classes(shapes: Shapes) -> dict[str, Any]:
-    """Return the setting that gives the base as many classes as the head that was saved with the adapter."""
-    heads = [shape[0] for name, shape in shapes.items() if name.endswith(HEADS) and len(shape) == 2]
-    return {"num_labels": heads[0]} if heads else {}
 
 
 def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) -> Any:

@@ -18,17 +18,9 @@ from quotient_manifolds.load.weights import check_shapes, read_tensors, shapes_o
 HEAD_WIDTH = 64
 PREFIX = "model."  # of everything but the classification head
 # What is left of the text tower: no output depends on it.
-TEXT_TOWER = {
-    f"{PREFIX}{name}"
-    for name in (
-        "positional_embedding",
-        "text_projection",
-        "logit_scale",
-        "token_embedding.weight",
-        "ln_final.weight",
-        "ln_final.bias",
-    )
-}
+TEXT_TOWER = re.compile(
+    r"model\.(positional_embedding|text_projection|logit_scale|token_embedding\.weight|ln_final\.(weight|bias))"
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ def load_clip_soup(path: Path, *, heads: int | None = None) -> nn.Module:
     that those files keep are left out, and every other one must be a parameter of the model and the reverse. Raises
     ValueError naming the parameter where that is not so.
     """
-    tensors = {name: value for name, value in read_tensors(path).items() if name not in TEXT_TOWER}
+    tensors = {name: value for name, value in read_tensors(path).items() if not TEXT_TOWER.fullmatch(name)}
     with torch.device("meta"):
         model = ClipClassifier(_sizes(tensors, path, heads))
     stored = {name: f"{PREFIX}{name}" if name.startswith("visual.") else name for name in model.state_dict()}

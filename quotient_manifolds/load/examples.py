@@ -38,10 +38,7 @@ class Batches(list[Any]):
         unknown: float = 0.0,
     ) -> None:
         super().__init__(batches)
-        self.examples = examples
-        self.truncated = truncated
-        self.max_length = max_length
-        self.unknown = unknown
+        self.examples, self.truncated, self.max_length, self.unknown = examples, truncated, max_length, unknown
 
     @property
     def notes(self) -> list[str]:
@@ -58,11 +55,12 @@ class Examples(ABC):
     """Describe what is in a data set: the label of each row, known at once, and its input, read when it is wanted."""
 
     keyword: str  # of the main input
+    path: Path
     labels: Sequence[int | str]  # of every row: its class, or a word where only the model can say which class it is
 
-    @abstractmethod
     def file(self, row: int) -> Path:
         """Return the file that holds the row."""
+        return self.path
 
     @abstractmethod
     def where(self, row: int) -> str:
@@ -126,14 +124,12 @@ class Head:
 def new_label(label: Any, labels: Labels | None, where: str) -> int:
     """Return the class that `label` stands for; ValueError naming the place where it stands if there is none."""
     if isinstance(labels, Mapping):
-        if brief(label).startswith("a number of") or str(label) not in labels:
+        if str(label) not in labels:
             raise ValueError(f"{where}: the label must be one of {', '.join(labels)}, found {brief(label)}.")
         return labels[str(label)]
     if not isinstance(label, int) or isinstance(label, bool):
         raise ValueError(f"{where}: the label must be an integer, found {brief(label)}.")
     if labels is None:
-        if abs(label) >= LARGEST:
-            raise ValueError(f"{where}: the label must be in 0 ... {LARGEST - 1}, found {brief(label)}.")
         return label
     if not 0 <= label < len(labels):
         raise ValueError(
@@ -159,9 +155,9 @@ def named_label(word: str, head: Head, where: str) -> int:
 
 def check_label(label: int, num_labels: int | None, where: str) -> None:
     """Raise ValueError unless the model has the class."""
-    if label < 0 or (num_labels is not None and label >= num_labels):
-        allowed = "0 or more" if num_labels is None else f"in 0 ... {num_labels - 1}, the classes of the model"
-        raise ValueError(f"{where}: the label must be {allowed}, found {brief(label)}.")
+    count, whose = (LARGEST, "") if num_labels is None else (num_labels, ", the classes of the model")
+    if not 0 <= label < count:
+        raise ValueError(f"{where}: the label must be in 0 ... {count - 1}{whose}, found {brief(label)}.")
 
 
 def check_renaming(labels: Labels | None) -> None:
@@ -169,9 +165,7 @@ def check_renaming(labels: Labels | None) -> None:
     if labels is None:
         return
     new: list[Any] = list(labels.values() if isinstance(labels, Mapping) else labels)
-    if not new or any(
-        not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < LARGEST for label in new
-    ):
+    if not new or not all(type(label) is int and 0 <= label < LARGEST for label in new):
         raise ValueError(
             f"labels must give the new class, 0 or more, of each old one, as a table or as a list; found "
             f"{brief(labels, 200)}."

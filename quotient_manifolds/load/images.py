@@ -43,7 +43,7 @@ class FolderExamples(Examples):
     ) -> None:
         if not path.is_dir():
             raise ValueError(f"There is no folder of images {shown(path)}.")
-        self._path = path
+        self.path = path
         self._names = sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
         if not self._names:
             raise ValueError(f"{shown(path)} has no folders: expected one for each class, with its images.")
@@ -60,11 +60,11 @@ class FolderExamples(Examples):
     def classes(self, rows: Sequence[int], head: Head) -> list[int]:
         known = [name for name in self._names if head.find(name) is not None]
         if self._by_place and known:  # all of them, or the one that is not is named
-            table = [named_label(name, head, shown(self._path / name)) for name in self._names]
+            table = [named_label(name, head, shown(self.path / name)) for name in self._names]
             return [table[self.labels[row]] for row in rows]
         if self._by_place and head.count not in (None, len(self._names)):
             raise ValueError(
-                f"{shown(self._path)} has {len(self._names)} folders and the model {head.count} classes "
+                f"{shown(self.path)} has {len(self._names)} folders and the model {head.count} classes "
                 f"({head.listed()}), none of them called like a folder; give labels, the class of each folder."
             )
         return [self.labels[row] for row in rows]

@@ -20,8 +20,6 @@ def shown(path: Path | str) -> str:
 
 def brief(value: Any, width: int = 60) -> str:
     """Return what a value looks like, cut where it is long."""
-    if isinstance(value, int) and abs(value) >= 10**width:  # Python refuses to print more than some 4,300 digits
-        return f"a number of about {round(value.bit_length() * 0.30103)} digits"
     text = repr(value if not isinstance(value, str) else value[: width + 1])
     return text if len(text) <= width else f"{text[: width - 3]}..."
 

@@ -69,7 +69,9 @@ def call_module(reference: str, *arguments: Any) -> nn.Module:
     """Return the nn.Module that the function `package.module:function` makes of the arguments, as it is."""
     model = call_object(reference, "a function that returns an nn.Module", *arguments)
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{reference} must return an nn.Module, but it returned {_article(type(model).__name__)}.")
+        raise ValueError(
+            f"{reference} must return an nn.Module, but it returned an object of type {type(model).__name__}."
+        )
     return model
 
 
@@ -81,7 +83,8 @@ def call_object(reference: str, wanted: str, *arguments: Any) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code: anything
-        called = f"called with {', '.join(map(_shown, arguments))}" if arguments else "called"
+        given = ", ".join(type(each).__name__ if isinstance(each, nn.Module) else str(each) for each in arguments)
+        called = f"called with {given}" if given else "called"
         raise ValueError(f"{reference} was {called} and raised {type(error).__name__}: {first_line(error)}") from error
 
 
@@ -106,11 +109,3 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
-
-
-def _shown(argument: Any) -> str:
-    return _article(type(argument).__name__) if isinstance(argument, nn.Module) else str(argument)

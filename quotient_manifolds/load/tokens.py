@@ -173,15 +173,12 @@ class TextExamples(Examples):
         max_length: int | None,
         batch_size: int,
     ) -> None:
-        self._path, self._examples, self._pairs = path, examples, are_pairs(examples)
+        self.path, self._examples, self._pairs = path, examples, are_pairs(examples)
         self._tokenizer, self._max_length, self._batch_size = tokenizer, max_length, batch_size
         self.labels = [example.label for example in examples]
 
-    def file(self, row: int) -> Path:
-        return self._path
-
     def where(self, row: int) -> str:
-        return f"{shown(self._path)}, line {self._examples[row].line}"
+        return f"{shown(self.path)}, line {self._examples[row].line}"
 
     def inputs(
         self, batches: Sequence[Sequence[int]], model: nn.Module, homes: Sequence[Path]
@@ -190,7 +187,7 @@ class TextExamples(Examples):
         if source is None:
             raise ValueError(
                 f"{type(model).__name__} was not loaded from a directory, so there is no tokenizer for "
-                f"{shown(self._path)}: name the directory of one."
+                f"{shown(self.path)}: name the directory of one."
             )
         config = getattr(model, "config", None)
         limits = TokenLimits.of(lambda name: getattr(config, name, None))

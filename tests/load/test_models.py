@@ -299,7 +299,7 @@ def test_function_of_a_module_in_the_current_directory(tmp_path: Path, monkeypat
     model = load_model("zoo_of_mine:encoder")
     assert isinstance(model, nn.TransformerEncoderLayer)
     assert not model.training
-    with pytest.raises(ValueError, match="returned an int"):
+    with pytest.raises(ValueError, match="returned an object of type int"):
         load_model("zoo_of_mine:number")
     with pytest.raises(ValueError, match="no function 'decoder'"):
         load_model("zoo_of_mine:decoder")
@@ -358,8 +358,8 @@ def test_what_a_function_declares_is_returned(module: str) -> None:
         ("of_another_model", "parameter 'other.0.weight', which Sequential does not have"),
         ("of_another_shape", "does not fit Sequential: "),
         ("pairs_alone", "must return quotient_manifolds.Symmetries.* of type tuple"),
-        ("raising", "called with a Sequential and raised RuntimeError: no such layer"),
-        ("without_arguments", "called with a Sequential and raised TypeError"),
+        ("raising", "called with Sequential and raised RuntimeError: no such layer"),
+        ("without_arguments", "called with Sequential and raised TypeError"),
         ("absent", "has no function 'absent'"),
     ],
 )
