@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @command
 @out_option("results/demo")
+# The more models, the narrower the interval of tau.
 @click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @seed_option

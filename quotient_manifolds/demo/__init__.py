@@ -12,9 +12,8 @@ from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train_zoo, writ
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 
-__all__ = ["MODELS", "cores", "one_thread", "prepare"]
+__all__ = ["cores", "one_thread", "prepare"]
 
-MODELS = 16  # the more models, the narrower the interval of tau
 TRAIN_POINTS = 256  # few, so that generalisation gaps spread
 
 
@@ -26,7 +25,7 @@ def cores() -> int:
 def prepare(
     out: Path,
     *,
-    models: int = MODELS,
+    models: int,
     seed: int = 0,
     training_steps: int | None = None,
     workers: int = 1,

@@ -14,7 +14,7 @@ from quotient_manifolds.statistics.columns import Floats, Numbers, numbers
 
 @dataclass(frozen=True)
 class Agreement:
-    """Coefficients between all columns, row by row, and from how many models each was computed; None: not defined."""
+    """Hold coefficients between all columns, row by row (None: not defined), and from how many models each comes."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -24,7 +24,7 @@ class Agreement:
 
 
 def agreement(columns: Mapping[str, Numbers], kind: Kind = "kendall-b") -> Agreement:
-    """The correlation of every two columns, over the models that have both (others have None or NaN there)."""
+    """Return the correlation of every two columns, over the models that have both (others have None or NaN there)."""
     check_kind(kind)
     table = {name: numbers(name, values) for name, values in columns.items()}
     lengths = {name: len(values) for name, values in table.items()}

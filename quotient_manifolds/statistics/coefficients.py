@@ -29,7 +29,7 @@ def check_kind(kind: str, kinds: tuple[str, ...] = KINDS) -> None:
 
 
 def coefficient(kind: Kind, columns: Floats) -> Floats:
-    """(..., k, n) -> (...): columns 0 and 1 correlated, given columns 2 and on; NaN where not defined."""
+    """Correlate columns 0 and 1, given columns 2 and on, (..., k, n) -> (...); NaN where that is not defined."""
     gram = _inner_products(kind, columns)
     if kind == "kendall-a":
         # A resample holds some models twice; such a pair is no pair. Column 2, when there, numbers the models.
@@ -45,7 +45,7 @@ def coefficient(kind: Kind, columns: Floats) -> Floats:
 
 
 def _inner_products(kind: Kind, columns: Floats) -> Floats:
-    """(..., k, n) -> (..., k, k): of centred values, of centred ranks, or of the signs of differences over pairs."""
+    """Multiply columns, (..., k, n) -> (..., k, k): centred values or ranks, or signs of differences over pairs."""
     if kind in ("kendall-a", "kendall-b"):
         # Only the order counts, so single precision is exact: it holds every rank and every sum of signs.
         ranks = stats.rankdata(columns, method="dense", axis=-1).astype(np.float32)
@@ -64,7 +64,7 @@ def _inner_products(kind: Kind, columns: Floats) -> Floats:
 
 
 def _given_the_rest(matrix: Floats) -> Floats:
-    """(..., k, k) -> (..., 2, 2): the Schur complement of rows 2 and on, which may depend on each other."""
+    """Return the Schur complement (..., 2, 2) of rows 2 and on of (..., k, k), which may depend on each other."""
     if matrix.shape[-1] == 2:
         return matrix
     first, mixed, rest = matrix[..., :2, :2], matrix[..., :2, 2:], matrix[..., 2:, 2:]

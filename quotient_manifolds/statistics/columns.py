@@ -14,7 +14,7 @@ Numbers = Sequence[float | None] | NDArray[Any]
 
 
 def complete(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> tuple[list[list[Any]], int]:
-    """The columns without the models in which one of them is missing, and the number of those models."""
+    """Return the columns without the models in which one of them is missing, and the number of those models."""
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"Columns of one length are needed, one value a model, found {lengths}.")
@@ -37,7 +37,7 @@ def numbers(name: str, values: Sequence[Any] | NDArray[Any]) -> Floats:
 
 
 def encoded(name: str, values: Sequence[Any]) -> list[Floats]:
-    """A column of numbers as it is; a category as 0/1 columns, for all its values but the first."""
+    """Return a column of numbers as it is, a category as 0/1 columns, for all its values but the first."""
     if not any(isinstance(value, str) for value in values):
         return [numbers(name, values)]
     if not all(isinstance(value, str) for value in values):

@@ -25,7 +25,7 @@ BATCH = 500  # resamples computed at once
 
 @dataclass(frozen=True)
 class Correlation:
-    """A coefficient over `models` models, with a bootstrap interval and a permutation p-value; None: not defined.
+    """Hold a coefficient over `models` models, with a bootstrap interval and a permutation p-value; None: not defined.
 
     `left_out` models lacked a value. The interval is the percentile bootstrap over models at level `confidence`: of
     `resamples` resamples, `undefined` had a constant column, thus no coefficient, and do not count. The two-sided
@@ -45,7 +45,7 @@ class Correlation:
     permutations: int
 
     def __str__(self) -> str:
-        """The value and its interval as text: `+0.42 [+0.11, +0.68]`."""
+        """Return the value and its interval as text: `+0.42 [+0.11, +0.68]`."""
         bounds = "no interval" if self.low is None or self.high is None else f"[{self.low:+.2f}, {self.high:+.2f}]"
         value = "undefined" if self.value is None else f"{self.value:+.2f}"
         return f"{value} {bounds}".replace("-", "\N{MINUS SIGN}")
@@ -93,7 +93,7 @@ def partial_correlation(
     permutations: int = 9999,
     seed: int = 0,
 ) -> Correlation:
-    """The correlation of what is left of x and y after a linear fit on the columns `given` (name: values).
+    """Compute the correlation of what is left of x and y after a linear fit on the columns `given` (name: values).
 
     "pearson" fits values, "spearman" ranks. Kendall fits the signs of differences over all pairs of models, x_i - x_j
     on those of the covariates: for one covariate that is Kendall's partial tau,
@@ -158,7 +158,7 @@ def _check(confidence: float, resamples: int, permutations: int) -> None:
 
 
 def _fitted(y: Floats, covariates: Floats) -> tuple[Floats, Floats]:
-    """y = fit + residuals, by least squares on the covariates and a constant."""
+    """Split y into fit + residuals, by least squares on the covariates and a constant."""
     design = np.stack([np.ones_like(y), *covariates], axis=1)
     fit = design @ np.linalg.lstsq(design, y, rcond=NOTHING_LEFT)[0]
     return fit, y - fit
@@ -173,7 +173,7 @@ def _estimate(
     permutations: int,
     seed: int,
 ) -> Correlation:
-    """Value, interval and p-value; `permuted` makes columns (..., k, n) out of permutations (..., n) of `moved`."""
+    """Fill in all but the counts; `permuted` makes columns (..., k, n) of permutations (..., n) of `moved`."""
     models = columns.shape[1]
     value = float(coefficient(empty.kind, columns)) if models > 1 else math.nan
     if math.isnan(value):
@@ -192,7 +192,7 @@ def _estimate(
 
 
 def _with_interval(found: Correlation, columns: Floats, resamples: int, seed: int) -> Correlation:
-    """Models are drawn with replacement, each with all its columns."""
+    """Fill in the interval: models are drawn with replacement, each with all its columns."""
     numbered = np.arange(columns.shape[1])
     source = np.stack([*columns, numbered]) if found.kind == "kendall-a" else columns
 
