@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,6 +65,13 @@ class Table:
     numeric: Sequence[bool]
     values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
     sortable: bool = True
+
+    @classmethod
+    def of(cls, name: str, caption: str, rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> Table:
+        """Return the table of cells by column: numbers, except in the columns that `words` names."""
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        cells = [[row[column] for column in columns] for row in rows]
+        return cls(name, caption, columns, cells, [column not in words for column in columns])
 
 
 @dataclass(frozen=True)

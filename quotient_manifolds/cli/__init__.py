@@ -1,4 +1,4 @@
-"""The command line. This module needs nothing installed, so that it can say what is missing."""
+"""Run the command line. This module needs nothing installed, so that it can say what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command group. No command imports torch before it runs, so that help comes at once."""
+"""Gather the commands. None imports torch before it runs, so that help comes at once."""
 
 from __future__ import annotations
 

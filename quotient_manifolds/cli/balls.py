@@ -1,22 +1,21 @@
-"""Which balls are asked for: geometries with their radii, as they are written on the command line."""
+"""Read which balls are asked for: geometries with their radii, as they are written on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from quotient_manifolds.geometry import Geometry, Quotient, geometry_of
 from quotient_manifolds.symmetries import Symmetries
 
+Balls = list[tuple[Geometry, float]]
+
 _FLAT: dict[str | float, set[str]] = {"euclidean": {"norm"}, "adaptive": {"norm", "eta"}}
 _CURVED = {"norm", "geodesic", "eps", "biases"}
-_FLAT_NORMS = ("l2", "linf")
 
 
-def balls(
-    words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any], symmetries: Symmetries | None
-) -> list[tuple[Geometry, float]]:
+def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any]) -> Balls:
     """Return each geometry with each of its radii, ascending.
 
     words: NAME or NAME:RADIUS,RADIUS; names without radii get `radii`. options: of geometries, None where not given;
@@ -34,9 +33,12 @@ def balls(
         names = ", ".join(map(str, wanted))
         raise ValueError(f"--{unused[0]} {given[unused[0]]} means nothing for {names}; leave it out, or add a geometry")
     made = [(geometry_of(name, _own(name, given)), sorted(set(own))) for name, own in wanted.items()]
-    if symmetries is not None:
-        made = [(replace(g, symmetries=symmetries) if isinstance(g, Quotient) else g, own) for g, own in made]
     return [(geometry, radius) for geometry, own in made for radius in own]
+
+
+def with_symmetries(wanted: Balls, symmetries: Symmetries) -> Balls:
+    """Return the same balls, those of quotients in the quotient by these symmetries."""
+    return [(replace(each, symmetries=symmetries) if isinstance(each, Quotient) else each, r) for each, r in wanted]
 
 
 def _parsed(word: str) -> tuple[str | float, list[float]]:
@@ -55,12 +57,6 @@ def _parsed(word: str) -> tuple[str | float, list[float]]:
 
 
 def _own(name: str | float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that mean something for the geometry; of norms each has its own."""
-    has: Iterable[str] = _FLAT.get(name, _CURVED)
-    flat = name in _FLAT
-    return {
-        key: value
-        for key, value in given.items()
-        if key in has
-        and (key != "norm" or value not in ("l2", "linf", "metric", "adaptive") or (value in _FLAT_NORMS) == flat)
-    }
+    """Return the options that mean something for the geometry; a norm of the other kind of geometry does not."""
+    has, foreign = (_FLAT[name], ("metric", "adaptive")) if name in _FLAT else (_CURVED, ("l2", "linf"))
+    return {key: value for key, value in given.items() if key in has and (key != "norm" or value not in foreign)}

@@ -1,4 +1,4 @@
-"""The batches and the loss that a command measures on, tried before anything is measured."""
+"""Make the batches and the loss that a command measures on, and try them before anything is measured."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from quotient_manifolds.load import DataSource, call_object, load_object
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Loss, cross_entropy
 
+# What DataSource calls two options of the command line.
+_RENAMED = {"draw": "seed", "examples": "max_examples"}
+
 # What the inputs of a Hugging Face model may be called.
 _KINDS_OF_INPUT = ("input_ids", "pixel_values", "input_values", "input_features")
 
@@ -31,15 +34,17 @@ def batches_from(
 ) -> tuple[list[Any], dict[str, Any], Sequence[str]]:
     """Return the batches of a file, of a folder of images, or of a function.
 
-    With them: how they were made, for the record, and what a reader of the numbers must know.
+    settings: by the option's name, those that are given. With the batches come how they were made, for the record,
+    and what a reader of the numbers must know.
     """
     if ":" in data and not Path(data).exists():
         return _of_function(data, settings), {}, ()
     if not own_loss:
         _check_classifier(model, network)
-    if "tokenizer" in settings:
-        settings = {**settings, "tokenizer": expanded(settings["tokenizer"])}
-    source = DataSource(expanded(data), **settings)
+    own = {_RENAMED.get(name, name): value for name, value in settings.items()}
+    if "tokenizer" in own:
+        own["tokenizer"] = expanded(own["tokenizer"])
+    source = DataSource(expanded(data), **own)
     taken = getattr(network, "main_input_name", None)
     if taken in _KINDS_OF_INPUT and taken != ("input_ids" if source.kind == "text" else "pixel_values"):
         what = "text" if source.kind == "text" else "images"
@@ -55,21 +60,16 @@ def batches_from(
 
 def _of_function(reference: str, settings: Mapping[str, Any]) -> list[Any]:
     if settings:
-        name = {"seed": "draw", "max_examples": "examples"}.get(next(iter(settings)), next(iter(settings)))
-        raise BadInput(f"--{name.replace('_', '-')} means nothing for batches that {reference} makes; leave it out.")
+        name = next(iter(settings)).replace("_", "-")
+        raise BadInput(f"--{name} means nothing for batches that {reference} makes; leave it out.")
     answer = call_object(reference, "a function that returns batches")
-    single = isinstance(answer, (Tensor, Mapping, str)) or (
-        isinstance(answer, tuple) and bool(answer) and all(isinstance(each, Tensor) for each in answer)
-    )
-    try:
-        batches = [] if single else list(answer)
-    except TypeError:
-        single, batches = True, []
-    if single:
+    listed = hasattr(answer, "__iter__") or hasattr(answer, "__getitem__")
+    single = isinstance(answer, (Tensor, Mapping, str)) or not listed
+    if single or (isinstance(answer, tuple) and answer and all(isinstance(each, Tensor) for each in answer)):
         raise BadInput(
             f"{reference} must return a list of batches, found one {type(answer).__name__}; put it into a list."
         )
-    if not batches:
+    if not (batches := list(answer)):
         raise BadInput(f"{reference} must return at least one batch, found none.")
     return batches
 

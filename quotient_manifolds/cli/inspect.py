@@ -62,14 +62,15 @@ def inspect(
     The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
     """
     check_outputs([model], out=out, report=report)
-    from quotient_manifolds.cli.subject import described, model_named, prove_with_inputs, symmetries_of
-    from quotient_manifolds.symmetries import count_symmetries
+    from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of
+    from quotient_manifolds.symmetries import count_symmetries, prove_symmetries
 
     network = model_named(model).to(device=device, dtype=dtype)
     found = symmetries_of(network, symmetries)
     if not found.pairs and not (symmetries and found.translations):
         raise BadInput(_nothing_found(model, network, found))
-    proof = prove_with_inputs(network, inputs, found, seed)
+    with inputs_for(network, inputs, seed=seed) as given:
+        proof = prove_symmetries(network, given, found, seed=seed)
     count = count_symmetries(network, found)
     about = described(network, model)
     record = {
@@ -134,28 +135,30 @@ def _sentences(network: nn.Module, symmetries: Symmetries, proof: Proof, count: 
 
 def _pairs(title: str, symmetries: Symmetries, proof: Proof, count: Count) -> Table:
     """Return a row for every symmetric pair: where it is, its group, its factors, their product, its proof."""
-    columns = ["symmetric pair", "group", "G", "H", "largest s", "smallest s"]
     rows = [
-        [
-            *(pair.name, pair.group, f"{pair.n} x {pair.h}", f"{pair.m} x {pair.h}"),
-            *(f"{s.largest:.1e}", f"{s.smallest:.1e}", *_seen(proved)),
-        ]
+        {
+            "symmetric pair": pair.name,
+            "group": pair.group,
+            "G": f"{pair.n} x {pair.h}",
+            "H": f"{pair.m} x {pair.h}",
+            "largest s": f"{s.largest:.1e}",
+            "smallest s": f"{s.smallest:.1e}",
+            **_seen(proved, "one side only"),
+        }
         for pair, proved, s in zip(symmetries.pairs, proof.pairs, count.conditioning, strict=True)
     ]
-    numeric = [False] * 4 + [True] * 4 + [False]
-    return Table("pairs", title, [*columns, "output change", "one side only", "verdict"], rows, numeric)
+    return Table.of("pairs", title, rows, words={"symmetric pair", "group", "G", "H", "verdict"})
 
 
 def _translations(symmetries: Symmetries, proof: Proof) -> Table:
     """Return a row for every bias that can be moved without being noticed."""
     rows = [
-        [shift.name, shift.group, *_seen(proved)]
+        {"translation": shift.name, "group": shift.group, **_seen(proved, "uncompensated")}
         for shift, proved in zip(symmetries.translations, proof.translations, strict=True)
     ]
-    columns = ["translation", "group", "output change", "uncompensated", "verdict"]
-    return Table("translations", "Translations of biases", columns, rows, [False, False, True, True, False])
+    return Table.of("translations", "Translations of biases", rows, words={"translation", "group", "verdict"})
 
 
-def _seen(proved: PairProof) -> list[str]:
+def _seen(proved: PairProof, control: str) -> dict[str, str]:
     verdict = f"{proved.verdict}: {proved.reason}" if proved.reason else proved.verdict
-    return [f"{proved.change:.1e}", f"{proved.control:.1e}", verdict]
+    return {"output change": f"{proved.change:.1e}", control: f"{proved.control:.1e}", "verdict": verdict}

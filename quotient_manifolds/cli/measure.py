@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,28 +19,22 @@ from quotient_manifolds.files import is_special
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.geometry import Geometry
+    from quotient_manifolds.cli.balls import Balls
     from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
 
 OF_GEOMETRIES = ("geodesic", "eps", "biases", "eta", "norm")
-OF_DATA = {  # options of the data, and what DataSource calls them
-    **{name: name for name in ("batch_size", "max_length", "tokenizer", "columns", "labels")},
-    **{name: name for name in ("size", "channels", "mean", "std")},
-    "draw": "seed",
-    "examples": "max_examples",
-}
+
+
+def _numbers(word: str, where: str) -> list[float]:
+    try:
+        return [float(part) for part in word.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{where} takes numbers, with commas between them. Found {word!r}") from None
 
 
 def _listed(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[float, ...]:
     """Read numbers that are given again and again, or with commas."""
-    return tuple(_number(part, parameter.opts[0]) for word in words for part in word.split(","))
-
-
-def _number(word: str, where: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise click.BadParameter(f"{where} takes numbers, with commas between them. Found {word!r}") from None
+    return tuple(number for word in words for number in _numbers(word, parameter.opts[0]))
 
 
 def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, str] | None:
@@ -62,9 +57,7 @@ def _classes(context: click.Context, parameter: click.Parameter, word: str | Non
 
 def _normalisation(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
     """Read clip or imagenet by name, or a number for each channel."""
-    if word is None or word.isalpha():
-        return word
-    return [_number(part, parameter.opts[0]) for part in word.split(",")]
+    return word if word is None or word.isalpha() else _numbers(word, parameter.opts[0])
 
 
 @command
@@ -167,18 +160,18 @@ def measure(
         raise BadInput("With --quiet nothing is printed, so the results would be lost: give --out or --report.")
     check_outputs([model, data, others["tokenizer"]], out=out, report=report)
     from quotient_manifolds.cli import pages
-    from quotient_manifolds.cli.balls import balls
+    from quotient_manifolds.cli.balls import balls, with_symmetries
     from quotient_manifolds.cli.batches import batches_from, like, loss_named, try_loss
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.load import load_symmetries
     from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, worst_case_sharpness
 
-    of_geometries = {name: others[name] for name in OF_GEOMETRIES}
-    of_data = {field: others[name] for name, field in OF_DATA.items() if others[name] is not None}
-    wanted = balls(geometries, radii, of_geometries, None)  # what is wrong is said before anything is loaded
+    of_geometries = {name: others.pop(name) for name in OF_GEOMETRIES}
+    of_data = {name: value for name, value in others.items() if value is not None}
+    wanted = balls(geometries, radii, of_geometries)  # what is wrong is said before anything is loaded
     network = model_named(model)
     if symmetries is not None:
-        wanted = balls(geometries, radii, of_geometries, load_symmetries(symmetries, network))
+        wanted = with_symmetries(wanted, load_symmetries(symmetries, network))
     function = loss_named(loss)
     loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)
     network.to(device=device, dtype=dtype)
@@ -198,11 +191,8 @@ def measure(
 
     with progress_bars(quiet=quiet) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
-
-        def ascend(geometry: Geometry, radius: float) -> MeasureResult:
-            ascent: dict[str, Any] = {"radius": radius, "steps": steps, "restarts": restarts, "seed": seed}
-            return worst_case_sharpness(network, function, batches, geometry=geometry, **ascent, progress=progress)
-
+        ascent: dict[str, Any] = {"steps": steps, "restarts": restarts, "seed": seed, "progress": progress}
+        ascend = partial(worst_case_sharpness, network, function, batches, **ascent)
         record = _measured(record, wanted, ascend, out, show)
     if report is not None:
         pages.write_page(pages.measure_page(record, [*about, *notes]), report)
@@ -211,8 +201,8 @@ def measure(
 
 def _measured(
     record: SharpnessRecord,
-    wanted: Sequence[tuple[Geometry, float]],
-    ascend: Callable[[Geometry, float], MeasureResult],
+    wanted: Balls,
+    ascend: Callable[..., MeasureResult],
     out: Path | None,
     show: Callable[[SharpnessRecord], None],
 ) -> SharpnessRecord:
@@ -220,7 +210,7 @@ def _measured(
     in_file = 0
     try:
         for geometry, radius in wanted:
-            record = record.with_result(ascend(geometry, radius))
+            record = record.with_result(ascend(geometry=geometry, radius=radius))
             if out is not None and (record.complete or not is_special(out)):
                 record.save(out)
                 in_file = len(record)

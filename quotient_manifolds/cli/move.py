@@ -57,41 +57,33 @@ def move(
         raise BadInput(f"{target.absolute().parent} is no directory to write {target.name} into.")
     if not Path(source).is_dir():
         raise BadInput(f"Expected a Hugging Face directory to move, found {source}.")
-    from quotient_manifolds.cli.subject import model_named
-    from quotient_manifolds.symmetries import balance, random_move
+    from quotient_manifolds.cli.subject import inputs_for, model_named, symmetries_of
+    from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
 
     network = model_named(source)
-    proved = _proved(network, symmetries, inputs, seed, source)
+    found = symmetries_of(network, symmetries)
+    if not found.pairs and not found.translations:
+        raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
+    with inputs_for(network, inputs, seed=seed) as given:
+        proved = prove_symmetries(network, given, found, seed=seed).proved(found)
+    if not proved.pairs and not proved.translations:
+        raise BadInput(f"No symmetry of {source} ({type(network).__name__}) is proved; `inspect` tells why.")
     moved = balance(network, proved) if balanced else random_move(network, proved, scale=scale, seed=seed)
-    change = _change(network, moved, proved, inputs, seed)
+    with inputs_for(network, inputs, seed=seed) as given:
+        change = _change(network, given, moved, proved, seed)
     _write(network, moved, Path(source), target)
     if not quiet:
         count = f"{len(proved.pairs)} pairs and {len(proved.translations)} translations"
         Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
 
 
-def _proved(network: nn.Module, symmetries: str | None, inputs: str | None, seed: int, source: str) -> Symmetries:
-    from quotient_manifolds.cli.subject import prove_with_inputs, symmetries_of
-
-    found = symmetries_of(network, symmetries)
-    if not found.pairs and not found.translations:
-        raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
-    proved = prove_with_inputs(network, inputs, found, seed).proved(found)
-    if not proved.pairs and not proved.translations:
-        raise BadInput(f"No symmetry of {source} ({type(network).__name__}) is proved; `inspect` tells why.")
-    return proved
-
-
-def _change(network: nn.Module, moved: Params, symmetries: Symmetries, inputs: str | None, seed: int) -> float:
+def _change(network: nn.Module, given: Any, moved: Params, symmetries: Symmetries, seed: int) -> float:
     """Return the change of the output by the move. Raises BadInput if it is more than rounding explains."""
-    from quotient_manifolds.cli.subject import inputs_of, taking_inputs
     from quotient_manifolds.symmetries import output_change
 
     rounded = {name: _rounded(moved[name], seed) for name in symmetries.moved}
-    given = inputs_of(network, inputs, seed=seed)
-    with taking_inputs(network, inputs):
-        change = output_change(network, given, {}, moved)
-        noise = output_change(network, given, moved, moved | rounded)
+    change = output_change(network, given, {}, moved)
+    noise = output_change(network, given, moved, moved | rounded)
     if not change <= MARGIN * max(noise, 1e-15):
         raise BadInput(f"The moved model should have the same output, but it changes by {change:.1e}: nothing written.")
     if not change < 0.5:
@@ -111,7 +103,7 @@ def _rounded(value: Tensor, seed: int) -> Tensor:
 
 
 def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target: Path) -> None:
-    """Write the directory beside OUT and rename it, so that OUT is complete or not there."""
+    """Write the directory beside OUT, read it again, and rename it, so that OUT is complete or not there."""
     from quotient_manifolds.load import first_line, load_model
 
     network.load_state_dict(dict(moved), strict=False)  # buffers stay
@@ -124,12 +116,8 @@ def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target
             raise BadInput(f"{type(network).__name__} does not save: {first_line(error)}; nothing written.") from error
         # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
         shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*WEIGHTS, ".*"), dirs_exist_ok=True)
-        _check_same(dict(load_model(fresh).named_parameters()), moved, target)
+        read = dict(load_model(fresh).named_parameters())
+        for name, value in moved.items():
+            if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
+                raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
         fresh.rename(target)
-
-
-def _check_same(read: Mapping[str, Tensor], moved: Mapping[str, Tensor], target: Path) -> None:
-    """Raise BadInput unless what was read back is what was meant, dtype and all."""
-    for name, value in moved.items():
-        if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
-            raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")

@@ -81,7 +81,7 @@ def orbit(
         )
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.batches import distance_batch, like
-    from quotient_manifolds.cli.subject import described, inputs_of, model_named, symmetries_of, taking_inputs
+    from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of
     from quotient_manifolds.geometry import Adaptive, Quotient
     from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning
 
@@ -89,8 +89,7 @@ def orbit(
     found = symmetries_of(network, symmetries)
     if not found.pairs:
         raise BadInput(f"{model} has no symmetric pair, so there is no orbit to move along (see `inspect`).")
-    given = inputs_of(network, inputs, seed=seed, length=length)
-    with taking_inputs(network, inputs):
+    with inputs_for(network, inputs, seed=seed, length=length) as given:
         batch = distance_batch(network, like(given, next(network.parameters())), seed)
     declared = None if symmetries is None else found
     geometries = (Adaptive(), Quotient("inv", symmetries=declared), Quotient("mix", symmetries=declared))

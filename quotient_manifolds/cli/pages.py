@@ -1,9 +1,11 @@
-"""Tables, figures and pages of what `measure`, `orbit` and `inspect` found."""
+"""Make tables, figures and pages of what `measure`, `orbit` and `inspect` found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from quotient_manifolds.cli.terminal import command_line
 from quotient_manifolds.files import write_text
@@ -41,15 +43,17 @@ def measure_page(record: SharpnessRecord, notes: Sequence[str] = ()) -> Page:
             "at one radius: compare models in one geometry, not geometries with each other."
         ),
         facts=[Fact(f"{each.mean:.4g}", f"is the rise in {_ball(each)}.") for each in record[:4]],
-        sections=_sections(
+        sections=[
             _warnings(record.warnings),
-            ("results", "Sharpness in every ball", [table_of_results(record), *([Listing(notes)] if notes else [])]),
-            ("ascent", "The ascent", list(_ascents(record))),
-            ("radius", "Sharpness against radius", list(_radii(record))),
-            ("batches", "Every batch", [_batches(record)]),
-            ("settings", "Settings", [_settings(record)]),
+            Section(
+                "results", "Sharpness in every ball", [table_of_results(record), *([Listing(notes)] if notes else [])]
+            ),
+            Section("ascent", "The ascent", list(_ascents(record))),
+            Section("radius", "Sharpness against radius", list(_radii(record))),
+            Section("batches", "Every batch", [_batches(record)]),
+            Section("settings", "Settings", [_settings(record)]),
             _redo(record.command),
-        ),
+        ],
     )
 
 
@@ -71,13 +75,13 @@ def orbit_page(record: SharpnessRecord) -> Page:
         facts=[
             Fact(f"{most:.2g}", f"is the largest relative change of {name} sharpness.") for name, most in worst.items()
         ],
-        sections=_sections(
-            _warnings(tuple(dict.fromkeys(record.warnings))),
-            ("orbit", "Sharpness after a move over sharpness before", [Gallery([figure]), ratios]),
-            ("values", "Values", [_values(record)]),
-            ("settings", "Settings", [_settings(record)]),
+        sections=[
+            _warnings(record.warnings),
+            Section("orbit", "Sharpness after a move over sharpness before", [Gallery([figure]), ratios]),
+            Section("values", "Values", [_values(record)]),
+            Section("settings", "Settings", [_settings(record)]),
             _redo(record.command),
-        ),
+        ],
     )
 
 
@@ -90,26 +94,21 @@ def inspect_page(title: str, facts: Sequence[Fact], tables: Sequence[Table], not
             "then on one side only, which must."
         ),
         facts=facts,
-        sections=_sections(
-            *((f"{each.name}-section", each.name.capitalize(), [each]) for each in tables),
-            ("notes", "What else there is", [Listing(notes)]),
+        sections=[
+            *(Section(f"{each.name}-section", each.name.capitalize(), [each]) for each in tables),
+            Section("notes", "What else there is", [Listing(notes)]),
             _redo(command_line()),
-        ),
+        ],
     )
 
 
-def _sections(*parts: tuple[str, str, Sequence[Block]]) -> list[Section]:
-    """Return those sections that have something in them."""
-    return [Section(name, title, blocks) for name, title, blocks in parts if blocks]
+def _redo(command: str | None) -> Section:
+    return Section("redo", "How to redo this", [Code(command)] if command else [])
 
 
-def _redo(command: str | None) -> tuple[str, str, Sequence[Block]]:
-    return "redo", "How to redo this", [Code(command)] if command else []
-
-
-def _warnings(said: Sequence[str]) -> tuple[str, str, Sequence[Block]]:
-    note = Note("These values are not to be trusted as they are", said)
-    return "warnings", "Warnings", [note] if said else []
+def _warnings(said: Sequence[str]) -> Section:
+    note = Note("These values are not to be trusted as they are", list(dict.fromkeys(said)))
+    return Section("warnings", "Warnings", [note] if said else [])
 
 
 def _ball(each: MeasureResult) -> str:
@@ -118,32 +117,21 @@ def _ball(each: MeasureResult) -> str:
 
 def table_of_results(record: SharpnessRecord, caption: str = "Mean rise of the loss over batches") -> Table:
     """Return a row for every geometry and radius: the mean rise of the loss over batches, and how it came about."""
-    columns = [
-        "geometry",
-        "radius",
-        "sharpness",
-        "standard error",
-        "batches",
-        "loss",
-        "norm reached",
-        "reach",
-        "passes",
-    ]
     rows = [
-        [
-            each.geometry,
-            f"{each.settings['radius']:g}",
-            f"{each.mean:.6g}",
-            "-" if each.standard_error is None else f"{each.standard_error:.2g}",
-            str(len(each.values)),
-            f"{sum(each.base_losses) / len(each.base_losses):.6g}",
-            f"{max(norm or 0.0 for norm in each.norms):.4g}",
-            "-" if each.reach is None else f"{each.reach:.3g}",
-            f"{each.forward_passes} + {each.backward_passes}",
-        ]
+        {
+            "geometry": each.geometry,
+            "radius": f"{each.settings['radius']:g}",
+            "sharpness": f"{each.mean:.6g}",
+            "standard error": "-" if each.standard_error is None else f"{each.standard_error:.2g}",
+            "batches": str(len(each.values)),
+            "loss": f"{sum(each.base_losses) / len(each.base_losses):.6g}",
+            "norm reached": f"{max(norm or 0.0 for norm in each.norms):.4g}",
+            "reach": "-" if each.reach is None else f"{each.reach:.3g}",
+            "passes": f"{each.forward_passes} + {each.backward_passes}",
+        }
         for each in record
     ]
-    return Table("results-table", caption, columns, rows, [False, *[True] * 8])
+    return Table.of("results-table", caption, rows, words={"geometry"})
 
 
 def _ascents(record: SharpnessRecord) -> Iterator[Block]:
@@ -154,10 +142,9 @@ def _ascents(record: SharpnessRecord) -> Iterator[Block]:
         if not climbs:
             continue
         length = max(map(len, climbs))
-        padded = [climb + [climb[-1]] * (length - len(climb)) for climb in climbs]  # an early stop stays where it is
-        rise = [sum(column) / len(column) for column in zip(*padded, strict=True)]
-        best = [max(rise[: step + 1]) for step in range(length)]
-        steps = list(range(length))
+        # A climb that stopped early stays where it is.
+        rise = np.mean([np.pad(climb, (0, length - len(climb)), mode="edge") for climb in climbs], axis=0)
+        best, steps = np.maximum.accumulate(rise), range(length)
         series = [Series("at the step", steps, rise, style_of(2)), Series("best so far", steps, best, style_of(1))]
         alt = f"Rise of the loss in {length - 1} steps in {_ball(each)}: {rise[0]:.3g} to {best[-1]:.3g}."
         plot = line_figure(series, x_label="step", y_label="rise of the loss", log=(False, False), alt=alt)
@@ -182,12 +169,17 @@ def _radii(record: SharpnessRecord) -> Iterator[Block]:
 
 def _batches(record: SharpnessRecord) -> Table:
     rows = [
-        [each.geometry, f"{each.settings['radius']:g}", str(index), f"{value:.4g}", f"{base:.4g}"]
+        {
+            "geometry": each.geometry,
+            "radius": f"{each.settings['radius']:g}",
+            "batch": str(index),
+            "sharpness": f"{value:.4g}",
+            "loss": f"{base:.4g}",
+        }
         for each in record
         for index, (value, base) in enumerate(zip(each.values, each.base_losses, strict=True))
     ]
-    columns = ["geometry", "radius", "batch", "sharpness", "loss"]
-    return Table("batches-table", "The rise of the loss on each batch", columns, rows, [False, *[True] * 4])
+    return Table.of("batches-table", "The rise of the loss on each batch", rows, words={"geometry"})
 
 
 def _moves(record: SharpnessRecord) -> Iterator[tuple[str, float, MeasureResult, float]]:
@@ -208,24 +200,28 @@ def figure_of_ratios(record: SharpnessRecord) -> Plot:
 
 def table_of_ratios(caption: str, record: SharpnessRecord) -> Table:
     """Return a row for every precision and measure, a column for every scale of the move."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for dtype, _, each, ratio in _moves(record):
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for dtype, scale, each, ratio in _moves(record):
+        row = rows.setdefault((dtype, each.geometry), {"precision": dtype, "measure": each.geometry})
         # Near 1 the distance from it tells invariance from rounding; 4 digits would hide it.
         near_one = f"1 {'-' if ratio < 1 else '+'} {abs(ratio - 1):.1e}"
-        row = rows.setdefault((dtype, each.geometry), [dtype, each.geometry])
-        row.append(f"{ratio:.4g}" if abs(ratio - 1) > 0.01 else near_one)
-    scales = dict.fromkeys(f"a = {scale:g}" for _, scale, _, _ in _moves(record))
-    numeric = [False, False, *(True for _ in scales)]
-    return Table("ratios-table", caption, ["precision", "measure", *scales], list(rows.values()), numeric)
+        row[f"a = {scale:g}"] = f"{ratio:.4g}" if abs(ratio - 1) > 0.01 else near_one
+    return Table.of("ratios-table", caption, list(rows.values()), words={"precision", "measure"})
 
 
 def _values(record: SharpnessRecord) -> Table:
     rows = [
-        [each.geometry, dtype, f"{scale:g}", f"{each.mean / ratio:.6g}", f"{each.mean:.6g}", f"{ratio:.6g}"]
+        {
+            "measure": each.geometry,
+            "precision": dtype,
+            "scale of the move": f"{scale:g}",
+            "before": f"{each.mean / ratio:.6g}",
+            "after": f"{each.mean:.6g}",
+            "after / before": f"{ratio:.6g}",
+        }
         for dtype, scale, each, ratio in _moves(record)
     ]
-    columns = ["measure", "precision", "scale of the move", "before", "after", "after / before"]
-    return Table("orbit-table", "Every measurement", columns, rows, [False, False, *[True] * 4])
+    return Table.of("orbit-table", "Every measurement", rows, words={"measure", "precision"})
 
 
 def _settings(record: SharpnessRecord) -> Table:

@@ -1,4 +1,4 @@
-"""The model that a command works on, the inputs it takes, and its symmetries, all by name."""
+"""Load what a command works on by its name: the model, inputs that it takes, and its symmetries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from quotient_manifolds.cli.errors import BadInput, is_out_of_memory, place_in_users_code
 from quotient_manifolds.load import call_object, example_inputs, first_line, load_model, load_symmetries
-from quotient_manifolds.symmetries import Proof, Symmetries, find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import Symmetries, find_symmetries
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
@@ -53,35 +53,28 @@ def symmetries_of(network: nn.Module, reference: str | None) -> Symmetries:
     return find_symmetries(network) if reference is None else load_symmetries(reference, network)
 
 
-def prove_with_inputs(network: nn.Module, inputs: str | None, symmetries: Symmetries, seed: int) -> Proof:
-    """Return the proof on inputs that the function `inputs` names, or on some made from the model's configuration."""
-    given = inputs_of(network, inputs, seed=seed)
-    with taking_inputs(network, inputs):
-        return prove_symmetries(network, given, symmetries, seed=seed)
+@contextmanager
+def inputs_for(network: nn.Module, reference: str | None, *, seed: int, length: int = 16) -> Iterator[Any]:
+    """Yield the inputs that the function `reference` gives, or some made from the model's configuration.
 
-
-def inputs_of(network: nn.Module, reference: str | None, *, seed: int, length: int = 16) -> Any:
-    """Return the inputs that the function `reference` gives, or some made from the model's configuration."""
-    if reference is not None:
-        return call_object(reference, "a function that returns inputs")
+    Say in one sentence if the model does not take them, inside.
+    """
     kind, config = type(network).__name__, getattr(network, "config", None)
-    if config is not None and not hasattr(config, "get_text_config"):
+    if reference is not None:
+        given = call_object(reference, "a function that returns inputs")
+    elif config is not None and not hasattr(config, "get_text_config"):
         raise BadInput(
             f"No example inputs can be made for {kind}, whose config is of type {type(config).__name__} and not a "
             "Hugging Face configuration: give inputs by --inputs package.module:function."
         )
-    try:
-        return example_inputs(network, seed=seed, length=length)
-    except ValueError as error:
-        raise BadInput(f"{str(error).rstrip('.')}, by --inputs package.module:function.") from error
-
-
-@contextmanager
-def taking_inputs(network: nn.Module, reference: str | None) -> Iterator[None]:
-    """Say in one sentence that the model does not take the inputs that `inputs_of` returned."""
+    else:
+        try:
+            given = example_inputs(network, seed=seed, length=length)
+        except ValueError as error:
+            raise BadInput(f"{str(error).rstrip('.')}, by --inputs package.module:function.") from error
     what = f"the inputs made from {reference or 'its configuration'}"
     with taking(network, what, cure="; give others with --inputs"):
-        yield
+        yield given
 
 
 @contextmanager

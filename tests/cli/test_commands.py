@@ -179,7 +179,7 @@ def test_every_ball_is_measured(bert: Path, texts: Path, tmp_path: Path) -> None
 
 
 def test_radii_repeat_and_belong_to_geometries() -> None:
-    found = balls(["inv:0.2,0.1", "adaptive", "0.5:3", "t=1.5:1"], [0.5, 0.4], {}, None)
+    found = balls(["inv:0.2,0.1", "adaptive", "0.5:3", "t=1.5:1"], [0.5, 0.4], {})
     expected: list[tuple[Geometry, float]] = [
         *((Quotient("inv"), radius) for radius in (0.1, 0.2)),
         *((Adaptive(), radius) for radius in (0.4, 0.5)),
@@ -191,13 +191,13 @@ def test_radii_repeat_and_belong_to_geometries() -> None:
 
 def test_options_go_to_the_geometries_that_have_them() -> None:
     options = {"norm": "linf", "eta": 0.01, "biases": "paper", "geodesic": "first", "eps": None}
-    found = [geometry for geometry, _ in balls(["euclidean", "adaptive", "mix"], [1.0], options, None)]
+    found = [geometry for geometry, _ in balls(["euclidean", "adaptive", "mix"], [1.0], options)]
     assert found == [
         Euclidean("linf"),
         Adaptive(0.01, "linf"),
         Quotient("mix", geodesic="first", biases="paper"),
     ]
-    assert balls(["inv"], [1.0], {"norm": "adaptive"}, None)[0][0] == Quotient("inv", norm="adaptive")
+    assert balls(["inv"], [1.0], {"norm": "adaptive"})[0][0] == Quotient("inv", norm="adaptive")
 
 
 def test_labels_by_name_columns_and_a_cap(bert: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
 )
 def test_balls_that_are_none(words: list[str], radii: list[float], options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        balls(words, radii, options, None)
+        balls(words, radii, options)
 
 
 def poison(tensors: dict[str, torch.Tensor]) -> None:

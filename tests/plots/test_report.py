@@ -135,6 +135,13 @@ def test_headings_go_down_in_order_and_the_page_suits_a_phone(page: Reader) -> N
     assert len(page.all("main")) == 1
 
 
+def test_a_section_without_blocks_is_left_out() -> None:
+    empty = Section("empty", "Nothing", [])
+    reader = Reader(render(Page("t", "l", [], [empty, Section("s", "Something", [Text("x")])])))
+    assert [text for _, text in reader.all("h2")] == ["Something"]
+    assert [text for _, text in reader.all("li")] == ["Something"]
+
+
 def test_text_is_escaped_and_every_kind_of_block_is_shown() -> None:
     evil = '<script>alert("&")</script>'
     blocks = (

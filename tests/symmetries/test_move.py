@@ -1,11 +1,8 @@
-"""Moving on purpose: every group, the canonical representative, and models on disk."""
+"""Moving on purpose: every group, and the canonical representative."""
 
 from __future__ import annotations
 
 import copy
-import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -113,93 +110,3 @@ def test_broken_weights_are_named(broken: str) -> None:
     for call in (random_move, balance):
         with pytest.raises(ValueError, match=r"parameter 'attention.in_proj_weight'"):
             call(params, found)
-
-
-# --- on disk ---------------------------------------------------------------------------------------------------------
-
-
-def call(*arguments: object) -> Any:
-    testing = pytest.importorskip("click.testing")
-    from quotient_manifolds.cli.app import cli
-
-    return testing.CliRunner().invoke(cli, ["move", *map(str, arguments)])
-
-
-@pytest.fixture
-def bert(tmp_path: Path) -> Path:
-    pytest.importorskip("transformers")
-    from tests.hugging_face import bert_classifier
-
-    directory = bert_classifier(tmp_path / "bert", shard="20KB")
-    (directory / "1_Pooling").mkdir()
-    (directory / "1_Pooling" / "config.json").write_text("{}")
-    return directory
-
-
-@pytest.mark.parametrize("how", ["--seed=3", "--balance"])
-def test_a_directory_is_moved(bert: Path, tmp_path: Path, how: str) -> None:
-    from quotient_manifolds.load import load_model
-
-    out = tmp_path / "out"
-    before = {file.name: file.read_bytes() for file in bert.iterdir() if file.is_file()}
-    assert len([name for name in before if name.endswith(".safetensors")]) > 1
-    shown = call(bert, out, how)
-    assert shown.exit_code == 0, shown.output
-    assert "4 pairs and 4 translations moved; the output changed by" in " ".join(shown.output.split())
-    old, new = load_model(bert), load_model(out)
-    found = find_symmetries(old)
-    for name, w in old.named_parameters():
-        assert new.get_parameter(name).dtype == w.dtype
-        if name not in found.moved or w.any():  # biases are zero before training
-            assert torch.equal(new.get_parameter(name), w) == (name not in found.moved)
-    ids = {"input_ids": torch.arange(11)[None]}
-    with torch.no_grad():
-        torch.testing.assert_close(new(**ids).logits, old(**ids).logits, rtol=1e-3, atol=1e-4)
-    assert before == {file.name: file.read_bytes() for file in bert.iterdir() if file.is_file()}
-    assert (out / "tokenizer.json").read_bytes() == before["tokenizer.json"]
-    assert (out / "1_Pooling" / "config.json").is_file()
-    assert not [path for path in tmp_path.iterdir() if path not in (bert, out)]
-
-
-def test_half_precision_stays_half_precision(bert: Path, tmp_path: Path) -> None:
-    from quotient_manifolds.load import load_model
-
-    half = tmp_path / "half"
-    load_model(bert).to(torch.bfloat16).save_pretrained(half)
-    shown = call(half, tmp_path / "out", "--balance")
-    assert shown.exit_code == 0, shown.output
-    assert {w.dtype for w in load_model(tmp_path / "out").parameters()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_nothing_is_written_when_something_is_wrong(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from quotient_manifolds import load, symmetries
-
-    out = tmp_path / "out"
-
-    def refused(message: str, *arguments: object) -> None:
-        shown = call(*arguments)
-        assert shown.exit_code == 2, shown.output
-        assert message in " ".join(shown.output.split())
-        assert not [path for path in tmp_path.iterdir() if path != bert]
-
-    refused("Expected a Hugging Face directory", tmp_path / "nowhere", out)
-    refused("is there already", bert, bert)
-    refused("is no directory to write", bert, tmp_path / "a" / "b")
-    refused("positive number. Found 0", bert, out, "--scale", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            symmetries, "random_move", lambda model, *_, **__: {n: 2 * w for n, w in model.named_parameters()}
-        )
-        refused("should have the same output, but it changes by", bert, out)
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.copytree", eval("lambda *_, **__: 1 / 0"))  # from no file: no code of a user
-        assert call(bert, out).exit_code == 1  # a defect
-        assert not [path for path in tmp_path.iterdir() if path != bert]
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.copytree", lambda old, new, **_: load.load_model(old).save_pretrained(new))
-        refused("would not hold bert.encoder.layer.0", bert, out)
-    (bert / "config.json").unlink()
-    refused("is no Hugging Face model: it has no config.json", bert, out)

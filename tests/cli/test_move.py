@@ -1,0 +1,85 @@
+"""The command `move`: a model on disk becomes another with the same function, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from quotient_manifolds.load import load_model
+from quotient_manifolds.symmetries import find_symmetries
+from tests import hugging_face
+from tests.command_line import call, refused
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    directory = hugging_face.bert_classifier(tmp_path / "bert", shard="20KB")
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("how", ["--seed=3", "--balance"])
+def test_a_directory_is_moved(sharded: Path, tmp_path: Path, how: str) -> None:
+    out = tmp_path / "out"
+    before = {file.name: file.read_bytes() for file in sharded.iterdir() if file.is_file()}
+    assert len([name for name in before if name.endswith(".safetensors")]) > 1
+    shown = call("move", sharded, out, how)
+    assert shown.exit_code == 0, shown.output
+    assert "4 pairs and 4 translations moved; the output changed by" in " ".join(shown.output.split())
+    old, new = load_model(sharded), load_model(out)
+    found = find_symmetries(old)
+    for name, w in old.named_parameters():
+        assert new.get_parameter(name).dtype == w.dtype
+        if name not in found.moved or w.any():  # biases are zero before training
+            assert torch.equal(new.get_parameter(name), w) == (name not in found.moved)
+    ids = {"input_ids": torch.arange(11)[None]}
+    with torch.no_grad():
+        torch.testing.assert_close(new(**ids).logits, old(**ids).logits, rtol=1e-3, atol=1e-4)
+    assert before == {file.name: file.read_bytes() for file in sharded.iterdir() if file.is_file()}
+    assert (out / "tokenizer.json").read_bytes() == before["tokenizer.json"]
+    assert (out / "1_Pooling" / "config.json").is_file()
+    assert not [path for path in tmp_path.iterdir() if path not in (sharded, out)]
+
+
+def test_half_precision_stays_half_precision(sharded: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    load_model(sharded).to(torch.bfloat16).save_pretrained(half)
+    shown = call("move", half, tmp_path / "out", "--balance")
+    assert shown.exit_code == 0, shown.output
+    assert {w.dtype for w in load_model(tmp_path / "out").parameters()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_nothing_is_written_when_something_is_wrong(
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quotient_manifolds import load, symmetries
+
+    out = tmp_path / "out"
+
+    def nothing_written(sentence: str, *arguments: object) -> None:
+        refused(call("move", *arguments), sentence)
+        assert [*tmp_path.iterdir()] == [sharded]
+
+    nothing_written("Expected a Hugging Face directory", tmp_path / "nowhere", out)
+    nothing_written("is there already", sharded, sharded)
+    nothing_written("is no directory to write", sharded, tmp_path / "a" / "b")
+    nothing_written("positive number. Found 0", sharded, out, "--scale", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            symmetries, "random_move", lambda model, *_, **__: {n: 2 * w for n, w in model.named_parameters()}
+        )
+        nothing_written("should have the same output, but it changes by", sharded, out)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", eval("lambda *_, **__: 1 / 0"))  # from no file: no code of a user
+        assert call("move", sharded, out).exit_code == 1  # a defect
+        assert not [path for path in tmp_path.iterdir() if path != sharded]
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", lambda old, new, **_: load.load_model(old).save_pretrained(new))
+        nothing_written("would not hold bert.encoder.layer.0", sharded, out)
+    (sharded / "config.json").unlink()
+    nothing_written("is no Hugging Face model: it has no config.json", sharded, out)
