@@ -10,7 +10,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +29,6 @@ HEAD_WIDTH = 64
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
 SKIPPED = re.compile(r".*/adam_[mv]|global_step")  # the optimizer's, not the model's
 LAST = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
-
-
-class VariableReader(Protocol):
-    """Describe what tensorflow reads a checkpoint with."""
-
-    def get_variable_to_shape_map(self) -> dict[str, list[int]]: ...
-
-    def get_tensor(self, name: str) -> Any: ...
 
 
 def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
@@ -75,7 +67,8 @@ def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
     Raises ValueError naming the variable that has no place in the model, the parameter that has no variable, or the one
     of another shape; and where the directory cannot be written.
     """
-    vocabulary, settings = (_beside(prefix, name) for name in ("vocab.txt", "bert_config.json"))
+    beside = [[folder / name for folder in prefix.parents[:2]] for name in ("vocab.txt", "bert_config.json")]
+    vocabulary, settings = (next(filter(Path.is_file, places), None) for places in beside)
     identity = _content_hash(prefix, *filter(None, (vocabulary, settings)))
     home = cache or prefix.parent
     directory = home / f"{prefix.name}-{identity[:12]}-{CONVERSION}"
@@ -96,7 +89,13 @@ def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
                     f"{unfinished / 'model.safetensors'} does not hold {variable} of {prefix} as it was read; the disk "
                     "may be damaged."
                 )
-        _publish(unfinished, directory)
+        for file in unfinished.iterdir():  # all on disk, then the name: what has it is whole, whenever a machine dies
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        os.replace(unfinished, directory)
+    except OSError:
+        if not directory.is_dir():  # else another process made the same meanwhile
+            raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return directory
@@ -104,11 +103,6 @@ def convert_bert(prefix: Path, cache: Path | None = None) -> Path:
 
 def _index(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.index")
-
-
-def _beside(prefix: Path, name: str) -> Path | None:
-    places = (prefix.parent / name, prefix.parent.parent / name)
-    return next((place for place in places if place.is_file()), None)
 
 
 def _content_hash(prefix: Path, *also: Path) -> str:
@@ -124,7 +118,7 @@ def _content_hash(prefix: Path, *also: Path) -> str:
     return digest.hexdigest()
 
 
-def _open(prefix: Path) -> VariableReader:
+def _open(prefix: Path) -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tensorflow reports on the processor when it is imported
     try:
         from tensorflow import train
@@ -139,7 +133,7 @@ def _open(prefix: Path) -> VariableReader:
         raise ValueError(f"{prefix} is no readable TensorFlow checkpoint: {first_line(error)}") from error
 
 
-def _parameters(reader: VariableReader, prefix: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+def _parameters(reader: Any, prefix: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
     """Yield (parameter, variable, value) for the model's variables, a kernel (in, out) transposed to (out, in)."""
     for variable in sorted(reader.get_variable_to_shape_map()):
         if SKIPPED.fullmatch(variable):
@@ -223,15 +217,3 @@ def _write(
             f"The conversion of a TensorFlow checkpoint cannot be written to {directory.parent}: {first_line(error)}; "
             "give a directory to keep conversions in."
         ) from error
-
-
-def _publish(unfinished: Path, directory: Path) -> None:
-    """Flush, then rename: a directory of the final name is never half-written, whenever the process or machine dies."""
-    try:
-        for file in unfinished.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-        os.replace(unfinished, directory)
-    except OSError:
-        if not directory.is_dir():  # else another process made the same meanwhile
-            raise

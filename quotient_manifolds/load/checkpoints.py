@@ -118,13 +118,12 @@ def _matches(pattern: str, folder: Path, loader: str, known: _Format | None) -> 
     literal = folder / pattern  # tried first, for a name may hold brackets
     names = [pattern] if literal.exists() else glob.glob(pattern, root_dir=folder, recursive=True)
     paths = [Path(os.path.normpath(folder / name)) for name in names]
-    if known is None:
-        checkpoints = paths
-    else:
-        checkpoints = [found for path in paths if (found := known.checkpoint_of(path)) is not None]
-    if not checkpoints and not paths:
+    if not paths:
         raise ValueError(f"The pattern {pattern!r} matches nothing in {shown(folder)}.")
-    if not checkpoints and known is not None:
+    if known is None:
+        return paths
+    checkpoints = [found for path in paths if (found := known.checkpoint_of(path)) is not None]
+    if not checkpoints:
         raise ValueError(
             f"The pattern {pattern!r} matches no checkpoint in {shown(folder)}: {loader} reads {known.wanted}, and "
             f"this matches {shown(paths[0].name)}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}."
@@ -142,12 +141,11 @@ def _names(paths: list[Path], folder: Path) -> list[str]:
     """Return for each path the shortest name of its own: the file's, the relative path, that with its ending."""
     relative = [_relative(path, folder) for path in paths]
     bare = [place.with_suffix("") if path.is_file() else place for path, place in zip(paths, relative, strict=True)]
-    offers = [[shown(place.name) for place in bare], [shown(place.as_posix()) for place in bare]]
-    taken = [Counter(offer) for offer in offers]
-    choices = zip(*offers, relative, strict=True)
+    names, places = [shown(place.name) for place in bare], [shown(place.as_posix()) for place in bare]
+    named, placed = Counter(names), Counter(places)
     return [
-        name if taken[0][name] == 1 else place if taken[1][place] == 1 else shown(whole.as_posix())
-        for name, place, whole in choices
+        name if named[name] == 1 else place if placed[place] == 1 else shown(whole.as_posix())
+        for name, place, whole in zip(names, places, relative, strict=True)
     ]
 
 

@@ -104,13 +104,10 @@ class DataSource:
         classes = examples.classes(rows, head)
         for row, label in zip(rows, classes, strict=True):
             check_label(label, head.count, examples.where(row))
-        starts = range(0, len(rows), self.batch_size)
-        chunks = [rows[start : start + self.batch_size] for start in starts]
+        chunks = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
         inputs, made = examples.inputs(chunks, model, _homes(model, checkpoint))
-        batches = [
-            _batch(model, examples.keyword, each, torch.tensor(classes[start : start + self.batch_size]))
-            for start, each in zip(starts, inputs, strict=True)
-        ]
+        labels = torch.tensor(classes).split(self.batch_size)
+        batches = [_batch(model, examples.keyword, *each) for each in zip(inputs, labels, strict=True)]
         return Batches(batches, examples=len(rows), **made)
 
     def check(self, num_labels: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, final
 
 import torch
@@ -27,45 +27,30 @@ OFFSET_POSITIONS = frozenset(
 
 
 @final
-@dataclass(frozen=True)
-class TokenLimits:
-    """Describe what a model takes: so many positions, tokens and types of tokens (None: not known)."""
-
-    positions: int | None = None
-    vocabulary: int | None = None
-    types: int | None = None
-
-    @classmethod
-    def of(cls, setting: Callable[[str], Any]) -> TokenLimits:
-        """Read off a configuration; `setting` gives its entries by name, None where there is none."""
-        names = ("max_position_embeddings", "n_positions", "vocab_size", "type_vocab_size", "pad_token_id")
-        found = [value if isinstance(value := setting(name), int) and value >= 0 else None for name in names]
-        longest, others, vocabulary, types, padding = found
-        positions = longest or others
-        if positions and setting("model_type") in OFFSET_POSITIONS:
-            positions = max(1, positions - (1 if padding is None else padding) - 1)
-        return cls(positions, vocabulary, types)
-
-
-@final
 class TextEncoder:
     """Turn texts into input_ids and what belongs to them (rows, tokens), cut at `max_length`, padded to the longest.
 
     It counts, over all calls, texts that were cut, tokens, and tokens that the tokenizer does not know.
+    The model's configuration says as attributes what it takes, if it does.
     """
 
-    def __init__(self, source: Path, limits: TokenLimits, max_length: int | None, *, batch_size: int, pairs: bool):
+    def __init__(self, source: Path, config: Any, max_length: int | None, *, batch_size: int, pairs: bool) -> None:
         """Raise ValueError without a tokenizer, or if the lengths or batches asked for are more than it can make."""
-        self.tokenizer = load_tokenizer(source)
-        self.source, self.limits = source, limits
-        self.max_length = self._length(max_length, pairs=pairs)
+        names = ("max_position_embeddings", "n_positions", "vocab_size", "type_vocab_size", "pad_token_id")
+        numbers = (getattr(config, name, None) for name in names)
+        known = [number if isinstance(number, int) and number >= 0 else None for number in numbers]
+        positions, self.vocabulary, self.types, padding = known[0] or known[1], *known[2:]
+        if positions and getattr(config, "model_type", None) in OFFSET_POSITIONS:
+            positions = max(1, positions - (1 if padding is None else padding) - 1)
+        self.source, self.tokenizer = source, load_tokenizer(source)
+        self.max_length = self._length(max_length, positions, pairs=pairs)
         if self.tokenizer.pad_token is None and batch_size > 1:
             raise ValueError(f"The tokenizer in {shown(source)} has no padding token; use batches of size 1.")
         self.truncated = self.tokens = self.unknown = 0
 
-    def _length(self, asked: int | None, *, pairs: bool) -> int:
+    def _length(self, asked: int | None, positions: int | None, *, pairs: bool) -> int:
         own = self.tokenizer.model_max_length
-        known = [bound for bound in (own, self.limits.positions) if isinstance(bound, (int, float)) and bound >= 1]
+        known = [bound for bound in (own, positions) if isinstance(bound, (int, float)) and bound >= 1]
         longest = int(min(known, default=MAX_LENGTH))
         least = self.tokenizer.num_special_tokens_to_add(pair=pairs) + 1 + pairs  # and a token of each text
         wanted = min(MAX_LENGTH, longest) if asked is None else asked
@@ -83,12 +68,12 @@ class TextEncoder:
         padding = {"padding": len(chunk) > 1, "return_tensors": "pt"}
         encoded = self._tokens(texts, pairs, places, truncation=True, max_length=self.max_length, **padding)
         largest = int(encoded["input_ids"].max())
-        if self.limits.vocabulary is not None and largest >= self.limits.vocabulary:
+        if self.vocabulary is not None and largest >= self.vocabulary:
             raise ValueError(
-                f"The tokenizer in {shown(self.source)} gives token {largest}, but the model knows "
-                f"{self.limits.vocabulary} tokens only."
+                f"The tokenizer in {shown(self.source)} gives token {largest}, but the model knows {self.vocabulary} "
+                "tokens only."
             )
-        if self.limits.types == 1:  # the second text of a pair has no type of its own here
+        if self.types == 1:  # the second text of a pair has no type of its own here
             encoded.pop("token_type_ids", None)
         return {**encoded}
 
@@ -137,11 +122,11 @@ def tokenised_batches(
     does not have, or one that knows less than half of the words.
     """
     path = Path(directory)
-    config = read_config(path)
+    config = SimpleNamespace(**read_config(path))
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, found {batch_size}.")
     pairs = are_pairs(examples)
-    encode = TextEncoder(path, TokenLimits.of(config.get), max_length, batch_size=batch_size, pairs=pairs)
+    encode = TextEncoder(path, config, max_length, batch_size=batch_size, pairs=pairs)
     batches = []
     for start in range(0, len(examples), batch_size):
         chunk = examples[start : start + batch_size]
@@ -190,7 +175,6 @@ class TextExamples(Examples):
                 f"{shown(self.path)}: name the directory of one."
             )
         config = getattr(model, "config", None)
-        limits = TokenLimits.of(lambda name: getattr(config, name, None))
-        encode = TextEncoder(source, limits, self._max_length, batch_size=self._batch_size, pairs=self._pairs)
+        encode = TextEncoder(source, config, self._max_length, batch_size=self._batch_size, pairs=self._pairs)
         made = [encode([self._examples[row] for row in rows], list(map(self.where, rows))) for rows in batches]
         return made, encode.summary()

@@ -107,7 +107,7 @@ def test_symmetries_that_cannot_be_declared(zoo: Path, tail: str, measure: str, 
 def test_symmetries_that_do_not_fit_fail_by_checkpoint(zoo: Path) -> None:
     done = compare(write_spec(zoo, INV, head=HEAD.replace("FUNCTION", "own"), tail="symmetries: tests.zoos:own"))
     assert done.exit_code == 1
-    assert "Failed: m_0, m_1: tests.zoos:own was called with an Own and raised AttributeError" in done.stderr
+    assert "Failed: m_0, m_1: tests.zoos:own was called with Own and raised AttributeError" in done.stderr
     assert "(at zoos.py, line " in done.stderr
 
 
