@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from click.testing import CliRunner, Result
 from torch import nn
+
+from quotient_manifolds.compare import Comparison
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
@@ -59,6 +62,16 @@ def write_zoo(folder: Path, models: int = 4, examples: int = 16) -> Path:
     return folder
 
 
+def write_seeds(folder: Path, models: int, examples: int = 8) -> Path:
+    """models/m_0, m_1, ..., a seed in each, for the loaders below; train.npz and test.npz."""
+    (folder / "models").mkdir()
+    for seed in range(models):
+        (folder / "models" / f"m_{seed}").write_text(str(seed))
+    write_images(folder / "train.npz", examples, seed=0)
+    write_images(folder / "test.npz", 8, seed=1)
+    return folder
+
+
 HEAD = """\
 checkpoints: {paths: models/*}
 data: {path: train.npz, batch_size: 8}
@@ -71,6 +84,18 @@ def write_spec(folder: Path, *measures: str, head: str = HEAD, tail: str = "", n
     path = folder / f"{name}.yaml"
     path.write_text("\n".join([head.strip(), "measures:", *(f"  - {{{each}}}" for each in measures), tail]) + "\n")
     return path
+
+
+def compare(spec: Path, *options: str) -> Result:
+    """The command on a spec."""
+    from quotient_manifolds.cli.app import cli
+
+    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
+
+
+def found(spec: Path) -> Comparison:
+    """What the command found, where it writes when nobody says where."""
+    return Comparison.load(spec.parent / "results" / spec.stem)
 
 
 MARK = -7.0  # a pixel that says: here

@@ -103,13 +103,12 @@ def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) ->
             'pip install "quotient-manifolds[peft]".'
         ) from error
     held = shapes_of(dict(network.named_parameters()))
-    what = f"The adapter in {shown(path)}"
-    with warnings.catch_warnings(), loading(what), at_most({**held, **shapes}, shown(path / SETTINGS)):
+    with warnings.catch_warnings(), loading("adapter", path), at_most({**held, **shapes}, shown(path / SETTINGS)):
         warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
         try:
             model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
             wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
         except KeyError as error:  # peft looks up each parameter that it expects
             raise ValueError(f"it lacks parameter {first_line(error)}.") from error
-    check_names(shapes, wanted, what)
+    check_names(shapes, wanted, f"The adapter in {shown(path)}")
     return model

@@ -56,7 +56,7 @@ def load_pretrained(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
-    with loading(f"The {name} in {shown(path)}"), at_most(shapes, where), _quiet(architecture is not None):
+    with loading(name, path), at_most(shapes, where), _quiet(architecture is not None):
         model, info = model_class.from_pretrained(os.fspath(path), **options)
     unread = _unread(info, instead, name, path)
     model.load_state_dict({key: instead[key] for key in unread}, strict=False)
@@ -93,8 +93,9 @@ def _quiet(quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Refuse every network request inside the block, and say in one ValueError about `what` why it does not load."""
+def loading(what: str, path: Path) -> Iterator[None]:
+    """Refuse pipes and network requests inside the block, and say in one ValueError why `what` does not load."""
+    check_regular(path)
     try:
         with no_network():
             yield
@@ -103,10 +104,11 @@ def loading(what: str) -> Iterator[None]:
     except Exception as error:  # transformers and peft raise a dozen kinds, from KeyError to safetensors' own
         if asked_network(error):
             raise ValueError(
-                f"{what} needs something that is not in its directory (a backbone or a kernel that its configuration "
-                f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
+                f"The {what} in {shown(path)} needs something that is not there (a backbone or a kernel that its "
+                f"configuration names), and nothing is ever fetched from a network: save it again with all it needs, "
+                f"or {OWN_CODE}."
             ) from error
-        raise ValueError(f"{what} does not load: {first_line(error)}") from error
+        raise ValueError(f"The {what} in {shown(path)} does not load: {first_line(error)}") from error
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
@@ -224,8 +226,7 @@ def load_tokenizer(path: Path) -> Any:
     """Return the tokenizer in a directory."""
     if not has_tokenizer(path):
         raise ValueError(f"{shown(path)} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
-    check_regular(path)
-    with loading(f"The tokenizer in {shown(path)}"):
+    with loading("tokenizer", path):
         return _transformers().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
 
 
@@ -249,9 +250,8 @@ def load_image_processor(path: Path) -> Any:
                 f"{shown(file)} leaves pictures to code that is stored beside the weights, and such is never run; give "
                 "size, mean and std."
             )
-    check_regular(path)
     transformers = _transformers()
     modern = int(transformers.__version__.split(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
-    with loading(f"The image processor in {shown(path)}"):
+    with loading("image processor", path):
         return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, read_spec
+from quotient_manifolds.compare import Store, read_spec
 from quotient_manifolds.compare.cells import quoted, unquoted
 from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.compare.scores import read_scores
-from tests.zoos import Small, write_images, write_spec
+from tests.zoos import Small, compare, found, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz}\ntest: {path: test.npz}"
 SLOPE = "measure: gradient-norm, geometry: euclidean"
@@ -29,20 +27,7 @@ SLOPE = "measure: gradient-norm, geometry: euclidean"
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
     """Four files that name the seeds of linear classifiers."""
-    (tmp_path / "models").mkdir()
-    for seed in range(4):
-        (tmp_path / "models" / f"m_{seed}").write_text(str(seed))
-    write_images(tmp_path / "train.npz", 8, seed=0)
-    write_images(tmp_path / "test.npz", 8, seed=1)
-    return tmp_path
-
-
-def compare(spec: Path, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
-
-
-def found(spec: Path) -> Comparison:
-    return Comparison.load(spec.parent / "results" / spec.stem)
+    return write_seeds(tmp_path, 4)
 
 
 @given(st.text(alphabet="'=+-@\t\ra1"))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from quotient_manifolds.cli.app import cli
 from quotient_manifolds.cli.compare import duration
 from quotient_manifolds.compare import Plan, Run, Store, Worker, plan, read_spec
-from tests.zoos import write_images, write_spec
+from tests.zoos import compare, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
 WORST = "measure: worst-case, geometry: [euclidean, adaptive], radius: [0.1, 0.2], steps: 3, restarts: 1"
@@ -18,15 +16,7 @@ WORST = "measure: worst-case, geometry: [euclidean, adaptive], radius: [0.1, 0.2
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    (tmp_path / "models").mkdir()
-    for seed in range(3):
-        (tmp_path / "models" / f"m_{seed}").write_text(str(seed))
-    write_images(tmp_path / "train.npz", 8, seed=0)
-    return tmp_path
-
-
-def compare(spec: Path, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
+    return write_seeds(tmp_path, 3)
 
 
 def planned(spec: Path) -> Plan:

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from torch.nn import functional as F
 
-from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store
+from quotient_manifolds.compare import Store
 from quotient_manifolds.geometry import Quotient, geometry_from_dict
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
 from tests import hugging_face, zoos
-from tests.zoos import write_images, write_spec
+from tests.zoos import compare, found, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:FUNCTION}\ndata: {path: train.npz, batch_size: 8}"
 INV = "measure: worst-case, geometry: inv, radius: 0.1, steps: 2"
@@ -26,19 +24,7 @@ DECLARED = "symmetries: tests.zoos:declared"
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> Path:
-    (tmp_path / "models").mkdir()
-    for seed in range(2):
-        (tmp_path / "models" / f"m_{seed}").write_text(str(seed))
-    write_images(tmp_path / "train.npz", 16, seed=0)
-    return tmp_path
-
-
-def compare(spec: Path, *options: str) -> Result:
-    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
-
-
-def found(spec: Path) -> Comparison:
-    return Comparison.load(spec.parent / "results" / spec.stem)
+    return write_seeds(tmp_path, 2, examples=16)
 
 
 def batches(folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
