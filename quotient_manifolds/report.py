@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 LONG = 24  # letters from which on a text in a table may break into lines
 
@@ -66,6 +65,19 @@ class Table:
     values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
     sortable: bool = True
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if a row, or the values to sort by, are more or fewer than they must be."""
+        width = len(self.columns)
+        if len(self.numeric) != width or any(len(row) != width for row in self.rows):
+            found = sorted({len(self.numeric), *(len(row) for row in self.rows)})
+            raise ValueError(f"Table {self.name!r} has {width} columns, but rows or alignments of lengths {found}.")
+        for column, values in self.values.items():
+            if not 0 <= column < width or not self.numeric[column] or len(values) != len(self.rows):
+                raise ValueError(
+                    f"Table {self.name!r} has {len(self.rows)} rows; the values of column {column} must be as many, "
+                    f"and the column one of its {width} and numeric; found {len(values)} values."
+                )
+
     @classmethod
     def of(cls, name: str, caption: str, rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> Table:
         """Return the table of cells by column: numbers, except in the columns that `words` names."""
@@ -115,14 +127,19 @@ class Page:
 def render(page: Page) -> str:
     """Return the page as HTML, its text escaped; only the figures' SVG is trusted.
 
-    Sections without blocks are left out. Raises ValueError for a crooked table.
+    Sections without blocks are left out.
     """
     page = replace(page, sections=[section for section in page.sections if section.blocks])
-    for section in page.sections:
-        for block in section.blocks:
-            if isinstance(block, Table):
-                _check(block)
-    templates = _templates()
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ImportError(
+            'The report is written by jinja2, which is not installed: pip install "quotient-manifolds[plots]".'
+        ) from error
+    places = jinja2.PackageLoader("quotient_manifolds", "templates")
+    templates = jinja2.Environment(
+        loader=places, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     script = templates.get_template("sort.js.j2").render()
     # The page itself tells the browser to load nothing, and to run this script and no other.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -149,32 +166,3 @@ def first_number(text: str) -> float | None:
     """Return the first number in a text for people, −0.1 of `[−0.1, 0.5]`, 58570 of `58,570`; None without one."""
     found = re.search(r"-?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|\binf\b)", text.replace("\N{MINUS SIGN}", "-"), re.IGNORECASE)
     return None if found is None else float(found[0].replace(",", ""))
-
-
-def _check(table: Table) -> None:
-    width = len(table.columns)
-    if len(table.numeric) != width or any(len(row) != width for row in table.rows):
-        found = sorted({len(table.numeric), *(len(row) for row in table.rows)})
-        raise ValueError(f"Table {table.name!r} has {width} columns, but rows or alignments of lengths {found}.")
-    for column, values in table.values.items():
-        if not 0 <= column < width or not table.numeric[column] or len(values) != len(table.rows):
-            raise ValueError(
-                f"Table {table.name!r} has {len(table.rows)} rows; the values of column {column} must be as many, "
-                f"and the column one of its {width} and numeric; found {len(values)} values."
-            )
-
-
-def _templates() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError(
-            'The report is written by jinja2, which is not installed: pip install "quotient-manifolds[plots]".'
-        ) from error
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("quotient_manifolds", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

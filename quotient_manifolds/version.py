@@ -1,4 +1,4 @@
-"""The version, in one place: the build reads it from here without importing torch."""
+"""Hold the version in one place: the build reads it from here without importing torch."""
 
 from __future__ import annotations
 

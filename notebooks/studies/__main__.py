@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.errors import one_sentence_errors
+from quotient_manifolds.cli.errors import Commands
 from quotient_manifolds.cli.exits import NEGATIVE_FINDING
 from quotient_manifolds.cli.options import EXIT_CODES, out_option, quiet_option
 from quotient_manifolds.cli.terminal import Terminal, progress_bars
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from studies.zoos.page import ZooPage
 
 
-@click.group(epilog=EXIT_CODES)
+@click.group(cls=Commands, epilog=EXIT_CODES)
 def study() -> None:
     """Redo one of the studies that stand behind the notebooks."""
 
@@ -39,7 +39,7 @@ def _with_options(name: str, trial: str) -> Callable[[Callable[..., None]], clic
             function(out=out, fast=fast, quiet=quiet, command=command)
 
         fast_option = click.option("--fast", is_flag=True, help=f"{trial}: to try the command.")
-        options = (one_sentence_errors, quiet_option, fast_option, out_option(f"results/{name}"))
+        options = (quiet_option, fast_option, out_option(f"results/{name}"))
         for option in options:
             run = option(run)
         return study.command(name, help=function.__doc__, epilog=EXIT_CODES)(run)
@@ -163,7 +163,6 @@ def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: boo
     help="A file with the lines <!-- results --> and <!-- /results -->, between which the short table goes.",
 )
 @quiet_option
-@one_sentence_errors
 def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
     """Put the paper's results and claims beside ours, each number from a record.
 
@@ -190,7 +189,6 @@ def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
 @study.command("full-scale", epilog=EXIT_CODES)
 @out_option("full_scale")
 @quiet_option
-@one_sentence_errors
 def full_scale(out: Path, quiet: bool) -> None:
     """Write the specs of the paper's own zoos, CLIP on ImageNet and BERT on MNLI, for `compare` on GPUs.
 

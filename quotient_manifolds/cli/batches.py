@@ -1,4 +1,4 @@
-"""Make the batches and the loss that a command measures on, and try them before anything is measured."""
+"""Make the batches that a command measures on, and try the loss on them before anything is measured."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.cli.errors import BadInput
 from quotient_manifolds.cli.subject import expanded, taking
-from quotient_manifolds.load import DataSource, call_object, load_object
+from quotient_manifolds.load import DataSource, call_object
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import Loss, cross_entropy
+from quotient_manifolds.sharpness import Loss
 
 # What DataSource calls two options of the command line.
 _RENAMED = {"draw": "seed", "examples": "max_examples"}
 
 # What the inputs of a Hugging Face model may be called.
 _KINDS_OF_INPUT = ("input_ids", "pixel_values", "input_values", "input_features")
-
-
-def loss_named(reference: str | None) -> Loss:
-    """Return cross-entropy, or the function that is named."""
-    return cross_entropy if reference is None else load_object(reference, "a function loss(model, batch)")
 
 
 def batches_from(

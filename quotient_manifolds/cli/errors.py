@@ -1,19 +1,18 @@
-"""What goes wrong: one sentence and exit code 2 for bad input, a traceback for a defect of this package only."""
+"""Say what goes wrong: bad input in one sentence with exit code 2, a defect of this package with a traceback."""
 
 from __future__ import annotations
 
-import functools
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from quotient_manifolds.cli.exits import INTERRUPTED
+from quotient_manifolds.cli.exits import INTERRUPTED, OUTPUT_CLOSED, discard_output
 
 _OURS = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple(
@@ -27,37 +26,47 @@ class BadInput(click.ClickException):
     exit_code = 2
 
 
-def one_sentence_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+class Commands(click.Group):
+    """Run commands, and turn what goes wrong in them into one sentence and an exit code."""
+
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        with _one_sentence():
+            return super().make_context(*args, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_sentence(), _warnings_in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
     """Make what the package says about bad input the message of a command; let Ctrl-C leave quietly.
 
     What goes wrong in the user's own code is said likewise, with its place there. Only errors of this package's code
     and of libraries are left to be seen as defects.
     """
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with _warnings_in_one_line():
-                return function(*args, **kwargs)
-        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except BrokenPipeError:  # of which click would make exit code 1
+        discard_output()
+        raise click.exceptions.Exit(OUTPUT_CLOSED) from None
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted.", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except SystemExit as left:
+        raise BadInput(_with_place(f"The program was told to end by sys.exit({left.code!r})", left)) from left
+    except (ValueError, TypeError, ImportError, OSError, SyntaxError) as error:
+        raise BadInput(_with_place(_one_line(error), error)) from error
+    except MemoryError as error:
+        raise BadInput(f"There is not enough memory for this: {_one_line(error)}") from error
+    except BaseException as error:
+        if is_out_of_memory(error):
+            raise BadInput(f"The device has not enough memory: {first_sentence(error)}") from error
+        if place_in_users_code(error) is None:
             raise
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("Interrupted.", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        except SystemExit as left:
-            raise BadInput(_with_place(f"The program was told to end by sys.exit({left.code!r})", left)) from left
-        except (ValueError, TypeError, ImportError, OSError, SyntaxError) as error:
-            raise BadInput(_with_place(_one_line(error), error)) from error
-        except MemoryError as error:
-            raise BadInput(f"There is not enough memory for this: {_one_line(error)}") from error
-        except BaseException as error:
-            if is_out_of_memory(error):
-                raise BadInput(f"The device has not enough memory: {first_sentence(error)}") from error
-            if place_in_users_code(error) is None:
-                raise
-            raise BadInput(_with_place(f"{type(error).__name__}: {_one_line(error)}", error)) from error
-
-    return run
+        raise BadInput(_with_place(f"{type(error).__name__}: {_one_line(error)}", error)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -81,14 +90,11 @@ def place_in_users_code(error: BaseException) -> str | None:
         cause = cause.__cause__
     for each in reversed(chain):  # what was raised first says most
         for frame in reversed(traceback.extract_tb(each.__traceback__)):
-            if not frame.filename.startswith("<") and _is_users(Path(frame.filename).resolve()):
+            file = Path(frame.filename).resolve()
+            if not frame.filename.startswith("<") and not any(map(file.is_relative_to, (_OURS, *_LIBRARIES))):
                 where = "at import" if frame.name == "<module>" else f"in {frame.name}"
                 return f"{frame.filename}, line {frame.lineno}, {where}"
     return None
-
-
-def _is_users(path: Path) -> bool:
-    return not any(path.is_relative_to(place) for place in (_OURS, *_LIBRARIES))
 
 
 def _one_line(error: BaseException) -> str:

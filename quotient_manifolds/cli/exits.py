@@ -1,4 +1,4 @@
-"""The exit codes of all commands, without click, which may not be installed."""
+"""Name the exit codes of all commands, without click, which may not be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quotient-manifolds inspect: which symmetries a model has, each proved numerically."""
+"""Show which symmetries a model has, each proved numerically."""
 
 from __future__ import annotations
 

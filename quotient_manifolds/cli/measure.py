@@ -1,4 +1,4 @@
-"""quotient-manifolds measure: the worst-case sharpness of any model on any labelled data."""
+"""Measure the worst-case sharpness of any model on any labelled data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.errors import BadInput
 from quotient_manifolds.cli.exits import INTERRUPTED
 from quotient_manifolds.cli.options import check_outputs, command, common_options, report_option, symmetries_option
 from quotient_manifolds.cli.terminal import Terminal, command_line, progress_bars
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from quotient_manifolds.cli.balls import Balls
     from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
-
-OF_GEOMETRIES = ("geodesic", "eps", "biases", "eta", "norm")
 
 
 def _numbers(word: str, where: str) -> list[float]:
@@ -156,23 +153,22 @@ def measure(
 
     The file OUT is whole after each result; SharpnessRecord.load reads it, and its frame() makes a table.
     """
-    if quiet and out is None and report is None:
-        raise BadInput("With --quiet nothing is printed, so the results would be lost: give --out or --report.")
-    check_outputs([model, data, others["tokenizer"]], out=out, report=report)
+    check_outputs([model, data, others["tokenizer"]], quiet=quiet, out=out, report=report)
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.balls import balls, with_symmetries
-    from quotient_manifolds.cli.batches import batches_from, like, loss_named, try_loss
+    from quotient_manifolds.cli.batches import batches_from, like, try_loss
     from quotient_manifolds.cli.subject import described, model_named
-    from quotient_manifolds.load import load_symmetries
-    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, worst_case_sharpness
+    from quotient_manifolds.geometry import GEOMETRY_OPTIONS
+    from quotient_manifolds.load import load_object, load_symmetries
+    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, cross_entropy, worst_case_sharpness
 
-    of_geometries = {name: others.pop(name) for name in OF_GEOMETRIES}
+    of_geometries = {name: others.pop(name) for name in GEOMETRY_OPTIONS}
     of_data = {name: value for name, value in others.items() if value is not None}
     wanted = balls(geometries, radii, of_geometries)  # what is wrong is said before anything is loaded
     network = model_named(model)
     if symmetries is not None:
         wanted = with_symmetries(wanted, load_symmetries(symmetries, network))
-    function = loss_named(loss)
+    function = cross_entropy if loss is None else load_object(loss, "a function loss(model, batch)")
     loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)
     network.to(device=device, dtype=dtype)
     batches = [like(batch, next(network.parameters())) for batch in loaded]

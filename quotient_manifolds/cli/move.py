@@ -1,4 +1,4 @@
-"""quotient-manifolds move: another model with the same function, for testing any measure for invariance."""
+"""Move a model on disk to another with the same function, for testing any measure for invariance."""
 
 from __future__ import annotations
 

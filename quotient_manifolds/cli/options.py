@@ -1,4 +1,4 @@
-"""The options that several commands share, and the checks of the files that they write.
+"""Define the options that several commands share, and check the files that they write.
 
 Nothing here or in a command's module imports torch before the command runs: help is to come at once.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quotient_manifolds.cli.errors import BadInput, first_sentence, one_sentence_errors
+from quotient_manifolds.cli.errors import BadInput, first_sentence
 from quotient_manifolds.files import is_special
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """Make a command of a function that click's options decorate: named like it, with errors in one sentence."""
-    return click.command(epilog=EXIT_CODES)(one_sentence_errors(function))
+    """Make a command of a function that click's options decorate, named like it."""
+    return click.command(epilog=EXIT_CODES)(function)
 
 
 def _usable_device(context: click.Context, parameter: click.Parameter, value: str) -> torch.device:
@@ -98,16 +98,20 @@ def common_options(function: Function) -> Function:
     return function
 
 
-def check_outputs(inputs: list[str | None] | None = None, /, **files: Path | None) -> None:
+def check_outputs(inputs: list[str | None], /, quiet: bool = False, **files: Path | None) -> None:
     """Refuse, before hours of measuring, results that could not be written, replace an input, or share one file.
 
-    files: by the name of their option. Raises BadInput.
+    files: by the name of their option; where all is `quiet` there must be one. Raises BadInput.
     """
+    if quiet and not any(files.values()):
+        *others, last = (f"--{name}" for name in files)
+        where = f"{', '.join(others)} or {last}"
+        raise BadInput(f"With --quiet nothing is printed, so the results would be lost: give {where}.")
     seen: dict[str, str] = {}
     for name, file in files.items():
         if file is None:
             continue
-        check_writable(file, *(inputs or ()))
+        check_writable(file, *inputs)
         if not is_special(file) and (other := seen.setdefault(os.path.realpath(file), name)) != name:
             raise BadInput(f"--{other} and --{name} name the same file, {file}.")
 

@@ -1,4 +1,4 @@
-"""quotient-manifolds orbit: what each measure says of the same function elsewhere on its symmetry orbit."""
+"""Show what each measure says of the same function elsewhere on its symmetry orbit."""
 
 from __future__ import annotations
 
@@ -72,13 +72,9 @@ def orbit(
 
     SharpnessRecord.load reads the file OUT, and its frame() makes a table.
     """
-    check_outputs([model], out=out, figure=figure, report=report)
+    check_outputs([model], quiet=quiet, out=out, figure=figure, report=report)
     if figure is not None and figure.suffix not in FIGURES:
         raise BadInput(f"A figure is written as {', '.join(FIGURES)}. Found {figure.name!r}.")
-    if quiet and out is None and figure is None and report is None:
-        raise BadInput(
-            "With --quiet nothing is printed, so the results would be lost: give --out, --figure or --report."
-        )
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.batches import distance_batch, like
     from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of

@@ -1,4 +1,4 @@
-"""What a reader sees in a terminal: sentences and tables on standard output, progress on standard error."""
+"""Show what a reader sees in a terminal: sentences and tables on standard output, progress on standard error."""
 
 from __future__ import annotations
 

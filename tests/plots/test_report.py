@@ -211,17 +211,15 @@ def test_what_failed_is_a_note() -> None:
 
 
 def test_a_crooked_table_is_refused() -> None:
-    table = Table("t", "c", ["a", "b"], [["1"]], [False, False])
     with pytest.raises(ValueError, match="'t' has 2 columns, but rows or alignments of lengths"):
-        render(Page("t", "l", [], [Section("s", "s", [table])]))
+        Table("t", "c", ["a", "b"], [["1"]], [False, False])
 
 
 def test_values_that_do_not_fit_a_table_are_refused() -> None:
     rows, numeric = [["m", "1"]], [False, True]
     for column, values in ((0, [1.0]), (2, [1.0]), (1, [1.0, 2.0])):
-        table = Table("t", "c", ["a", "b"], rows, numeric, {column: values})
         with pytest.raises(ValueError, match=f"'t' has 1 rows; the values of column {column} must be as many"):
-            render(Page("t", "l", [], [Section("s", "s", [table])]))
+            Table("t", "c", ["a", "b"], rows, numeric, {column: values})
 
 
 def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
