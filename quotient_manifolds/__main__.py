@@ -1,4 +1,4 @@
-"""Run the command line as python -m quotient_manifolds, also for torchrun -m quotient_manifolds."""
+"""Run the command line as python -m quotient_manifolds."""
 
 from __future__ import annotations
 

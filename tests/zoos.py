@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
@@ -142,15 +141,14 @@ def plain() -> nn.Module:
 
 
 def deadly(folder: Path) -> nn.Module:
-    """A loader whose model kills the process of rank 1 in the midst of its work, where a file `die` says so."""
+    """A loader whose second model kills its process whenever a gradient is wanted, where a file `die` says so."""
     import transformers
 
     model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
-    passes = itertools.count()
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        dies = os.environ.get("RANK") == "1" and (folder.parent.parent / "die").exists()
-        if dies and next(passes) == 40:
+        dies = folder.name == "m_1" and (folder.parent.parent / "die").exists()
+        if dies and torch.is_grad_enabled():
             os.kill(os.getpid(), signal.SIGKILL)
 
     model.register_forward_pre_hook(before)

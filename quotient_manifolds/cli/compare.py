@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from quotient_manifolds.cli.errors import BadInput
 from quotient_manifolds.cli.exits import INTERRUPTED, NEGATIVE_FINDING
 from quotient_manifolds.cli.options import command, device_option, quiet_option
 from quotient_manifolds.cli.terminal import Terminal, progress_bars
@@ -20,7 +17,8 @@ from quotient_manifolds.report import Table
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.compare import Comparison, Plan, Spec
+    from quotient_manifolds.compare import Comparison, Forecast, Spec
+    from quotient_manifolds.compare.comparison import Failed
 
 
 @command
@@ -33,9 +31,21 @@ if TYPE_CHECKING:
 @click.option(
     "--check", is_flag=True, help="Measure nothing: say what there is to measure, and about how long it takes."
 )
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Measure in so many processes on this machine; on CUDA one a device."
+)
+@click.option("--scheduler", metavar="ADDRESS", help="Measure on the workers of the running Dask cluster there.")
 @device_option
 @quiet_option
-def compare(spec: Path, out: Path | None, check: bool, device: torch.device, quiet: bool) -> None:
+def compare(
+    spec: Path,
+    out: Path | None,
+    check: bool,
+    workers: int | None,
+    scheduler: str | None,
+    device: torch.device,
+    quiet: bool,
+) -> None:
     """Measure every checkpoint that the YAML file SPEC names, and rank the measures.
 
     \b
@@ -59,59 +69,56 @@ def compare(spec: Path, out: Path | None, check: bool, device: torch.device, qui
     euclidean, adaptive, inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key
     that does not belong there is answered with those that do.
 
-    Every value is written to OUT/store.sqlite before the next begins. Run again after an interruption, a crash or a
-    change of SPEC, and only what is missing is measured; several processes may run at once. Under torchrun the work is
-    split over its processes: torchrun --nproc-per-node 8 -m quotient_manifolds compare SPEC --device cuda
+    Every value is written to OUT/store.sqlite as soon as it is known. Run again after an interruption, a crash or a
+    change of SPEC, and only what is missing is measured. Without --workers or --scheduler all is done in this process;
+    values are the same bit for bit wherever they are measured with the same number of threads, which is one in a worker
+    unless OMP_NUM_THREADS says otherwise.
 
     OUT receives report.html, comparison.json (which Comparison.load reads), models.csv and, by unit, units.csv.
 
     The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
     """
-    from quotient_manifolds.compare import leads, read_spec, run_comparison
+    from quotient_manifolds.compare import forecast, read_spec, run_comparison
 
     folder = spec.resolve().parent / "results" / spec.stem if out is None else out
-    with _said_once():
-        wanted = read_spec(spec)
-        if check:
-            _check(wanted, folder, device, quiet)
-            return
-    with _told_how_to_go_on(), progress_bars(quiet=quiet or not leads()) as progress:
-        command = shlex.join(["quotient-manifolds", "compare", str(spec)])
-        comparison = run_comparison(wanted, folder, device=device, progress=progress, command=command)
-    if not leads():
+    wanted = read_spec(spec)
+    if check:
+        found = forecast(wanted, folder, device)
+        if not quiet:
+            _print_forecast(found, wanted, folder)
+        _say_failures(found.failures)
         return
+    try:
+        with progress_bars(quiet=quiet) as progress:
+            comparison = run_comparison(
+                wanted,
+                folder,
+                device=device,
+                workers=workers,
+                scheduler=scheduler,
+                progress=progress,
+                command=shlex.join(["quotient-manifolds", "compare", str(spec)]),
+            )
+    except KeyboardInterrupt:
+        click.echo("Interrupted: what was measured is kept. The same command goes on from here.", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     if not quiet:
         print_comparison(comparison, folder)
-    for failed in comparison.failures:
+    _say_failures(comparison.failures)
+
+
+def _say_failures(failures: Sequence[Failed]) -> None:
+    for failed in failures:
         click.echo(f"Failed: {failed}", err=True)
-    if comparison.troubles:
+    if failures:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 
-def _check(wanted: Spec, folder: Path, device: torch.device, quiet: bool) -> None:
-    """Prints the plan, in the first process alone; without a store all is taken to be left."""
-    from quotient_manifolds.compare import Run, Store, Worker, leads, plan
-
-    if not leads():
-        return
-    with tempfile.TemporaryDirectory() as nowhere:
-        place = folder / "store.sqlite"
-        there = place.is_file()
-        with Store(place, make=False) if there else Store(Path(nowhere) / "store.sqlite") as store:
-            found = plan(Run(wanted, store, Worker(0, 1, device), lambda *what: None))
-    if not quiet:
-        _print_plan(found, wanted, folder)
-    for failed in found.troubles:
-        click.echo(f"Failed: {failed}", err=True)
-    if found.troubles:
-        raise click.exceptions.Exit(NEGATIVE_FINDING)
-
-
-def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
+def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
     terminal = Terminal()
     rows = [
-        [each.label, str(each.units), str(each.left), *map(_or_nothing, (each.passes,)), duration(each.total)]
-        for each in found.rows
+        [each.label, str(each.units), str(each.left), str(each.passes or ""), duration(each.total)]
+        for each in found.measures
     ]
     columns = ["Measure", "Units", "Left", "Passes each", "Time left"]
     if found.timed is not None:
@@ -124,7 +131,7 @@ def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
     for note in found.notes:
         terminal.print(f"Note: {note}")
     if found.pass_seconds is not None:
-        less = ", without what could not be timed," if any(each.seconds is None for each in found.rows) else ""
+        less = ", without what could not be timed," if any(each.seconds is None for each in found.measures) else ""
         low, high = (duration(seconds) for seconds in found.pass_seconds)
         terminal.print(
             f"About {duration(found.seconds)}{less} for one process: passes as counted, at {low} to {high} each, and "
@@ -135,10 +142,6 @@ def _print_plan(found: Plan, wanted: Spec, folder: Path) -> None:
     terminal.print(f"Nothing was measured. Results will be in {folder}")
 
 
-def _or_nothing(value: int | None) -> str:
-    return "" if value is None else str(value)
-
-
 def duration(seconds: float | None) -> str:
     """The time in the unit that suits it."""
     if seconds is None:
@@ -147,32 +150,6 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.3g} s"
-
-
-@contextmanager
-def _said_once() -> Iterator[None]:
-    """What all ranks find wrong alike is said by the first."""
-    from quotient_manifolds.compare import leads
-
-    try:
-        yield
-    except (ValueError, TypeError, ImportError, OSError):
-        if leads():
-            raise
-        raise click.exceptions.Exit(BadInput.exit_code) from None
-
-
-@contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
-    """Ctrl-C inside ends with exit code 130 and a sentence."""
-    from quotient_manifolds.compare import leads
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        if leads():
-            click.echo("Interrupted: what was measured is kept. The same command goes on from here.", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def print_comparison(comparison: Comparison, folder: Path) -> None:

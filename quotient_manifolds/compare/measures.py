@@ -39,7 +39,7 @@ _OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are no
 
 @final
 @dataclass(frozen=True)
-class Measured:
+class MeasureEntry:
     """A measure of a comparison: what is computed, on which loss, and how tables call it."""
 
     measure: Measure
@@ -103,7 +103,7 @@ def measures_of(
     warm_start: bool,
     normalise_logits: bool,
     options: Mapping[str, Any],
-) -> Iterator[Measured]:
+) -> Iterator[MeasureEntry]:
     """One measure for each geometry and radius. Raises ValueError or TypeError for what does not belong together."""
     made = MEASURES[kind]
     names = {each.name for each in fields(made) if each.init}
@@ -124,6 +124,6 @@ def measures_of(
     for place in [{"geometry": geometry_of(name, shared)} for name in geometries] or [{}]:
         for k, radius in enumerate(ascending):
             ball: dict[str, Any] = {"radius": radius, **({"after": tuple(ascending[:k])} if warm_start else {})}
-            yield Measured(made(**place, **ball, **own), normalise_logits, warm_start)
+            yield MeasureEntry(made(**place, **ball, **own), normalise_logits, warm_start)
         if not ascending:
-            yield Measured(made(**place, **own), normalise_logits)
+            yield MeasureEntry(made(**place, **own), normalise_logits)

@@ -1,257 +1,193 @@
-"""Measures every unit of a comparison that is not in its store yet, and writes each before the next begins."""
+"""One process that knows what is to be measured, hands it out, and alone writes what comes back."""
 
 from __future__ import annotations
 
-import math
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import groupby
-from typing import Any, final
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 
-from quotient_manifolds.compare.database import StoreError
-from quotient_manifolds.compare.failing import sentence
-from quotient_manifolds.compare.identity import (
-    batch_hash,
-    files_fingerprint,
-    model_hash,
-    source_hash,
-    symmetries_hash,
-)
-from quotient_manifolds.compare.measures import Measured
-from quotient_manifolds.compare.spec import Spec
+from quotient_manifolds.compare.analysis import analyse
+from quotient_manifolds.compare.cluster import cluster
+from quotient_manifolds.compare.comparison import Comparison
+from quotient_manifolds.compare.inventory import Inventory
+from quotient_manifolds.compare.measuring import Emit, Identity, Job, job_of, measure_job, setting_of, tasks_of
+from quotient_manifolds.compare.report import write_comparison, write_report
+from quotient_manifolds.compare.spec import Spec, read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import Unit
-from quotient_manifolds.compare.units import Identity, MeasureUnit, ScoreUnit, measure_units, score_units
-from quotient_manifolds.compare.workers import Worker
-from quotient_manifolds.geometry import Geometry, Quotient
-from quotient_manifolds.load import Batches, Checkpoint, load_checkpoint, load_symmetries
+from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import PreparedModel
-from quotient_manifolds.sharpness.losses import logits_and_labels
-from quotient_manifolds.sharpness.measure import KnownAscents
-from quotient_manifolds.symmetries import Symmetries
-from quotient_manifolds.version import VERSION
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+ATTEMPTS = 3  # workers that may die over one unit until it is a failure
+FIRST_REPORT = 10.0  # seconds of measuring after which there is a first report, if it is not over by then
+SHARE_OF_REPORTS = 0.05  # of the time, at most
+
+
+def run_comparison(
+    spec: Spec | str | Path,
+    out: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+) -> Comparison:
+    """Measure every checkpoint of a spec that is not measured yet, and write what was found into the directory `out`.
+
+    `out` receives store.sqlite (every value as it is finished), report.html, comparison.json, models.csv (a row for
+    each checkpoint) and units.csv (a row for each measure on each batch). While measuring goes on, report.html is
+    written now and then with what there is. Call it again after an interruption, a crash or a change of the spec, and
+    only what is missing is measured. What fails does not stop the rest: `Comparison.failures` says what and why.
+
+    spec: a `Spec`, or the path of a YAML file. workers: measure in so many processes on this machine (on CUDA each has
+    a device of its own); scheduler: on the workers of the Dask cluster with this address; neither: in this process,
+    which needs no Dask. Values are the same bit for bit, given the same number of torch's threads: a worker has one, or
+    as many as OMP_NUM_THREADS says. Started processes import the main module, so a script that gives `workers` needs
+    `if __name__ == "__main__":`. progress is called with what is being done, how much of it is finished, and the total.
+    command: what the report says to redo it by.
+
+    Raises ValueError, in one sentence, for a spec that is wrong and workers that cannot be had; `StoreError` for a
+    store that cannot be used, or that another process measures into.
+    """
+    wanted, out, device = spec if isinstance(spec, Spec) else read_spec(spec), Path(out), str(device)
+    with Store(out / "store.sqlite") as store:
+        alone = workers is None and scheduler is None
+        pool: AbstractContextManager[_Pool] = (
+            nullcontext(_InProcess()) if alone else cluster(workers, scheduler, device)
+        )
+        redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
+        with pool as opened:
+            coordinator = _Coordinator(wanted, store, device, out, redo, progress or (lambda what, done, total: None))
+            coordinator.measure_all(opened)
+        comparison = analyse(coordinator.inventory, command=redo, progress=coordinator.progress)
+        write_comparison(comparison, coordinator.inventory, out)
+    return replace(comparison, measured_now=coordinator.measured)
+
+
+class _Pool(Protocol):
+    """Whoever measures: this process, or a cluster."""
+
+    @property
+    def size(self) -> int: ...
+
+    def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None: ...
 
 
 @final
-@dataclass(frozen=True)
-class Loaded:
-    """A checkpoint on its device, with its data."""
+class _InProcess:
+    size = 1
 
-    model: nn.Module
-    data: list[Any]
-    test: list[Any]
-    symmetries: Symmetries | None = None  # None: those that are found
-    declared_by: str | None = None
-    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    @property
-    def identity(self) -> Identity:
-        data, test = (tuple(map(batch_hash, batches)) for batches in (self.data, self.test))
-        declared = None if self.symmetries is None else f"{self.declared_by} {symmetries_hash(self.symmetries)[:16]}"
-        return Identity(model_hash(self.model), data, test, declared, self.notes)
-
-    def geometry(self, measured: Measured) -> Geometry:
-        """The measure's geometry, with the symmetries that were declared for the model."""
-        geometry = measured.measure.geometry
-        if self.symmetries is None or not isinstance(geometry, Quotient):
-            return geometry
-        return replace(geometry, symmetries=self.symmetries)
+    def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None:
+        for job in jobs:
+            measure_job(job, emit)
 
 
 @final
-class Run:
-    """One process's part of a comparison."""
+class _Coordinator:
+    def __init__(self, spec: Spec, store: Store, device: str, out: Path, command: str, progress: Progress) -> None:
+        self.inventory = Inventory(spec, store)
+        self.progress = progress
+        self.measured = 0
+        self._device, self._out, self._command = device, out, command
+        self._fingerprints: dict[str, str] = {}
+        self._failed: set[str] = set()  # keys of units that failed in this run, which does not try them again
+        self._deaths = Counter[str]()
+        self._report_at = time.monotonic() + FIRST_REPORT
 
-    def __init__(self, spec: Spec, store: Store, worker: Worker, report: Progress) -> None:
-        self.spec = spec
-        self.store = store
-        self.worker = worker
-        self.report = report
-        self.done = 0  # units finished by this process
-        self._data = [None if part is None else part.fingerprint() for part in (spec.data, spec.test)]
-        self._functions = [] if spec.symmetries is None else [spec.symmetries, source_hash(spec.symmetries)]
-        self._loaded: dict[str, Identity] = {}  # by name of checkpoint
-        self._failed: set[str] = set()  # keys of units, and names of checkpoints, that this process will not try again
+    def measure_all(self, pool: _Pool) -> None:
+        """Measure whatever has no value yet."""
+        pool.run(self._jobs(pool.size), self._receive, self._lost)
 
-    @property
-    def always_loads(self) -> bool:
-        """Whether a function of the user's decides what a checkpoint is: nobody knows what it reads."""
-        return self.spec.symmetries is not None or any(":" in each.loader for each in self.spec.checkpoints)
+    def _jobs(self, workers: int) -> Iterator[Job]:
+        """A job for each checkpoint; towards the end one for each setting of it, so that no worker is left waiting."""
+        spec = self.inventory.spec
+        todo = [each for each in spec.checkpoints if self._left(each) != set()]
+        settings = [tuple(each for each in spec.measures if setting_of(each) == one) for one in _settings(spec)]
+        for place, checkpoint in enumerate(todo):
+            self.progress("checkpoints", place, len(todo))
+            shares = settings if workers > 1 and len(todo) - place <= workers else [spec.measures]
+            for number, entries in enumerate(shares):
+                # Before loading: what is written meanwhile makes another fingerprint, and is loaded by the next run.
+                self._fingerprints.setdefault(checkpoint.name, self.inventory.fingerprint(checkpoint))
+                job = replace(job_of(spec, checkpoint, self._device), entries=entries, scores=number == 0)
+                if (ready := self._without_finished(job)) is not None:
+                    yield ready
+        self.progress("checkpoints", len(todo), len(todo))
 
-    def measure_all(self) -> None:
-        """Every checkpoint, this process's share first, until nothing is left but what others are measuring.
+    def _left(self, checkpoint: Checkpoint) -> set[str] | None:
+        """Keys of what is left to measure; None if nobody knows before the checkpoint is loaded."""
+        if self.inventory.current(checkpoint) is None:
+            return None
+        keys = {each.unit.key for each in self.inventory.tasks(checkpoint)}
+        left: set[str] = keys - self.inventory.store.finished(keys) - self._failed
+        if not left:
+            self.inventory.store.mend(checkpoint.name)
+        return left
 
-        A unit that another process was at when it died is found in the next round.
-        """
-        before = -1
-        while before < self.done:
-            before = self.done
-            self.store.claim(())  # finds out who has died
-            for position, checkpoint in enumerate(self.worker.own_first(self.spec.checkpoints)):
-                self.report("checkpoints", position, len(self.spec.checkpoints))
-                self._measure(checkpoint)
-        self.report("checkpoints", len(self.spec.checkpoints), len(self.spec.checkpoints))
+    def _without_finished(self, job: Job) -> Job | None:
+        """The job for what is left of it now; None if nothing is."""
+        identity = self.inventory.current(job.checkpoint)
+        if identity is None:
+            return replace(job, finished=frozenset(self.inventory.store.finished() | self._failed))
+        keys = {each.unit.key for each in tasks_of(job.checkpoint.name, identity, job.entries, job.scores)}
+        finished = self.inventory.store.finished(keys) | (self._failed & keys)
+        return replace(job, finished=frozenset(finished)) if keys - finished else None
 
-    def _measure(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.name in self._failed:
+    def _receive(self, message: dict[str, Any]) -> None:
+        """Write what a worker has to say; on disk when this returns."""
+        if message["kind"] == "progress":
+            self.progress(message["what"], message["done"], message["total"])
+        elif message["kind"] == "loaded":
+            name = message["checkpoint"]
+            self.inventory.learn(name, Identity.from_dict(message["identity"]), self._fingerprints[name])
+        elif message["kind"] == "finished":
+            unit = Unit(**message["unit"])
+            self.measured += self.inventory.store.finish(unit, message["payload"], message["seconds"])
+            self._report_now_and_then()
+        else:
+            self._fail(message["checkpoint"], message["key"], message["message"])
+
+    def _fail(self, checkpoint: str, key: str | None, why: str) -> None:
+        self.inventory.store.fail(checkpoint, key, why)
+        if key is not None:
+            self._failed.add(key)
+
+    def _lost(self, job: Job) -> Job | None:
+        """What to do instead of a job whose worker died: what is left of it, but for a unit that is deadly."""
+        left = self._without_finished(job)
+        if left is None:
+            return None
+        name, identity = job.checkpoint.name, self.inventory.current(job.checkpoint)
+        tasks = [] if identity is None else tasks_of(name, identity, job.entries, job.scores)
+        key = next((each.unit.key for each in tasks if each.unit.key not in left.finished), None)
+        self._deaths[key or name] += 1
+        if self._deaths[key or name] < ATTEMPTS:
+            return left
+        why = f"{ATTEMPTS} workers died over it, as processes do that are killed or have no memory left."
+        self._fail(name, key, why)
+        return None if key is None else self._without_finished(job)
+
+    def _report_now_and_then(self) -> None:
+        """The report of what there is so far: first figures show while the rest is being measured."""
+        start = time.monotonic()
+        if start < self._report_at:
             return
-        # Before loading: what is written meanwhile makes another fingerprint, and is loaded by the next run.
-        fingerprint = self._fingerprint(checkpoint)
-        # Of a function nobody knows what it reads.
-        function = ":" in checkpoint.loader or self.spec.symmetries is not None
-        known = None if function and checkpoint.name not in self._loaded else self.identity(checkpoint)
-        if known is not None and not self._open(checkpoint, known):
-            self._mend(checkpoint)
-            return
-        try:
-            loaded = self.load(checkpoint)
-            identity = loaded.identity
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # whatever the user's code raises: the rest goes on
-            self._failed.add(checkpoint.name)
-            self.store.fail(checkpoint.name, sentence(error))
-            return
-        self._loaded[checkpoint.name] = identity
-        self._mend(checkpoint)
-        self.store.remember(fingerprint, identity.to_dict())
-        units = self._open(checkpoint, identity)
-        self._score(loaded, [each for each in units if isinstance(each, ScoreUnit)])
-        measures = [each for each in units if isinstance(each, MeasureUnit)]
-        for _, alike in groupby(measures, key=lambda each: each.setting):
-            self._measure_alike(loaded, list(alike))
-
-    def waiting(self) -> int:
-        """How many units other processes are measuring now."""
-        return len(self.store.claimed(self.all_units()))
-
-    def all_units(self) -> list[Unit]:
-        """The units of all checkpoints that have been loaded once."""
-        known = [(checkpoint, self.identity(checkpoint)) for checkpoint in self.spec.checkpoints]
-        return [each.unit for one, identity in known if identity for each in self.units(one, identity)]
-
-    def identity(self, checkpoint: Checkpoint) -> Identity | None:
-        """What is known of a checkpoint without loading it again: its files and the data are as they were then."""
-        if checkpoint.name in self._loaded:
-            return self._loaded[checkpoint.name]
-        record = self.store.recall(self._fingerprint(checkpoint))
-        return None if record is None else Identity.from_dict(record)
-
-    def units(self, checkpoint: Checkpoint, identity: Identity) -> list[ScoreUnit | MeasureUnit]:
-        measures = measure_units(checkpoint.name, identity, self.spec.measures)
-        return [*score_units(checkpoint.name, identity), *measures]
-
-    def _fingerprint(self, checkpoint: Checkpoint) -> str:
-        files = files_fingerprint(checkpoint.path)
-        return repr((VERSION, self.spec.dtype, checkpoint.loader, files, *self._data, *self._functions))
-
-    def _mend(self, checkpoint: Checkpoint) -> None:
-        if any(each.unit is None and each.checkpoint == checkpoint.name for each in self.store.failures()):
-            self.store.mend(checkpoint.name)
-
-    def _open(self, checkpoint: Checkpoint, identity: Identity) -> list[ScoreUnit | MeasureUnit]:
-        """Units that are not finished, not claimed by another process, and have not failed here."""
-        units = self.units(checkpoint, identity)
-        taken = self.store.finished([each.unit.key for each in units]) | self._failed
-        taken |= set(self.store.claimed([each.unit for each in units]))
-        return [each for each in units if each.unit.key not in taken]
-
-    def load(self, checkpoint: Checkpoint) -> Loaded:
-        """The model in the spec's precision on this worker's device, its batches, and its symmetries if declared."""
-        model = load_checkpoint(checkpoint)
-        data: list[Any] = self.spec.data.batches(model, checkpoint)
-        test: list[Any] = [] if self.spec.test is None else self.spec.test.batches(model, checkpoint)
-        dtype, device = DTYPES[self.spec.dtype], self.worker.device
-
-        def placed(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
-
-        declared = None if self.spec.symmetries is None else load_symmetries(self.spec.symmetries, model)
-        notes = {part: made.notes for part, made in (("data", data), ("test", test)) if isinstance(made, Batches)}
-        data, test = ([tree_map(placed, batch) for batch in batches] for batches in (data, test))
-        return Loaded(model.to(device, dtype), data, test, declared, self.spec.symmetries, notes)
-
-    def _score(self, loaded: Loaded, units: Sequence[ScoreUnit]) -> None:
-        for each in units:
-            batch = (loaded.data if each.part == "data" else loaded.test)[each.unit.batch]
-            self._attempt(each.unit, partial(score, loaded.model, batch, f"batch {each.unit.batch} of {each.part}"))
-
-    def _measure_alike(self, loaded: Loaded, units: Sequence[MeasureUnit]) -> None:
-        """Units in one geometry with one loss, on one subject, which is made once the first of them is claimed."""
-
-        ascents: KnownAscents = {}  # units that go on from where the one before them ended follow it
-
-        @cache
-        def subject() -> PreparedModel | str:
-            return subject_of(loaded, units[0].measured)
-
-        def on(each: MeasureUnit) -> dict[str, Any]:
-            made = subject()
-            if isinstance(made, str):
-                raise ValueError(made)
-            return each.measured.measure.on(made, each.unit.batch, self._tick(each, made), ascents).to_dict()
-
-        for each in units:
-            self._attempt(each.unit, partial(on, each))
-
-    def _attempt(self, unit: Unit, work: Callable[[], dict[str, Any]]) -> None:
-        """The unit, unless another process is at it: its value, or its failure, is written before this returns."""
-        if not self.store.claim([unit]):
-            return
-        start = time.perf_counter()
-        try:
-            self.store.finish(unit, work(), time.perf_counter() - start)
-            self.done += 1
-        except StoreError:
-            raise
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # as above
-            self._failed.add(unit.key)
-            self.store.fail(unit, sentence(error))
-
-    def _tick(self, each: MeasureUnit, subject: PreparedModel) -> Callable[[], None]:
-        total, done = each.measured.measure.ticks(subject), 0
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            self.report(each.measured.label, done, total)
-
-        return tick
+        quiet: Progress = lambda what, done, total: None  # noqa: E731
+        found = analyse(self.inventory, command=self._command, progress=quiet, remember=False)
+        known, values = found.known
+        note = f"Measuring goes on: {known} of {values} values are known so far, and all of this is preliminary."
+        write_report(replace(found, notes=(note, *found.notes)), self._out)
+        now = time.monotonic()
+        self._report_at = now + max(FIRST_REPORT, (now - start) / SHARE_OF_REPORTS)
 
 
-def subject_of(loaded: Loaded, measured: Measured) -> PreparedModel | str:
-    """Checked on the first batch on which the checks pass; the first complaint if there is none."""
-    complaints: list[str] = []
-    for probe in range(len(loaded.data)):
-        try:
-            return PreparedModel.of(loaded.model, measured.loss, loaded.data, loaded.geometry(measured), probe=probe)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the model is the user's
-            complaints.append(sentence(error))
-    return complaints[0]
-
-
-def score(model: nn.Module, batch: Any, where: str) -> dict[str, Any]:
-    """Mean cross-entropy and error over the labels that count, and how many these are, of a copy of the model."""
-    with torch.no_grad():
-        logits, labels = logits_and_labels(replica(model, {}), private_batch(batch))
-        loss = float(F.cross_entropy(logits, labels))
-    if not math.isfinite(loss):
-        raise ValueError(f"The loss must be finite. Found {loss} on {where}, over {len(labels)} labels")
-    return {"error": float((logits.argmax(-1) != labels).double().mean()), "loss": loss, "examples": len(labels)}
+def _settings(spec: Spec) -> list[object]:
+    return list(dict.fromkeys(setting_of(each) for each in spec.measures))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from quotient_manifolds.compare.document import Document, Place, read_yaml
 from quotient_manifolds.compare.failing import printable, sentence
-from quotient_manifolds.compare.measures import Measured, measures_of
-from quotient_manifolds.compare.schema import DataSection, Schema, validated
+from quotient_manifolds.compare.measures import MeasureEntry, measures_of
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
+from quotient_manifolds.compare.spec_file import Place, Schema, SpecFile, read_yaml, validated
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
 from quotient_manifolds.load.messages import expanded
@@ -23,24 +23,66 @@ from quotient_manifolds.load.models import load_object
 @final
 @dataclass(frozen=True)
 class Spec:
-    """A comparison, ready to run.
+    """A comparison, ready to run: made here from Python objects, or by `read_spec` from a file.
 
-    checkpoints: those that the patterns match. data: what the measures see. test: what the gaps are taken to. scores:
-    by checkpoint, the rows of the CSV file. against: scores the measures are correlated with; if none is named, the
-    gaps, or without test data every number that varies. given: hyperparameters held fixed in partial correlations.
-    symmetries: package.module:function, which declares those of each model; None: they are found.
+    checkpoints: as `find_checkpoints` returns them. data: what the measures see. measures: such as
+    `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what the gaps are taken to. scores: by name of checkpoint,
+    numbers or text by name of score. against: scores the measures are correlated with; if none is named, the gaps, or
+    without test data every number that varies. given: hyperparameters held fixed in partial correlations. dtype:
+    "float32" or "float64". symmetries: package.module:function, which declares those of each model; None: they are
+    found. name: what the report calls it; path: the file that it was read from.
+
+    Raises ValueError or TypeError for names that are given twice or not known, and settings that mean nothing.
     """
 
-    path: Path
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: Sequence[Checkpoint]
     data: DataSource
-    test: DataSource | None
-    scores: Mapping[str, Scores]
-    measures: tuple[Measured, ...]
-    against: tuple[str, ...]
-    given: tuple[str, ...]
-    dtype: str
+    measures: Sequence[MeasureEntry]
+    test: DataSource | None = None
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    against: Sequence[str] = ()
+    given: Sequence[str] = ()
+    dtype: str = "float32"
     symmetries: str | None = None
+    name: str = "comparison"
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for each in self.measures:
+            if not isinstance(each, MeasureEntry):
+                raise TypeError(f"measures must be MeasureEntry(...). Found {each!r}")
+        for name in ("checkpoints", "measures", "against", "given"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for what, names in (("measures", self.labels), ("checkpoints", [each.name for each in self.checkpoints])):
+            if not names:
+                raise ValueError(f"{what} must not be empty")
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{twice} is asked for twice" if what == "measures" else f"two are called {twice}")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be 'float32' or 'float64'. Found {self.dtype!r}")
+        if self.symmetries is not None and not any(
+            isinstance(each.measure.geometry, Quotient) for each in self.measures
+        ):
+            raise ValueError("symmetries mean nothing here: no measure has a quotient geometry")
+        for key, wanted in (("against", self.against), ("given", self.given)):
+            for name in wanted:
+                check_named(name, self.known_scores, self.scores, number=key == "against")
+
+    @property
+    def labels(self) -> list[str]:
+        """How tables call the measures."""
+        return [each.label for each in self.measures]
+
+    @property
+    def known_scores(self) -> tuple[str, ...]:
+        """The names of the scores that are measured, and of those that are listed."""
+        listed = dict.fromkeys(name for row in self.scores.values() for name in row)
+        return (*measured_scores(test=self.test is not None), *listed)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where functions of the user's are imported from, besides what Python searches."""
+        return (os.getcwd(),) if self.path is None else (os.getcwd(), str(self.path.resolve().parent))
 
 
 def read_spec(path: str | Path) -> Spec:
@@ -52,31 +94,32 @@ def read_spec(path: str | Path) -> Spec:
     path = Path(path)
     if path.suffix == ".toml":
         raise ValueError(f"{path} is TOML by its name: a spec is YAML.")
-    document = read_yaml(path)
-    top = validated(document)
+    file = read_yaml(path)
+    top = validated(file)
     base = path.resolve().parent
-    with _at(document, "checkpoints"):
+    with _at(file, "checkpoints"):
         if ":" in top.checkpoints.loader:  # found now, not once for every checkpoint
             _importable(base)
             load_object(top.checkpoints.loader, "a function that returns an nn.Module")
         checkpoints = _named(find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base))
-    measures = _measures(document, top)
+    measures = _measures(file, top)
     if top.symmetries is not None:
-        with _at(document, "symmetries"):
+        with _at(file, "symmetries"):
             _importable(base)
             load_object(top.symmetries, "a function of the model that returns its Symmetries")
             if not any(isinstance(each.measure.geometry, Quotient) for each in measures):
                 raise ValueError("symmetries mean nothing here: no measure has a quotient geometry")
-    scores = _scores(document, top, base, checkpoints, [each.label for each in measures])
+    scores = _scores(file, top, base, checkpoints, [each.label for each in measures])
     return Spec(
+        name=path.name,
         path=path,
         checkpoints=checkpoints,
-        data=_source(document, "data", top.data, base),
-        test=None if top.test is None else _source(document, "test", top.test, base),
+        data=_source(file, "data", top.data, base),
+        test=None if top.test is None else _source(file, "test", top.test, base),
         scores=scores,
         measures=measures,
-        against=tuple(top.against),
-        given=tuple(top.given),
+        against=top.against,
+        given=top.given,
         dtype=top.dtype,
         symmetries=top.symmetries,
     )
@@ -89,21 +132,21 @@ def _importable(base: Path) -> None:
 
 
 @contextmanager
-def _at(document: Document, *place: str | int) -> Iterator[None]:
+def _at(file: SpecFile, *place: str | int) -> Iterator[None]:
     """What is wrong inside is said with the line of `place`."""
     try:
         yield
     except SystemExit as error:  # of a module of the user's, while it is imported
-        raise ValueError(f"{document.path}, line {document.line(place)}: {sentence(error)}") from error
+        raise ValueError(f"{file.path}, line {file.line(place)}: {sentence(error)}") from error
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{document.path}, line {document.line(place)}: {error}") from error
+        raise ValueError(f"{file.path}, line {file.line(place)}: {error}") from error
 
 
-def _measures(document: Document, top: Schema) -> tuple[Measured, ...]:
-    found: dict[str, Measured] = {}
+def _measures(file: SpecFile, top: Schema) -> tuple[MeasureEntry, ...]:
+    found: dict[str, MeasureEntry] = {}
     for index, section in enumerate(top.measures):
         place: Place = ("measures", index)
-        with _at(document, *place):
+        with _at(file, *place):
             for each in measures_of(
                 section.measure,
                 section.geometry,
@@ -130,30 +173,30 @@ def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
 
 
 def _scores(
-    document: Document, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...], measures: Sequence[str]
+    file: SpecFile, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...], measures: Sequence[str]
 ) -> Mapping[str, Scores]:
     """The file's rows, once all that the spec says of scores has been checked."""
     listed: Mapping[str, Scores] = {}
     measured = measured_scores(test=top.test is not None)
     if top.scores is not None:
-        with _at(document, "scores"):
+        with _at(file, "scores"):
             names = [each.name for each in checkpoints]
             listed = read_scores(base / expanded(top.scores), names, measured, measures)
     known = (*measured, *dict.fromkeys(name for row in listed.values() for name in row))
     for key, names in (("against", top.against), ("given", top.given)):
         for index, name in enumerate(names):
-            with _at(document, key, index):
+            with _at(file, key, index):
                 check_named(name, known, listed, number=key == "against")
     return listed
 
 
-def _source(document: Document, key: str, section: DataSection, base: Path) -> DataSource:
+def _source(file: SpecFile, key: str, section: Any, base: Path) -> DataSource:
     """The data, of which labels and files have been looked at: what fails on all checkpoints alike is said once."""
     settings = section.model_dump()
     settings["path"] = base / expanded(section.path)
     if section.tokenizer is not None:
         settings["tokenizer"] = base / expanded(section.tokenizer)
-    with _at(document, key):
+    with _at(file, key):
         source = DataSource(**settings)
         source.fingerprint()
         source.check(2**31)

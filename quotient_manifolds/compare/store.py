@@ -1,58 +1,82 @@
-"""What is measured stays measured: finished units on disk, claimed by one process at a time, whoever dies meanwhile."""
+"""What is measured stays measured: one SQLite file, written by one process, that survives crashes and full disks."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.compare import table
-from quotient_manifolds.compare.claims import Claims, keys_of
-from quotient_manifolds.compare.database import AMONG, Database, StoreError
 from quotient_manifolds.compare.table import Result
-from quotient_manifolds.compare.unit import Unit, plain, to_json, unit_key
+from quotient_manifolds.compare.unit import Unit, plain, to_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Failure", "Result", "Store", "StoreError", "Unit", "unit_key"]
+FORMAT = 2  # of the tables; 1, which had a table of claims besides, is read and written as it is
+APPLICATION = 0x716D7A31  # "qmz1" in the file's header: tells a store from any other SQLite file
+PATIENCE = 60.0  # seconds to wait for another program's transaction
 
+TABLES = (
+    """CREATE TABLE results (
+        key TEXT PRIMARY KEY NOT NULL, checkpoint TEXT NOT NULL, measure TEXT NOT NULL, geometry TEXT NOT NULL,
+        radius REAL, batch INTEGER NOT NULL, settings TEXT NOT NULL, payload TEXT NOT NULL, seconds REAL NOT NULL)""",
+    # key: of the unit; null for a checkpoint as a whole
+    """CREATE TABLE failures (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, checkpoint TEXT NOT NULL, key TEXT, message TEXT NOT NULL)""",
+    "CREATE TABLE memory (fingerprint TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
+    f"PRAGMA application_id = {APPLICATION}",
+    f"PRAGMA user_version = {FORMAT}",
+)
 ORDER = "ORDER BY checkpoint, measure, geometry, radius, batch, settings, key"
+AMONG = "IN (SELECT value FROM json_each(?))"  # keys travel as one JSON list: a query has room for few parameters
+
+# What SQLite says, and what that means here. Its error codes reach Python from 3.11 on only, its words always.
+SENTENCES = (
+    ("full", "has no room left on its disk: free some and run again. What was finished before is kept."),
+    ("readonly", "cannot be written: allow writing to the file and to its folder, or give another place."),
+    ("locked", "has been locked by another program for long: see what holds it, and run again."),
+    ("not a database", "is not a store: give the path of one, or of a file that does not exist yet."),
+    ("malformed", "is damaged: restore a copy, or move it away and run again; nothing was changed in it."),
+    ("no such", "is damaged: restore a copy, or move it away and run again; nothing was changed in it."),
+    ("unable to open", "cannot be opened: check that it is a file and that its folder exists and can be written."),
+    ("disk I/O", "could not be read or written: check the disk, and run again. What was finished before is kept."),
+)
 
 
-@final
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong with a unit, or with a checkpoint as a whole (unit None), in one sentence."""
-
-    checkpoint: str
-    unit: Unit | None
-    message: str
+class StoreError(OSError):
+    """Say that a store cannot be opened, read or written, in one sentence on what to do; what was finished is kept."""
 
 
 @final
 class Store:
-    """Finished units and failures in one file, for any number of processes at once.
+    """Keep finished units and failures in one file, which one process at a time writes.
 
-    A unit is claimed, measured, and finished in one durable transaction; the first result of a key stays for good. A
-    claim lives as long as the process that took it, and is void once that has ended, by whatever signal. Opened after a
-    fork, by one thread: neither the file nor the claims pass to a forked child. Beside the file stand its journal and
-    the folder NAME.living, which is empty when no process runs. Both locks and file need a file system whose locks all
-    hosts see (NFS with its lock daemon, Lustre with `flock`; not `localflock`).
+    A result is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did
+    not never happened. The first result of a key stays for good. make: make the file (and its folder) if there is none,
+    and be its only writer until `close`, by a lock that the operating system drops when the process ends, however it
+    ends. Without it the file is there to be read, also while another process writes it.
 
-    make: make the file (and its folder) if there is none. patience: seconds to wait for another process's transaction.
-    Raises StoreError for a file that is no store, of another format, damaged, locked for too long, in a place that
-    cannot be written, or on a full disk; what was finished before is kept.
+    Raises StoreError for a file that is no store, of another format, damaged, in a place that cannot be written, on a
+    full disk, or that another process writes; what was finished before is kept.
     """
 
-    def __init__(self, path: str | Path, *, make: bool = True, patience: float = 120.0) -> None:
+    def __init__(self, path: str | Path, *, make: bool = True) -> None:
         self.path = Path(path).resolve()
-        self._database = Database(self.path, make=make, patience=patience)
-        self._claims = Claims(self._database)
+        self._connection: sqlite3.Connection | None = None
+        if not make and not self.path.exists():
+            raise StoreError(f"There is no store at {self.path}.")
+        self._lock = _only_writer(self.path) if make else None
+        try:
+            with self._sentences():
+                self._connection = self._opened(make)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Store:
         return self
@@ -63,25 +87,27 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Give back what was claimed and not finished. In a forked child, nothing: all of it is its parent's."""
-        if not self._database.inherited:
-            self._claims.release()
-            self._database.close()
+        """Let others write."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
-    # What is finished.
-
-    def finished(self, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that have a result."""
-        rows = self._database.rows(f"SELECT key FROM results WHERE key {AMONG}", [json.dumps(list(keys))])
-        return {key for (key,) in rows}
+    def finished(self, keys: Iterable[str] | None = None) -> set[str]:
+        """Return those of the keys that have a result; all that have one if none are given."""
+        if keys is None:
+            return {key for (key,) in self._rows("SELECT key FROM results")}
+        return {key for (key,) in self._rows(f"SELECT key FROM results WHERE key {AMONG}", [json.dumps(list(keys))])}
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The payload kept under this key, floats bit for bit; None if it is not finished."""
-        rows = self._database.rows("SELECT payload FROM results WHERE key = ?", [key])
-        return self._read(rows[0][0]) if rows else None
+        """Return the payload kept under this key, floats bit for bit; None if it is not finished."""
+        found = self._rows("SELECT payload FROM results WHERE key = ?", [key])
+        return self._read(found[0][0]) if found else None
 
     def results(self, units: Iterable[Unit] | None = None) -> list[Result]:
-        """All that is finished, in the order of identity; or of these units, in their order and under their names.
+        """Return all that is finished, ordered by identity; or of these units, in their order and under their names.
 
         (A key stands for what decides a value: a checkpoint that was renamed, or has a twin, finds its results.)
         """
@@ -89,17 +115,20 @@ class Store:
             columns = f"payload, seconds, settings, {', '.join(table.IDENTITY)}"
             return [
                 Result(_unit(identity, self._read(settings)), self._read(payload), seconds)
-                for payload, seconds, settings, *identity in self._database.rows(
-                    f"SELECT {columns} FROM results {ORDER}"
-                )
+                for payload, seconds, settings, *identity in self._rows(f"SELECT {columns} FROM results {ORDER}")
             ]
         units = list(units)
-        rows = self._database.rows(f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [keys_of(units)])
-        found = {key: (payload, seconds) for key, payload, seconds in rows}
+        keys = json.dumps([each.key for each in units])
+        found = {
+            key: (payload, seconds)
+            for key, payload, seconds in self._rows(
+                f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [keys]
+            )
+        }
         return [Result(unit, self._read(found[unit.key][0]), found[unit.key][1]) for unit in units if unit.key in found]
 
     def finish(self, unit: Unit, payload: Mapping[str, Any], seconds: float) -> bool:
-        """Keep a result for good, drop the unit's claim and failure, and that of its checkpoint.
+        """Keep a result for good, and drop the failure of the unit and that of its checkpoint.
 
         On disk when this returns. False: the key had a result already, which stays. Raises ValueError for a payload
         that is not plain JSON: a value that is not finite is a failure.
@@ -110,79 +139,119 @@ class Store:
             to_json(payload, "payload"),
             plain(seconds, "seconds"),
         ]
-        with self._database.transaction() as connection:
+        with self._transaction() as connection:
             new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
-            connection.execute("DELETE FROM claims WHERE key = ?", [unit.key])
-            connection.execute("DELETE FROM failures WHERE key = ?", [unit.key])
-            _mend(connection, unit.checkpoint)
+            connection.execute(
+                "DELETE FROM failures WHERE key = ? OR (checkpoint = ? AND key IS NULL)", [unit.key, unit.checkpoint]
+            )
         return new == 1
 
-    # Who measures what.
+    def fail(self, checkpoint: str, key: str | None, message: str) -> None:
+        """Keep the failure of a unit, or (key None) of a checkpoint; nothing if the unit is finished."""
+        message = message.encode("utf-8", "backslashreplace").decode("utf-8")  # names of files that are no text
+        with self._transaction() as connection:
+            if not connection.execute("SELECT 1 FROM results WHERE key = ?", [key]).fetchone():
+                connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS ?", [checkpoint, key])
+                connection.execute(
+                    "INSERT INTO failures (checkpoint, key, message) VALUES (?, ?, ?)", [checkpoint, key, message]
+                )
 
-    def claim(self, units: Iterable[Unit], at_most: int | None = 1) -> list[Unit]:
-        """Take the first units, in the order given, that are neither finished nor claimed by a living process.
-
-        at_most: how many; None for all. A unit that has failed since this store was opened here counts as finished; one
-        that failed earlier is tried again. Empty: nothing is left, or others are at it (`claimed`). Without units this
-        only makes the claims of the dead void.
-        """
-        return self._claims.take(list(units), at_most)
-
-    def claimed(self, units: Iterable[Unit]) -> dict[str, str]:
-        """Which of the units other processes have claimed, by key, and who they are, in words.
-
-        One that has died is among them until a `claim` finds nothing else free.
-        """
-        return self._claims.of_others(units)
-
-    # What went wrong.
-
-    def fail(self, what: Unit | str, message: str) -> None:
-        """Keep a failure of a unit, or of a checkpoint, instead of an earlier one. Nothing if the unit is finished."""
-        unit = what if isinstance(what, Unit) else None
-        checkpoint, key = (unit.checkpoint, unit.key) if unit else (plain(what, "checkpoint"), None)
-        row = [checkpoint, key, to_json(asdict(unit), "unit") if unit else None, _printable(message)]
-        with self._database.transaction() as connection:
-            if connection.execute("SELECT 1 FROM results WHERE key = ?", [key]).fetchone():
-                return
-            connection.execute("DELETE FROM claims WHERE key = ? AND owner = ?", [key, self._claims.owner])
-            connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS ?", [checkpoint, key])
-            connection.execute("INSERT INTO failures (checkpoint, key, unit, message) VALUES (?, ?, ?, ?)", row)
-
-    def failures(self) -> list[Failure]:
-        """In the order in which they happened. A later success removes a failure."""
-        rows = self._database.rows("SELECT checkpoint, unit, message FROM failures ORDER BY number")
-        return [
-            Failure(checkpoint, Unit(**self._read(unit)) if unit else None, message)
-            for checkpoint, unit, message in rows
-        ]
+    def failures(self) -> dict[tuple[str, str | None], str]:
+        """Return the sentences on what failed, by checkpoint and key (None: of the whole checkpoint)."""
+        found = self._rows("SELECT checkpoint, key, message FROM failures ORDER BY number")
+        return {(checkpoint, key): message for checkpoint, key, message in found}
 
     def mend(self, checkpoint: str) -> None:
         """Forget the failure of a checkpoint as a whole: it loads now."""
-        with self._database.transaction() as connection:
-            _mend(connection, checkpoint)
-
-    # What is worth remembering.
+        if (checkpoint, None) in self.failures():
+            with self._transaction() as connection:
+                connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
 
     def remember(self, fingerprint: str, value: Any) -> None:
         """Keep plain JSON under a fingerprint, instead of what was there: what would take a model's loading to know."""
-        with self._database.transaction() as connection:
+        with self._transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, to_json(value, "value")])
 
     def recall(self, fingerprint: str) -> Any:
-        """What `remember` kept under this fingerprint; None if nothing."""
-        rows = self._database.rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
-        return self._read(rows[0][0]) if rows else None
-
-    # What leaves.
+        """Return what `remember` kept under this fingerprint; None if nothing."""
+        found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
+        return self._read(found[0][0]) if found else None
 
     def frame(self, units: Iterable[Unit] | None = None) -> pd.DataFrame:
-        """`results`, a row each, as `table.rows` lays them out."""
+        """Return `results` as a data frame, with the columns of `export`."""
         return table.frame(self.results(units))
 
     def export(self, path: str | Path, units: Iterable[Unit] | None = None) -> None:
         """Write `results` as .csv, .parquet or .json, by the suffix; whole or not at all."""
         table.export(self.results(units), Path(path))
+
+    def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with self._sentences():
+            return self._alive().execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, on disk when it returns."""
+        connection = self._alive()
+        with self._sentences():
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # SQLite may have taken it back itself
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    def _alive(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreError(f"The store {self.path} is closed: open it again.")
+        return self._connection
+
+    def _opened(self, make: bool) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        try:
+            # A rollback journal and full synchronisation. (A write-ahead log needs shared memory, which a reader on
+            # another host does not have.) The journal is emptied, not deleted: no folder need be synchronised.
+            connection.execute("PRAGMA synchronous = FULL")
+            number = {
+                name: int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+                for name in ("application_id", "user_version")
+            }
+            if make and not any(connection.execute("SELECT 1 FROM sqlite_master")) and not number["application_id"]:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in TABLES:
+                    connection.execute(statement)
+                connection.execute("COMMIT")
+            elif number["application_id"] != APPLICATION:
+                raise StoreError(
+                    f"{self.path} is not a store: give the path of one, or of a file that does not exist yet."
+                )
+            elif (found := number["user_version"]) not in (1, FORMAT):
+                raise StoreError(
+                    f"Expected a store of format {FORMAT}, found format {found} in {self.path}: it was written by "
+                    f"{'a newer' if found > FORMAT else 'an older'} version; use that one, or another file."
+                )
+            # Damage is found before hours are spent on measuring, in milliseconds.
+            if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(f"malformed: {found}")
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _sentences(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.ProgrammingError:
+            raise  # a mistake in the program, such as a second thread: not about the file
+        except sqlite3.Error as error:
+            words = str(error)
+            meaning = next((means for says, means in SENTENCES if says in words), "failed: see the words of SQLite.")
+            raise StoreError(f"The store {self.path} {meaning} ({words})") from error
 
     def _read(self, text: str) -> Any:
         try:
@@ -197,10 +266,29 @@ def _unit(identity: Sequence[Any], settings: Mapping[str, Any]) -> Unit:
     return Unit(**dict(zip(table.IDENTITY, identity, strict=True)), settings=settings)
 
 
-def _mend(connection: sqlite3.Connection, checkpoint: str) -> None:
-    connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
-
-
-def _printable(message: str) -> str:
-    """Half surrogate pairs, from names of files that are no text, as escapes."""
-    return message.encode("utf-8", "backslashreplace").decode("utf-8")
+def _only_writer(path: Path) -> Any:
+    """The lock beside a store, taken; a second process is told at once that there is a first."""
+    try:
+        from filelock import FileLock, Timeout
+    except ImportError as error:
+        raise ImportError(
+            'Writing a store needs filelock, which is not installed: pip install "quotient-manifolds[compare]".'
+        ) from error
+    with suppress(OSError):  # SQLite says it better when it cannot open the file
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        return None
+    # A lock that is a mere marker would outlive its process.
+    lock = FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise StoreError(
+            f"Another process is measuring into {path}: wait until it has ended, stop it, or give another directory."
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: no file could be locked beside it ({error}); put the store where files can be "
+            "written and locked."
+        ) from error
+    return lock

@@ -1,24 +1,21 @@
-"""What a second process is worth: a comparison of 12 models by one process and by two, one thread each.
+"""What a second worker is worth: a comparison of 12 models by one worker process and by two, one thread each.
 
-The time is that of measuring (loading every model, proving symmetries, all units, each written to disk), without the
-start of the processes and the import of their libraries. Runs of one and of two alternate; the ratio is that of
-neighbours in time. Where others use the machine, two processes get more of it than one: then the ratio of the
-processor's time, of one to the busier of two, says what two would be worth on cores of their own.
+The time is that of the whole comparison, with the start of the processes, the import of their libraries and the report.
+Runs of one and of two alternate; the ratio is that of neighbours in time.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import statistics
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from quotient_manifolds.compare import run_comparison
 from tests.zoos import save, vit, write_images, write_spec
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
@@ -47,48 +44,33 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spec(folder, *MEASURES, head=head)
 
 
-def seconds(spec: Path, processes: int) -> tuple[float, list[float]]:
-    """From the start of the first to the end of the last, and the processor's time of each."""
+def seconds(spec: Path, workers: int) -> float:
+    """Of a whole comparison by `workers` worker processes, with their start."""
     out = spec.parent / "out"
     shutil.rmtree(out, ignore_errors=True)
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*start, "-m", "tests.benchmarks.timed_compare", str(spec), str(out)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = r"(\d+) of (\d+) units, ([\d.]+) seconds of processor, ([\d.]+) seconds in all"
-    found = re.findall(said, done.stdout)
-    assert len(found) == processes
-    assert sum(int(own) for own, *_ in found) == UNITS
-    return max(float(whole) for *_, whole in found), [float(busy) for *_, busy, _ in found]
+    start = time.perf_counter()
+    found = run_comparison(spec, out, workers=workers)
+    taken = time.perf_counter() - start
+    assert found.measured_now == UNITS
+    return taken
 
 
-def test_a_second_process(spec: Path, benchmark: BenchmarkFixture) -> None:
-    alone: list[tuple[float, list[float]]] = []
-    both: list[tuple[float, list[float]]] = []
+def test_a_second_worker(spec: Path, benchmark: BenchmarkFixture) -> None:
+    one: list[float] = []
+    two: list[float] = []
 
     def alternate() -> None:
-        alone.append(seconds(spec, 1))
-        both.append(seconds(spec, 2))
+        one.append(seconds(spec, 1))
+        two.append(seconds(spec, 2))
 
     benchmark.pedantic(alternate, rounds=ROUNDS, iterations=1)
-    ratios = [one / two for (one, _), (two, _) in zip(alone, both, strict=True)]
     benchmark.extra_info |= {
         "models": 12,
         "units": UNITS,
-        "seconds_of_one": [round(each, 2) for each, _ in alone],
-        "seconds_of_two": [round(each, 2) for each, _ in both],
-        "times_faster_median": round(statistics.median(ratios), 2),
-        "times_faster_of_minima": round(min(alone)[0] / min(both)[0], 2),
-        "times_faster_by_processor": round(
-            statistics.median(one / max(two) for (_, (one,)), (_, two) in zip(alone, both, strict=True)), 2
-        ),
-        "processor_of_one": [round(busy, 2) for _, each in alone for busy in each],
-        "processor_of_two": [[round(busy, 2) for busy in each] for _, each in both],
+        "seconds_of_one": [round(each, 2) for each in one],
+        "seconds_of_two": [round(each, 2) for each in two],
+        "times_faster_median": round(statistics.median(a / b for a, b in zip(one, two, strict=True)), 2),
+        "times_faster_of_minima": round(min(one) / min(two), 2),
         "load_of_the_machine": [round(each, 1) for each in os.getloadavg()],
     }
     print(f"\n{benchmark.extra_info}")

@@ -23,10 +23,10 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, run
+from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, measuring
 from quotient_manifolds.compare.identity import batch_hash, model_hash
+from quotient_manifolds.compare.measuring import Identity, tasks_of
 from quotient_manifolds.compare.spec import read_spec
-from quotient_manifolds.compare.units import Identity, measure_units
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
@@ -66,7 +66,7 @@ def zoo(original: Path, tmp_path: Path) -> Path:
 def compare(spec: Path, *options: str, report: bool = False) -> Result:
     """The command; without the report's figures, which take longer than all else, unless they are asked for."""
     arguments = ["compare", str(spec), "--out", str(spec.parent / "out"), *options]
-    empty = patch("quotient_manifolds.compare.page.comparison_page", lambda comparison: Page("", "", [], []))
+    empty = patch("quotient_manifolds.compare.report.comparison_page", lambda comparison: Page("", "", [], []))
     with nullcontext() if report else empty:
         return CliRunner().invoke(cli, arguments, catch_exceptions=False)
 
@@ -101,13 +101,13 @@ def table(spec: Path) -> list[tuple[Any, ...]]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the checkpoints that are loaded."""
     names: list[str] = []
-    load = run.load_checkpoint
+    load = measuring.load_checkpoint
 
     def noted(checkpoint: Any) -> nn.Module:
         names.append(checkpoint.name)
         return load(checkpoint)
 
-    monkeypatch.setattr(run, "load_checkpoint", noted)
+    monkeypatch.setattr(measuring, "load_checkpoint", noted)
     return names
 
 
@@ -365,7 +365,7 @@ def test_a_rerun_measures_nothing_and_loads_nothing(zoo: Path, monkeypatch: pyte
     def never(*what: Any) -> None:
         raise AssertionError(what)
 
-    monkeypatch.setattr(run, "load_checkpoint", never)
+    monkeypatch.setattr(measuring, "load_checkpoint", never)
     monkeypatch.setattr(analysis, "correlation", never)
     again = compare(spec)
     assert again.exit_code == 0, again.output
@@ -491,7 +491,7 @@ def test_data_settings_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyP
     labels[0] = (labels[0] + 1) % CLASSES
     np.savez(zoo / "train.npz", images=images, labels=labels)
     assert measured_now(compare(spec)) == 1 + 1
-    for module in ("run", "units"):
+    for module in ("inventory", "measuring"):
         monkeypatch.setattr(f"quotient_manifolds.compare.{module}.VERSION", "99")
     assert measured_now(compare(spec)) == 5
 
@@ -525,7 +525,7 @@ def test_what_a_loader_writes_below_is_not_read_again_and_what_lies_beside_is(zo
 
 
 def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = run.load_checkpoint
+    load = measuring.load_checkpoint
 
     def raced(checkpoint: Any) -> nn.Module:
         model = load(checkpoint)
@@ -534,7 +534,7 @@ def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch:
 
     spec = write_spec(zoo, WORST, head=HEAD.replace("models/*", MODEL))
     with monkeypatch.context() as patched:
-        patched.setattr(run, "load_checkpoint", raced)
+        patched.setattr(measuring, "load_checkpoint", raced)
         compare(spec)
     assert measured_now(compare(spec)) == 5
     model, batches = model_and_batches(zoo)
@@ -728,7 +728,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(zoo: Path, monkeypatch:
 
     def on_a_full_disk(self: Store, *arguments: Any, **options: Any) -> None:
         opened(self, *arguments, **options)
-        connection = self._database._connection
+        connection = self._connection
         assert connection is not None
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 1}")
@@ -757,7 +757,7 @@ def test_a_store_that_fails_is_not_the_failure_of_a_unit(zoo: Path, monkeypatch:
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith("Error: The store has been locked for long")
     with Store(zoo / "out" / "store.sqlite", make=False) as store:
-        assert store.failures() == []
+        assert store.failures() == {}
     assert compare(spec).exit_code == 0
 
 
@@ -771,7 +771,7 @@ def test_a_store_of_another_version_is_left_alone(zoo: Path) -> None:
     done = compare(spec)
     assert done.exit_code == 2
     assert done.stderr.strip().count("\n") == 0
-    assert "Expected a store of format 1, found format 99" in done.stderr
+    assert "Expected a store of format 2, found format 99" in done.stderr
     assert (zoo / "out" / "store.sqlite").read_bytes() == before
 
 
@@ -843,12 +843,14 @@ def test_a_truncation_error_is_measured_beside_its_sharpness(zoo: Path) -> None:
     for warm in ("", ", warm_start: true"):
         kinds = [f"measure: {kind}, {shared}{warm}" for kind in ("worst-case", "truncation-error")]
         measures = read_spec(write_spec(zoo, SLOPE, *kinds)).measures
-        made = measure_units("m", Identity("model", ("one", "two"), ()), measures)
+        made = tasks_of("m", Identity("model", ("one", "two"), ()), measures, scores=False)
         assert len(made) == 2 * (2 + 8)
         climbs = [each for each in made if each.unit.measure != "gradient norm"]
         for sharpness, error in zip(climbs[::2], climbs[1::2], strict=True):
             assert (sharpness.unit.measure, error.unit.measure) == ("worst-case sharpness", "truncation error")
-            assert error.measured.measure.worst_case == sharpness.measured.measure  # type: ignore[attr-defined]
+            assert error.entry is not None
+            assert sharpness.entry is not None
+            assert error.entry.measure.worst_case == sharpness.entry.measure  # type: ignore[attr-defined]
             assert error.unit.batch == sharpness.unit.batch
             assert error.setting == sharpness.setting
 

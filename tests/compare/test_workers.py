@@ -1,10 +1,10 @@
-"""Processes at one comparison: killed, interrupted, several at once, under torchrun; the table is always the same."""
+"""Processes at one comparison: killed, interrupted, several workers, two by mistake; the table is always the same."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
-import re
 import signal
 import sqlite3
 import subprocess
@@ -15,15 +15,18 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dask
+import psutil
 import pytest
 import torch
 from click.testing import CliRunner
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, Worker, joined
+from quotient_manifolds.compare import Comparison, Store, run_comparison
 from tests.zoos import HEAD, write_spec, write_zoo
 
 MEASURES = (
@@ -60,19 +63,18 @@ def expected(spec: Path) -> Table:
     return table(spec.parent / "whole")
 
 
-def measure(spec: Path, out: Path) -> int:
-    """The exit code of the command, in this process."""
-    return (
-        CliRunner().invoke(cli, ["compare", str(spec), "--out", str(out), "--quiet"], catch_exceptions=False).exit_code
-    )
+def measure(spec: Path, out: Path, *options: str) -> int:
+    """The exit code of the command, in this process, with one thread as a worker has."""
+    torch.set_num_threads(1)
+    line = ["compare", str(spec), "--out", str(out), "--quiet", *options]
+    return CliRunner().invoke(cli, line, catch_exceptions=False).exit_code
 
 
 def table(out: Path) -> Table:
-    """Units and payloads, read without the package, and comparison.json; the store is sound and no claim left."""
+    """Units and payloads, read without the package, and comparison.json; the store is sound."""
     connection = sqlite3.connect(out / "store.sqlite")
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
         columns = "key, checkpoint, measure, geometry, radius, batch, settings, payload"
         rows = connection.execute(f"SELECT {columns} FROM results ORDER BY key").fetchall()
     finally:
@@ -117,33 +119,40 @@ def end_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def noting(spec: Path, out: Path, log: Path) -> None:
-    """The command, with a note of every unit that it begins."""
-    claim = Store.claim
+def noting(spec: Path, out: Path, log: Path, workers: int = 0) -> None:
+    """The command, with a note of every unit that is written."""
+    finish = Store.finish
 
-    def noted(self: Store, units: Any, at_most: int | None = 1) -> Any:
-        taken = claim(self, units, at_most)
+    def noted(self: Store, unit: Any, *what: Any) -> bool:
+        new = finish(self, unit, *what)
         with log.open("a") as notes:
-            notes.writelines(f"{each.key}\n" for each in taken)
-        return taken
+            notes.write(f"{unit.key}\n")
+        return new
 
-    Store.claim = noted  # type: ignore[method-assign]
-    assert measure(spec, out) == 0
+    Store.finish = noted  # type: ignore[method-assign]
+    if workers:
+        import dask
+        from distributed.utils import get_mp_context
+
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})  # workers start in no time
+        get_mp_context()
+        multiprocessing.set_forkserver_preload(["distributed", "transformers.models.vit", "quotient_manifolds.compare"])
+    assert measure(spec, out, *(["--workers", str(workers)] if workers else [])) == 0
 
 
-def begun(log: Path) -> Counter[str]:
+def written(log: Path) -> Counter[str]:
     return Counter(log.read_text().split()) if log.exists() else Counter()
 
 
 @needs_fork
-def test_fifty_kills_at_random_moments_change_nothing(spec: Path, expected: Table) -> None:
+def test_forty_kills_of_the_only_process_change_nothing(spec: Path, expected: Table) -> None:
     draw = random.Random(0)
     kills, amid, runs = 0, 0, 0
-    while kills < 50:
+    while kills < 40:
         out, log, killed = spec.parent / f"killed_{runs}", spec.parent / f"killed_{runs}.log", 0
         last = 0  # kills when only the report is left
         while True:
-            before = begun(log).total()
+            before = written(log).total()
             child = start(noting, spec, out, log)
             if count(out) < UNITS:
                 kill_after(child, log, before + draw.randint(0, 6), draw.uniform(0, 0.05))
@@ -153,65 +162,80 @@ def test_fifty_kills_at_random_moments_change_nothing(spec: Path, expected: Tabl
                 break
             killed += 1
             last += count(out) == UNITS
-            amid += begun(log).total() > before and count(out) < UNITS
+            amid += written(log).total() > before and count(out) < UNITS
         assert table(out) == expected
-        # A kill costs the unit in flight, no more.
-        assert set(begun(log)) == {row[0] for row in expected[0]}
-        assert begun(log).total() <= UNITS + killed
+        assert set(written(log).values()) == {1}  # nothing that was on disk is measured again
         kills, runs = kills + killed, runs + 1
     assert len(expected[0]) == UNITS
-    assert amid >= 25  # the others: while it starts, loads, or writes its report
+    assert amid >= 20  # the others: while it starts, loads, or writes its report
     print(f"{kills} kills, {amid} of them amid measuring, in {runs} runs")
 
 
 def kill_after(child: int, log: Path, units: int, seconds: float) -> None:
-    """Kill the process when so many units have been begun, and some time has passed; if it has not ended by then."""
-    while begun(log).total() < units and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+    """Kill the process when so many units have been written, and some time has passed, if it has not ended by then."""
+    while written(log).total() < units and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         time.sleep(0.005)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
 
 
-@needs_fork
-def test_two_processes_at_once_measure_every_unit_once(spec: Path, expected: Table) -> None:
-    out = spec.parent / "two"
-    logs = [spec.parent / "one.log", spec.parent / "other.log"]
-    children = [start(noting, spec, out, log) for log in logs]
-    assert [end_of(child) for child in children] == [0, 0]
-    assert sum(map(begun, logs), Counter()) == Counter(row[0] for row in expected[0])
-    assert all(begun(log).total() > UNITS // 5 for log in logs)
-    assert measure(spec, out) == 0  # one of the two wrote its report before the other had finished
-    assert table(out) == expected
+def workers_of(child: int) -> list[psutil.Process]:
+    """The processes that measure for this one: children of its fork server."""
+    with suppress(psutil.NoSuchProcess):
+        return [each for one in psutil.Process(child).children() for each in one.children()]
+    return []
 
 
 @needs_fork
-def test_what_a_killed_process_was_at_is_measured_by_the_one_beside_it(spec: Path, expected: Table) -> None:
-    """Without being told: it has claims that nobody's lock stands behind."""
-    out, log = spec.parent / "beside", spec.parent / "beside.log"
-
-    def hang() -> None:
-        with Store(out / "store.sqlite") as store:
-            finish = store.finish
-            seen = iter(range(99))
-            Store.finish = lambda self, *what: finish(*what) if next(seen) < 10 else time.sleep(60)  # type: ignore[method-assign,assignment,return-value]
-            measure(spec, out)
-
-    stuck = start(hang)
-    wait_until(lambda: count(out) == 10)
-    worker = start(noting, spec, out, log)
-    wait_until(lambda: count(out) >= UNITS // 2)
-    os.kill(stuck, signal.SIGKILL)
-    end_of(stuck)
-    assert end_of(worker) == 0
+def test_twenty_kills_of_workers_and_of_who_leads_them_change_nothing(spec: Path, expected: Table) -> None:
+    """What leads is killed twice, and leaves no worker behind; workers are killed 18 times."""
+    draw = random.Random(1)
+    out, log, kills = spec.parent / "led", spec.parent / "led.log", 0
+    for leads in (True, True, False):
+        child = start(noting, spec, out, log, 2)
+        begun = written(log).total()
+        until = begun + 15
+        wait_until(lambda: written(log).total() > begun)  # noqa: B023
+        while written(log).total() < until:
+            time.sleep(draw.uniform(0, 0.3))
+            if kills < 9 * (2 - leads) and (alive := workers_of(child)):
+                with suppress(psutil.NoSuchProcess):
+                    draw.choice(alive).kill()
+                    kills += 1
+                    # So that no unit is the last of three workers: that is another test.
+                    seen = written(log).total()
+                    wait_until(lambda: written(log).total() > seen or count(out) == UNITS)  # noqa: B023
+        if leads:
+            alive = workers_of(child)
+            os.kill(child, signal.SIGKILL)
+            assert end_of(child) == -signal.SIGKILL
+            psutil.wait_procs(alive, timeout=20)
+            assert not any(each.is_running() for each in alive)
+    assert end_of(child) == 0
     assert table(out) == expected
-    assert begun(log).total() == UNITS - 10
+    assert kills >= 9
+    print(f"{kills} kills of workers, 2 of who led them")
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+@needs_fork
+def test_a_second_process_says_that_there_is_a_first(spec: Path, expected: Table) -> None:
+    out = spec.parent / "second"
+    with Store(out / "store.sqlite"):
+        done = CliRunner().invoke(cli, ["compare", str(spec), "--out", str(out)])
+        assert done.exit_code == 2
+        (said,) = done.stderr.strip().splitlines()
+        assert "Another process is measuring into" in said
+        with Store(out / "store.sqlite", make=False) as reader:
+            assert reader.results() == []
+    assert measure(spec, out) == 0
+    assert table(out) == expected
 
 
 # Processes of their own.
@@ -219,104 +243,72 @@ def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def command(spec: Path, out: Path) -> list[str]:
-    return ["-m", "quotient_manifolds", "compare", str(spec), "--out", str(out)]
+def command(spec: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    line = ["-m", "quotient_manifolds", "compare", str(spec), "--out", str(out), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, *line], cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def torchrun(spec: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """Two processes on this host, met on a port that is free."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*run, *command(spec, out)], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300
-    )
-
-
-def test_an_interrupted_command_says_how_to_go_on(spec: Path, expected: Table) -> None:
-    out = spec.parent / "interrupted"
-    running = subprocess.Popen(
-        [sys.executable, *command(spec, out)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
+def test_an_interrupted_command_says_how_to_go_on(spec: Path, expected: Table, options: list[str]) -> None:
+    """Also where Ctrl-C goes to the workers too, as a terminal sends it; started anew by spawn, as on any system."""
+    out = spec.parent / f"interrupted{len(options)}"
+    running = command(spec, out, *options)
     wait_until(lambda: count(out) >= 3)
-    running.send_signal(signal.SIGINT)
+    children = psutil.Process(running.pid).children(recursive=True)
+    for each in [*children, running]:
+        each.send_signal(signal.SIGINT)
     said, complained = running.communicate(timeout=60)
-    assert running.returncode == 130
+    assert running.returncode == 130, complained
     assert said == ""
     assert complained.endswith("Interrupted: what was measured is kept. The same command goes on from here.\n")
     assert "Traceback" not in complained
     assert 3 <= count(out) < UNITS
+    _, left = psutil.wait_procs(children, timeout=20)
+    assert not any(each.status() != psutil.STATUS_ZOMBIE for each in left)
     assert measure(spec, out) == 0
     assert table(out) == expected
 
 
-def test_torchrun_gives_the_table_of_one_process(spec: Path, expected: Table) -> None:
-    out = spec.parent / "torchrun"
-    done = torchrun(spec, out)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Report: ") == 1
-    assert f"Measured now: {UNITS}, counting each batch. Known: 20 of 20 values." in done.stdout  # by both
-    assert done.stdout.count("Measures over the checkpoints") == 1
-    assert table(out) == expected
+def test_a_unit_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(spec: Path) -> None:
+    """Workers of a running cluster, joined by its address."""
+    from distributed import LocalCluster
 
-
-def test_a_rank_that_dies_leaves_the_store_to_the_next_run(spec: Path) -> None:
-    deadly = write_spec(
-        spec.parent, *MEASURES, head=HEAD.replace("models/*", "models/*, loader: tests.zoos:deadly"), name="deadly"
-    )
-    measure(deadly, spec.parent / "alive")
-    out = spec.parent / "dead"
+    head = HEAD.replace("models/*", "'models/m_[01]', loader: tests.zoos:deadly")
+    deadly = write_spec(spec.parent, "measure: gradient-norm, geometry: euclidean", head=head, name="deadly")
     (spec.parent / "die").touch()
-    done = torchrun(deadly, out)
+    out = spec.parent / "dead"
+    once = dask.config.set(
+        {"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "1 day"}
+    )
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with once, LocalCluster(**settings) as running:
+        found = run_comparison(deadly, out, scheduler=running.scheduler_address)
+    (failed,) = found.failures
+    assert failed.checkpoints == ("m_1",)
+    assert "3 workers died over it" in failed.message
     (spec.parent / "die").unlink()
-    assert done.returncode != 0
-    assert "Signal 9 (SIGKILL)" in done.stderr
-    assert 0 < count(out) < UNITS
-    assert measure(deadly, out) == 0
-    assert table(out) == table(spec.parent / "alive")
+    assert run_comparison(deadly, out).failures == ()
 
 
-def test_what_all_ranks_find_wrong_is_said_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = spec.parent / "bad.yaml"
-    bad.write_text(spec.read_text() + "no: 1\n")
-    said = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        done = CliRunner().invoke(cli, ["compare", str(bad), "--out", str(spec.parent / "bad")])
-        assert done.exit_code == 2
-        said.append(done.output)
-    assert re.search(r"bad\.yaml, line \d+: unknown key 'no'", said[0])
-    assert said[1] == ""
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, "not both"),
+        ({"workers": 99, "device": "cuda"}, "Every worker needs a GPU of its own"),
+        ({"scheduler": "nowhere"}, "No Dask scheduler could be joined at nowhere"),
+    ],
+)
+def test_workers_that_cannot_be_had(spec: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run_comparison(spec, spec.parent / "none", **options)
 
 
-# Alone.
-
-
-def test_every_rank_begins_elsewhere_and_sees_all() -> None:
-    for world in (1, 2, 3, 8, 100):
-        orders = [Worker(rank, world, torch.device("cpu")).own_first(range(72)) for rank in range(world)]
-        assert all(sorted(order) == list(range(72)) for order in orders)
-        firsts = [order[0] for order in orders]
-        assert firsts == sorted(firsts)
-        assert len(set(firsts)) == min(world, 72)
-
-
-def test_alone_there_is_nothing_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined(torch.device("cpu")) as worker:
-        assert (worker.rank, worker.world, worker.leads, worker.total(7)) == (0, 1, True, 7)
-    assert not torch.distributed.is_initialized()
-
-
-def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match=r"GPU of its own, and this host has 1: give --nproc-per-node 1"):
-        joined(torch.device("cuda")).__enter__()
+def test_dask_is_wanted_for_workers_only(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[distributed\]"'):
+        run_comparison(spec, spec.parent / "none", workers=1)
 
 
 def test_the_report_of_a_comparison_is_that_of_its_table(spec: Path, expected: Table) -> None:
@@ -325,3 +317,18 @@ def test_the_report_of_a_comparison_is_that_of_its_table(spec: Path, expected: T
     assert comparison.known == (20, 20)
     assert len(comparison.rankings) == 5 * 2 * 4
     assert comparison.troubles == ()
+
+
+def test_first_figures_show_while_the_rest_is_measured(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, seen = spec.parent / "early", []
+    monkeypatch.setattr("quotient_manifolds.compare.run.FIRST_REPORT", 0.0)
+    monkeypatch.setattr("quotient_manifolds.compare.run.SHARE_OF_REPORTS", 1.0)
+
+    def look(what: str, finished: int, total: int) -> None:
+        if what == "checkpoints" and (out / "report.html").exists():
+            seen.append("Measuring goes on: " in (out / "report.html").read_text())
+
+    found = run_comparison(spec, out, progress=look)
+    assert any(seen)
+    assert "Measuring goes on: " not in (out / "report.html").read_text()
+    assert found.notes == ()

@@ -15,7 +15,7 @@ from quotient_manifolds.sharpness import Measure, cross_entropy
 from studies.full_scale.experiments import FullScale
 
 if TYPE_CHECKING:
-    from quotient_manifolds.compare.measures import Measured
+    from quotient_manifolds.compare.measures import MeasureEntry
 
 GPU = "A100"
 PEAK = 19.5e12  # operations a second in float32, without tensor cores: the maker's figure
@@ -121,11 +121,10 @@ class _Tiny(nn.Module):
         return out
 
 
-def _plan(experiment: FullScale) -> tuple[int, int, tuple[Measured, ...]]:
+def _plan(experiment: FullScale) -> tuple[int, int, tuple[MeasureEntry, ...]]:
     """Return batch size, number of batches and measures, as the spec has them."""
-    from quotient_manifolds.compare.document import read_yaml
     from quotient_manifolds.compare.measures import measures_of
-    from quotient_manifolds.compare.schema import validated
+    from quotient_manifolds.compare.spec_file import read_yaml, validated
 
     with experiment.path() as path:
         top = validated(read_yaml(path))

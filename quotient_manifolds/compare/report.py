@@ -11,19 +11,24 @@ import pandas as pd
 
 from quotient_manifolds.compare.cells import quoted
 from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
-from quotient_manifolds.compare.run import Run
+from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
 from quotient_manifolds.statistics import FEW_MODELS, KINDS, NAMES, Correlation, Kind, holm
 
 
-def write_comparison(comparison: Comparison, run: Run, folder: Path) -> None:
-    """report.html, comparison.json, models.csv (a row a checkpoint) and units.csv (a row a unit)."""
+def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path) -> None:
+    """Write report.html, comparison.json, models.csv (a row for a checkpoint) and units.csv (a row for a unit)."""
     comparison.save(folder / "comparison.json")
     write_text(folder / "models.csv", _guarded(comparison.frame()).to_csv())
+    write_report(comparison, folder)
+    inventory.store.export(folder / "units.csv", [each.unit for each in inventory.all_tasks()])
+
+
+def write_report(comparison: Comparison, folder: Path) -> None:
+    """Write report.html."""
     write_text(folder / "report.html", render(comparison_page(comparison)))
-    run.store.export(folder / "units.csv", run.all_units())
 
 
 def _guarded(frame: pd.DataFrame) -> pd.DataFrame:
@@ -226,8 +231,8 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
             families.setdefault(each.family, {})[each.radius] = each.label
     figures: list[Figure] = []
     for place, (family, labels) in enumerate(families.items()):
-        if len(labels) > 1:
-            radii = sorted(labels)
+        radii = sorted(radius for radius, label in labels.items() if set(comparison.column(label)) != {None})
+        if len(radii) > 1:
             values = list(zip(*(comparison.column(labels[radius]) for radius in radii), strict=True))
             plot = radius_figure(radii, {family: values}, names=[row.checkpoint for row in comparison.rows])
             figures.append(

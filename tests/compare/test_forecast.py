@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quotient_manifolds.cli.compare import duration
-from quotient_manifolds.compare import Plan, Run, Store, Worker, plan, read_spec
+from quotient_manifolds.compare import Forecast, forecast, read_spec
 from tests.zoos import compare, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
@@ -19,12 +19,8 @@ def zoo(tmp_path: Path) -> Path:
     return write_seeds(tmp_path, 3)
 
 
-def planned(spec: Path) -> Plan:
-    import torch
-
-    place = spec.parent / "results" / spec.stem / "store.sqlite"
-    with Store(place if place.exists() else spec.parent / "empty.sqlite") as store:
-        return plan(Run(read_spec(spec), store, Worker(0, 1, torch.device("cpu")), lambda *what: None))
+def planned(spec: Path) -> Forecast:
+    return forecast(read_spec(spec), spec.parent / "results" / spec.stem)
 
 
 def test_units_and_passes_are_counted(zoo: Path) -> None:
@@ -38,10 +34,10 @@ def test_units_and_passes_are_counted(zoo: Path) -> None:
     )
     found = planned(spec)
     assert (found.checkpoints, found.to_load, found.timed) == (3, 3, "m_0")
-    assert [each.units for each in found.rows] == [6] * 8
-    assert [each.left for each in found.rows] == [6] * 8
-    assert [each.passes for each in found.rows] == [1, 8, 8, 8, 8, None, 11, 1]
-    (failed,) = found.troubles  # there is nothing to divide out
+    assert [each.units for each in found.measures] == [6] * 8
+    assert [each.left for each in found.measures] == [6] * 8
+    assert [each.passes for each in found.measures] == [1, 8, 8, 8, 8, None, 11, 1]
+    (failed,) = found.failures  # there is nothing to divide out
     assert "symmetric pair" in failed.message
     assert found.seconds is not None
     assert found.seconds > 0
@@ -70,7 +66,7 @@ def test_what_is_finished_is_not_planned_again(zoo: Path) -> None:
     assert compare(spec).exit_code == 0
     (zoo / "models" / "m_3").write_text("3")
     found = planned(write_spec(zoo, "measure: gradient-norm, geometry: [euclidean, adaptive]", head=HEAD))
-    assert [(each.units, each.left) for each in found.rows] == [(8, 2), (8, 2), (8, 8)]
+    assert [(each.units, each.left) for each in found.measures] == [(8, 2), (8, 2), (8, 8)]
 
 
 def test_checkpoints_that_do_not_load_are_said_and_another_is_timed(zoo: Path) -> None:
