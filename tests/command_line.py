@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 from click.testing import CliRunner, Result
+from PIL import Image
 
 from quotient_manifolds.cli.app import cli
 
@@ -132,6 +136,21 @@ def run(*arguments: object, **settings: object) -> subprocess.CompletedProcess[s
     """In a process of its own, as a shell runs it."""
     command = [sys.executable, "-m", "quotient_manifolds", *(str(argument) for argument in arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def digest(directory: Path) -> dict[str, str]:
+    """What is in the files of a directory, to tell whether a command changed them."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
+
+
+def write_images(folder: Path) -> None:
+    """Write images.npz and the folder images, of the same six small pictures in three classes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16), dtype=np.uint8)
+    np.savez(folder / "images.npz", images=pixels, labels=np.arange(6) % 3)
+    for place, image in enumerate(pixels):
+        named = folder / "images" / "abc"[place % 3]
+        named.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(named / f"{place}.png")
 
 
 def refused(shown: Result, *words: str) -> None:

@@ -21,23 +21,19 @@ def main() -> None:
         if getattr(stream, "errors", None) == "strict":  # an ASCII terminal gets ? for what it cannot show
             with contextlib.suppress(AttributeError):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.exit(_exit_code())
-
-
-def _exit_code() -> int:
     try:
         code = _run()
         if sys.stdout is not None:  # None where it was closed from the start
             sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
-        return OUTPUT_CLOSED
+        code = OUTPUT_CLOSED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        code = INTERRUPTED
     except Exception:
         traceback.print_exc()
-        return INTERNAL_ERROR
-    return code
+        code = INTERNAL_ERROR
+    sys.exit(code)
 
 
 def _run() -> int:

@@ -29,10 +29,7 @@ def line_figure(series: Sequence[Series], *, x_label: str, y_label: str, log: tu
     with canvas(x_label, y_label) as (figure, (axes,)):
         for one in series:
             _line(axes, one)
-        axes.set_xscale("log" if log[0] else "linear")
-        axes.set_yscale("log" if log[1] else "linear")
-        plain_ticks(axes)
-        _legend(figure)
+        _finish(figure, axes, log)
         return Plot(figure, alt)
 
 
@@ -52,9 +49,8 @@ def orbit_figure(
         for place, (label, values) in enumerate(rows.items()):
             _line(axes, Series(label, scales, values, (styles or {}).get(label, style_of(place))))
         # Never so near that the rounding of an invariant measure looks like a change.
-        axes.set(xscale="log", yscale="log", ylim=(min(0.5, drawn.min() / 1.3), max(2.0, drawn.max() * 1.3)))
-        plain_ticks(axes)
-        _legend(figure)
+        axes.set(ylim=(min(0.5, drawn.min() / 1.3), max(2.0, drawn.max() * 1.3)))
+        _finish(figure, axes, (True, True))
     ranges = "; ".join(f"{label} {extent(values)}" for label, values in rows.items())
     return Plot(
         figure,
@@ -95,9 +91,7 @@ def radius_figure(
                 if names is not None:
                     line.set_gid(f"models-{len(named)}")
                     named[line.get_gid()] = [names[index]]
-        axes.set(xscale="log", yscale="log")
-        plain_ticks(axes)
-        _legend(figure)
+        _finish(figure, axes, (True, True))
     what = "a line for every model" if show == "models" else "median over models, quartiles shaded"
     ends = "; ".join(f"{label} ({len(table)} models) {_growth(radii, table)}" for label, table in tables.items())
     return Plot(figure, f"Sharpness against radius, {what}. {ends}.", named)
@@ -109,7 +103,9 @@ def _line(axes: Any, one: Series) -> None:
     axes.plot(numbers(one.x), numbers(one.y), **style, label=plain(one.label), markersize=size, fillstyle="none")
 
 
-def _legend(figure: Any) -> None:
+def _finish(figure: Any, axes: Any, log: tuple[bool, bool]) -> None:
+    axes.set(xscale="log" if log[0] else "linear", yscale="log" if log[1] else "linear")
+    plain_ticks(axes)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
 
 

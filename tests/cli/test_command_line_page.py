@@ -8,13 +8,12 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from quotient_manifolds.cli.app import cli
 from tests import hugging_face
+from tests.command_line import write_images
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
@@ -48,12 +47,7 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = [{"text": text, "label": int(word == "good")} for text, word in ROWS]
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "reviews.csv").write_text("sentence,mood\n" + "".join(f"{text},{word}\n" for text, word in ROWS))
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(6) % 3)
-    for place, image in enumerate(pixels):
-        folder = tmp_path / "images" / "abc"[place % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{place}.png")
+    write_images(tmp_path)
     (written,) = re.findall(r"```python\n(# mine\.py\n.+?)```", PAGE, re.DOTALL)
     (tmp_path / "mine.py").write_text(written)
     monkeypatch.chdir(tmp_path)

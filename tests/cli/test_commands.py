@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import math
@@ -12,12 +11,10 @@ import subprocess
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from click.testing import Result
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -27,11 +24,7 @@ from quotient_manifolds.cli.batches import distance, distance_batch, first_outpu
 from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
-from tests.command_line import FAST, TEXTS, call, refused
-
-
-def digest(directory: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
+from tests.command_line import FAST, TEXTS, call, digest, refused, write_images
 
 
 def test_inspect_prints_symmetries_and_proofs(bert: Path) -> None:
@@ -135,22 +128,8 @@ def test_measure_agrees_with_the_library(bert: Path, texts: Path, tmp_path: Path
     from quotient_manifolds.load import LabelledText
 
     out = tmp_path / "result.json"
-    call(
-        "measure",
-        bert,
-        "--data",
-        texts,
-        "--metric",
-        "mix",
-        "--radius",
-        0.3,
-        "--steps",
-        3,
-        "--out",
-        out,
-        "--batch-size",
-        4,
-    )
+    settings = ("--metric", "mix", "--radius", 0.3, "--steps", 3, "--batch-size", 4)
+    call("measure", bert, "--data", texts, *settings, "--out", out)
     examples = [LabelledText(text, None, int(word == "POS")) for text, word in TEXTS]
     batches = tokenised_batches(bert, examples, batch_size=4)
     expected = worst_case_sharpness(
@@ -213,14 +192,9 @@ def test_labels_by_name_columns_and_a_cap(bert: Path, tmp_path: Path) -> None:
 
 def test_images_and_arrays(tmp_path: Path) -> None:
     vit = hugging_face.vit_classifier(tmp_path / "vit")
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16), dtype=np.uint8)
-    np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(6) % 3)
-    for place, image in enumerate(pixels):
-        folder = tmp_path / "folders" / "abc"[place % 3]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{place}.png")
+    write_images(tmp_path)
     how = ("--mean", 0.5, "--std", 0.5, "--geometry", "inv:0.1", *FAST)
-    for data, options in (("data.npz", ()), ("folders", ("--channels", 1, "--draw", 0))):
+    for data, options in (("images.npz", ()), ("images", ("--channels", 1, "--draw", 0))):
         out = tmp_path / f"{data}.json"
         shown = call("measure", vit, "--data", tmp_path / data, *how, *options, "--out", out)
         assert shown.exit_code == 0, shown.output
@@ -387,7 +361,5 @@ def test_export_writes_what_a_store_holds(tmp_path: Path) -> None:
         assert call("export", place, tmp_path / "units.json").exit_code == 0
         (row,) = json.loads((tmp_path / "units.json").read_text())
         assert (row["checkpoint"], row["payload"]["value"], row["settings"]) == ("a model", 0.1 + 0.2, {"seed": 3})
-    refused = call("export", tmp_path, tmp_path / "units.xlsx")
-    assert refused.exit_code == 2
-    assert "Results are exported as .csv, .parquet, .json" in refused.stderr
+    refused(call("export", tmp_path, tmp_path / "units.xlsx"), "Results are exported as .csv, .parquet, .json")
     assert call("export", tmp_path / "nothing", tmp_path / "units.csv").exit_code == 2

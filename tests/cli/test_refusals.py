@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
@@ -16,11 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from quotient_manifolds.cli.balls import balls
 from tests import hugging_face
-from tests.command_line import FAST, call, refused
-
-
-def digest(directory: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
+from tests.command_line import FAST, call, digest, refused
 
 
 def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
