@@ -1,4 +1,4 @@
-"""Batched factorisations of small matrices; nothing here knows of manifolds."""
+"""Factor small matrices in batches; nothing here knows of manifolds."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def rank_floor(n: int, m: int) -> float:
 
 
 def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
-    """Compute the thin SVD of G H^T through the QR factors of G and H, never forming G^T G, whose condition number is
-    squared.
+    """Compute the thin SVD of G H^T from QR factors of G and H: the condition number of G^T G would be squared.
 
     Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
     the digits of its factors. Those below `rank_floor` are raised to it, so that weights stay finite and the result
@@ -53,16 +52,14 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
 
 
 def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:
-    """Compute the singular values of G H^T over the largest, descending, in float64; 0 where the product is. Shape
-    (..., h)."""
+    """Compute the singular values of G H^T over the largest, descending, in float64; 0 where the product is 0."""
     R_G, R_H = (torch.linalg.qr(part.detach().double(), mode="r").R for part in (G, H))
     s = torch.linalg.svdvals(R_G @ R_H.mT)
     return s / s[..., :1].clamp_min(torch.finfo(s.dtype).tiny)
 
 
 def spectral_norm(a: Tensor) -> Tensor:
-    """Compute the largest singular value of matrices (..., n, h) that are taller than wide, from a^T a in float64.
-    (...,)"""
+    """Compute the largest singular value of tall matrices (..., n, h), from a^T a in float64. Shape (...,)."""
     a = a.double()
     return torch.linalg.eigvalsh(a.mT @ a)[..., -1].clamp_min(0).sqrt()
 

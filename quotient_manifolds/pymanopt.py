@@ -1,4 +1,4 @@
-"""Our manifolds inside pymanopt: a view its solvers run on, and one function that runs them."""
+"""Show our manifolds to pymanopt: a view its solvers run on, and one function that runs them."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ class _View:
 
     @property
     def typical_dist(self) -> float:
-        """Return |x|_x at a random point x: for `inv` sqrt(2 h), for `mix` sqrt(2) |G H^T|, the scale of the problem's
-        points.
+        """Return |x|_x at a random point x: for `inv` sqrt(2 h), for `mix` sqrt(2) |G H^T|.
 
         It bounds the steps of TrustRegions, unless `Delta_bar` is given: do that where points are of another size.
         """
@@ -245,7 +244,7 @@ def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Raises TypeError for what is no array of real numbers; an imaginary part would be dropped otherwise."""
+    """Return a float64 tensor; TypeError for what is no array of real numbers: an imaginary part would be dropped."""
     kind = np.asarray(array).dtype if isinstance(array, (np.ndarray, np.generic)) else type(array).__name__
     if not isinstance(kind, np.dtype) or kind.kind not in "fiu":
         raise TypeError(f"points and vectors should be numpy arrays of real numbers; found {kind}")

@@ -202,4 +202,4 @@ def passes(entry: MeasureEntry, model: PreparedModel, beside: Sequence[MeasureEn
     others = {(each.measure, each.normalise_logits) for each in beside}
     if isinstance(measure, TruncationError) and (measure.worst_case, entry.normalise_logits) in others:
         return 1
-    return measure.ticks(model)
+    return measure.ticks(model.model)

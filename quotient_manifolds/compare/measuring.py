@@ -230,7 +230,7 @@ def _value(
     model = prepared(task.entry)
     if isinstance(model, str):
         raise ValueError(model)
-    done, total = 0, measure.ticks(model)
+    done, total = 0, measure.ticks(model.model)
 
     def tick() -> None:
         nonlocal done

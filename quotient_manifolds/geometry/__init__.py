@@ -1,4 +1,4 @@
-"""One tangent space over all parameters of a model, in orthonormal coordinates, for three geometries.
+"""Provide one tangent space over all parameters of a model, in orthonormal coordinates, for three geometries.
 
 A tangent vector is held as coordinates z, a dict of blocks, such that its metric norm is the l2 norm of z over all
 blocks. So the ball of every geometry is a round ball, one projected ascent serves them all, and a standard Gaussian

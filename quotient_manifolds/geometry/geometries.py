@@ -1,4 +1,4 @@
-"""The geometries: which tangent space, with which metric, a model's parameters get."""
+"""Define the geometries: which tangent space, with which metric, a model's parameters get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Geometries by name, from plain settings, and from the dicts that records keep of them."""
+"""Make geometries of names, of plain settings, and of the dicts that records keep of them."""
 
 from __future__ import annotations
 

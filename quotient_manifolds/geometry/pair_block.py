@@ -1,4 +1,4 @@
-"""Symmetric pairs of a model, moved along the geodesics of their quotient manifold."""
+"""Move symmetric pairs of a model along the geodesics of their quotient manifold."""
 
 from __future__ import annotations
 

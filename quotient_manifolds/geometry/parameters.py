@@ -1,4 +1,4 @@
-"""Which parameters are measured, which of them pairs own, and what none of them may be."""
+"""Tell which parameters are measured and which of them pairs own, and refuse what cannot be measured."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ def measured_parameters(model: nn.Module) -> Params:
             raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
         if w.is_floating_point() and not bool(torch.isfinite(w.detach()).all()):
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
-    measured = {name: _plain(w) for name, w in model.named_parameters() if w.requires_grad}
+    measured = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+    # Autograd would not take a tensor made in inference mode.
+    measured = {name: w.clone() if w.is_inference() else w for name, w in measured.items()}
     if not measured:
         raise ValueError(
             f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
             f"none); call model.requires_grad_(True) on those that shall count"
         )
     return measured
-
-
-def _plain(w: Tensor) -> Tensor:
-    """Return the values of a parameter; a clone of one made in inference mode, which autograd would not take."""
-    return w.detach().clone() if w.is_inference() else w.detach()
 
 
 def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
@@ -62,23 +59,20 @@ def canonical(
 
 
 def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:
+    """Raise ValueError unless the pair is a point of its manifold: G and H of full rank."""
     if pair.h > min(pair.n, pair.m):
-        raise ValueError(
-            f"Pair {pair.name} cannot be measured in a quotient metric: its heads are {pair.h} wide, and factors of "
-            f"{pair.n} and {pair.m} rows cannot have that rank; use Adaptive(), or pass symmetries= without this pair"
-        )
-    manifold = pair.manifold(metric, eps)
-    ok, reason = manifold.check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
-    if not ok and pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
-        raise ValueError(
-            f"Pair {pair.name} cannot be measured in a quotient metric: B is 0, as peft starts it, and B A must have "
-            f"rank {pair.h}; measure after training has begun, use Adaptive(), or pass symmetries= without this pair"
-        )
-    if not ok:
-        raise ValueError(
-            f"Pair {pair.name} cannot be measured in a quotient metric, which needs G and H of full rank: {reason}; "
-            f"use Adaptive(), or pass symmetries= without this pair"
-        )
+        reason = f"its heads are {pair.h} wide, and factors of {pair.n} and {pair.m} rows cannot have that rank"
+    else:
+        x = pair.read(point).to(torch.float64)
+        ok, reason = pair.manifold(metric, eps).check_point_on_manifold(x, explain=True)
+        if ok:
+            return
+        if pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
+            reason = f"B is 0, as peft starts it, and B A must have rank {pair.h}; measure after training has begun"
+    raise ValueError(
+        f"Pair {pair.name} cannot be measured in a quotient metric: {reason}; use Adaptive(), or pass symmetries= "
+        f"without this pair"
+    )
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:

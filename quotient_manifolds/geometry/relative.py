@@ -1,4 +1,4 @@
-"""Relative coordinates z = xi / x, entry by entry, on a manifold that moves by its own geodesics."""
+"""Use relative coordinates z = xi / x, entry by entry, on a manifold that moves by its own geodesics."""
 
 from __future__ import annotations
 

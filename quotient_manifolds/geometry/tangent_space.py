@@ -1,4 +1,4 @@
-"""The tangent space of all measured parameters, in orthonormal coordinates."""
+"""Represent the tangent space of all measured parameters, in orthonormal coordinates."""
 
 from __future__ import annotations
 
@@ -22,21 +22,15 @@ Norm = Literal["l2", "linf"]
 
 @final
 class TangentSpace:
-    """Represent all directions in which a model's parameters w can move, in coordinates z of the geometry's length.
+    """Represent the tangent space T_w of all measured parameters w, in orthonormal coordinates z; immutable.
 
-    The tangent space T_w of all measured parameters, in orthonormal coordinates z (immutable, holds w as it is).
-
-    z has one block per parameter (of its shape and dtype) for the elements in no pair, and one block (heads of
-    all pairs, n + m, h) per shape of pair. scale: xi = scale * z for a parameter's block, None for 1; a
-    parameter that pairs own entirely has no block. norm: that of the ball of z.
+    z has one block per parameter (of its shape and dtype) for the elements in no pair, and blocks (heads, n + m, h) for
+    pairs. scale: xi = scale * z for a parameter's block, None for 1; a parameter that pairs own entirely has no block.
+    norm: that of the ball of z.
     """
 
     def __init__(
-        self,
-        point: Params,
-        scale: Mapping[str, Tensor | None],
-        pairs: tuple[PairBlock, ...],
-        norm: Norm = "l2",
+        self, point: Params, scale: Mapping[str, Tensor | None], pairs: tuple[PairBlock, ...], norm: Norm = "l2"
     ) -> None:
         self.point = point
         self.scale = dict(scale)
@@ -130,16 +124,15 @@ class TangentSpace:
         return out
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
-        """Compute the gradient in z of loss(move(z)), from the loss's gradient at move(z); a missing one counts as
-        zero."""
+        """Compute the gradient in z of loss(move(z)) from the loss's gradients at move(z); missing ones count as 0."""
         copies = {name: None if grad is None else grad.clone() for name, grad in grads.items()}
         return self.linearise(z)[1](copies)
 
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
-        """Compute move(z) and the pull-back there, sharing their work. The pull-back OVERWRITES the gradients it is
-        given.
+        """Compute move(z) and the pull-back there, sharing their work.
 
-        The network is no part of any graph kept here, and z must not change before the pull-back has been used.
+        The pull-back OVERWRITES the gradients it is given: copies would take as much memory as the model. The network
+        is no part of any graph kept here, and z must not change before the pull-back has been used.
         """
         with self._undisturbed():
             with torch.no_grad():
@@ -167,8 +160,7 @@ class TangentSpace:
         return moved
 
     def _scaled(self, grads: Gradients) -> Params:
-        """Compute scale * gradient, in place wherever a gradient is alone in its memory (autograd may return one
-        twice)."""
+        """Compute scale * gradient, in place where a gradient is alone in its memory (autograd may give one twice)."""
         pulled: Params = {}
         tensors = (*self.point.values(), *grads.values())
         uses = Counter(address(tensor) for tensor in tensors if tensor is not None)

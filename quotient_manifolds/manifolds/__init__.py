@@ -1,4 +1,4 @@
-"""Quotient manifolds of neural-network symmetries, as `geoopt.Manifold` subclasses."""
+"""Provide quotient manifolds of neural-network symmetries, as `geoopt.Manifold` subclasses."""
 
 import warnings
 

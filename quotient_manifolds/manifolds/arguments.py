@@ -1,4 +1,4 @@
-"""What a manifold can compute with: checks of tensors that end in one sentence, and tensors that have no values."""
+"""Check what a manifold is to compute with, in one sentence each, also tensors that have no values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ PRECISIONS = (torch.float32, torch.float64)
 
 
 def require_counts(**counts: Any) -> None:
-    """Raise TypeError unless all are integers."""
+    """Raise TypeError unless all are integers, ValueError unless all are at least 1."""
     for name, k in counts.items():
         if isinstance(k, bool) or not isinstance(k, int):
             raise TypeError(f"{name} should be an integer; found {k!r}")
+        if k < 1:
+            raise ValueError(f"{name}, a number of rows or entries, should be at least 1; found {name} = {k}")
 
 
 def require_size(eps: Any) -> None:
@@ -30,8 +32,7 @@ def require_size(eps: Any) -> None:
 def require_tensor(x: Any, name: str) -> None:
     """Raise TypeError unless x is a tensor, ValueError unless it is dense, real, and in single or double precision."""
     require_type(x, name)
-    reason = unusable(x, name)
-    if reason:
+    if reason := unusable(x, name):
         raise ValueError(reason)
 
 

@@ -1,4 +1,4 @@
-"""geoopt's checks of points and vectors, for tensors of every kind, with one sentence each."""
+"""Check points and vectors as geoopt asks it, for tensors of every kind, with one sentence each."""
 
 from __future__ import annotations
 
@@ -94,7 +94,12 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
         >>> manifold.check_point_on_manifold(torch.tensor([[0.0], [1.0]]), explain=True)
         (False, 'u_i != 0 and v_i != 0 fails: 1 entries are 0')
         """
-        return _tell(self._on_manifold(x), explain)
+        answer = self._usable(x, "x")
+        if answer[0]:
+            require_values(x, "x")
+            require_no_vmap("a check of values", x)
+            answer = self._check_point_on_manifold(x)
+        return _tell(answer, explain)
 
     def check_vector_on_tangent(
         self,
@@ -111,7 +116,16 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
         >>> manifold.check_vector_on_tangent(torch.ones(2, 1), torch.tensor([[1.0], [-1.0]]))
         False
         """
-        return _tell(self._on_tangent(x, u, rtol), explain)
+        for answer in (self._usable(u, "u"), self.check_point_on_manifold(x, explain=True)):
+            if not answer[0]:
+                return _tell(answer, explain)
+        try:
+            require_vector(x, u, self.ndim)
+        except ValueError as error:
+            return _tell((False, str(error)), explain)
+        require_values(u, "u")
+        require_no_vmap("a check of values", u)
+        return _tell(self._check_vector_on_tangent(x, u, rtol=rtol), explain)
 
     assert_check_point = _asserting(check_point)
     assert_check_vector = _asserting(check_vector)
@@ -123,26 +137,6 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
         require_type(x, name)
         reason = unusable(x, name)
         return (False, reason) if reason else self._check_shape(tuple(x.shape), name)
-
-    def _on_manifold(self, x: Tensor) -> Answer:
-        ok, reason = self._usable(x, "x")
-        if not ok:
-            return ok, reason
-        require_values(x, "x")
-        require_no_vmap("a check of values", x)
-        return self._check_point_on_manifold(x)
-
-    def _on_tangent(self, x: Tensor, u: Tensor, rtol: float) -> Answer:
-        for answer in (self._usable(u, "u"), self._on_manifold(x)):
-            if not answer[0]:
-                return answer
-        try:
-            require_vector(x, u, self.ndim)
-        except ValueError as error:
-            return False, str(error)
-        require_values(u, "u")
-        require_no_vmap("a check of values", u)
-        return self._check_vector_on_tangent(x, u, rtol=rtol)
 
     def _require(self, **tensors: Tensor) -> None:
         """Raise TypeError or ValueError unless all have the dtype and shape of points, and go together."""

@@ -1,4 +1,4 @@
-"""The diagonal pair (u, v) under the rescaling group GL(1)^d."""
+"""Represent the diagonal pair (u, v) under the rescaling group GL(1)^d."""
 
 from __future__ import annotations
 
@@ -32,14 +32,11 @@ class DiagonalQuotient(QuotientManifold):
     """
 
     name = "DiagonalQuotient"
+    vertical_equation = "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
 
     def __init__(self, metric: Metric = "inv") -> None:
         super().__init__()
         self.metric, self.t = metric, power(metric)
-
-    @property
-    def vertical_equation(self) -> str:
-        return "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
 
     def at(self, x: Tensor) -> _DiagonalSpace:
         """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
@@ -89,8 +86,7 @@ class DiagonalQuotient(QuotientManifold):
         return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1: its exponential is on that
-        orbit.
+        """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1.
 
         b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
 

@@ -1,4 +1,4 @@
-"""The horizontal space at a point: the one tangent space that everything else is built on."""
+"""Define the horizontal space at a point: the one tangent space that everything else is built on."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ class HorizontalSpace(abc.ABC):
 
     Leading dimensions of the point are a batch; vectors broadcast against it.
 
-    The examples below use `manifold = DiagonalQuotient("inv")`, `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and
-    `space = manifold.at(x)`.
+    Examples: `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and `space = DiagonalQuotient("inv").at(x)`.
     """
 
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
@@ -163,7 +162,8 @@ class HorizontalSpace(abc.ABC):
             with torch.enable_grad():
                 leaf = z.detach().requires_grad_()
                 image = self.follow(leaf, order)[0]
-            write_rows(image.detach(), out)
+            for part, rows in zip(out, image.detach().split([part.shape[-2] for part in out], dim=-2), strict=True):
+                part.copy_(rows)
 
             def pull_back(egrad: Rows, into: Tensor) -> None:
                 into.copy_(self.project(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
@@ -191,8 +191,7 @@ class HorizontalSpace(abc.ABC):
     def proju(self, eta: Tensor) -> Tensor:
         """Project a tangent vector horizontally.
 
-        The vertical part is removed twice: the second pass takes away what rounding left of it at a badly conditioned
-        representative of the orbit.
+        Twice: the second pass takes away what rounding left of the vertical part at a badly conditioned representative.
 
         >>> space.proju(torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
         tensor([[1., 1.],
@@ -246,8 +245,7 @@ class HorizontalSpace(abc.ABC):
         return y
 
     def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
-        """Return t as a tensor like the point. Raises TypeError or ValueError unless it is real and goes with the
-        batch."""
+        """Return t as a tensor like the point; TypeError or ValueError unless it is real and goes with the batch."""
         if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
             raise TypeError(f"t should be a real number or a tensor of them; found {t!r}")
         time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
@@ -272,12 +270,10 @@ class HorizontalSpace(abc.ABC):
         True
         """
         z = self.project(self.coordinates(xi)).detach().requires_grad_()
-        first = self.covector(egrad)
-        with (
-            torch.enable_grad()
-        ):  # the bend of the geodesic is quadratic in z, so its gradient at z is its Hessian times z
-            (bend,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
-        return self.vector(self.project(self.covector(ehess) + bend - first))
+        first = self.covector(egrad)  # the part of the slope that does not come from the geodesic's bend
+        with torch.enable_grad():  # the bend is quadratic in z, so its gradient at z is its Hessian times z
+            (slope,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
+        return self.vector(self.project(self.covector(ehess) + slope - first))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian of a twice differentiable loss (point -> scalar) to xi, by autograd.
@@ -296,10 +292,9 @@ class HorizontalSpace(abc.ABC):
     def hessian_trace(
         self, loss: Callable[[Tensor], Tensor], samples: int = 64, generator: torch.Generator | None = None
     ) -> Estimate:
-        """Estimate the trace of the Riemannian Hessian on the horizontal space, summed over the batch: Hutchinson's
-        estimator.
+        """Estimate the trace of the Riemannian Hessian on the horizontal space, summed over the batch.
 
-        Mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
+        Hutchinson's estimator: mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
 
         >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 4  # half the squared distance to 1
         >>> estimate = manifold.at(x).hessian_trace(f, samples=100, generator=torch.Generator().manual_seed(0))
@@ -325,12 +320,6 @@ class HorizontalSpace(abc.ABC):
         return self.vector(self.project(z))
 
 
-def write_rows(x: Tensor, out: Rows) -> None:
-    """Write the rows of x (..., rows, h) into several tensors."""
-    for part, rows in zip(out, x.split([part.shape[-2] for part in out], dim=-2), strict=True):
-        part.copy_(rows)
-
-
 def join_rows(parts: Rows, like: Tensor) -> Tensor:
     """Join tensors into one (..., rows, h), in the dtype of `like`; a single one is not copied."""
     return (torch.cat(list(parts), dim=-2) if len(parts) > 1 else parts[0]).to(like.dtype)
@@ -346,4 +335,5 @@ def power(metric: Metric) -> float:
 
 
 def unsqueeze(x: Tensor, ndim: int) -> Tensor:
+    """Append `ndim` dimensions of size 1."""
     return x.reshape(x.shape + (1,) * ndim)

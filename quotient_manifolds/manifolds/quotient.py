@@ -1,4 +1,4 @@
-"""A quotient manifold made of horizontal spaces, with what geoopt asks of a manifold."""
+"""Make quotient manifolds of horizontal spaces, with what geoopt asks of a manifold."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from quotient_manifolds.manifolds.recent import Recent, lasts
 class QuotientManifold(CheckedManifold, abc.ABC):
     """Represent a manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
-    What geoopt asks of a manifold is written here once, on top of `at(x)`. Subclasses say what is particular: the group
-    action, the metric and the geodesics.
+    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the action and the spaces.
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
@@ -33,6 +32,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     __scaling__ = geoopt.Manifold.__scaling__.copy()
     ndim = 2
     reversible = False
+    vertical_equation: str
+    """The equation that a horizontal vector satisfies, for messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,17 +79,11 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
 
-    @property
-    @abc.abstractmethod
-    def vertical_equation(self) -> str:
-        """Name the equation that a horizontal vector satisfies, for messages."""
-
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
         """Tell whether x and y represent the same point of the quotient. Shape (...,).
 
-        What their orbits determine is compared: u v, G H^T, g k^H, a direction, a centred vector, or the canonical
-        representative. It may differ by `rtol` (64 machine epsilons unless given) times the accuracy that the entries
-        of x and y allow.
+        Compares what orbits determine: u v, G H^T, g k^H, a direction, a centred vector, or the canonical
+        representative. It may differ by `rtol` (by default 64 machine epsilons) of what the entries of x and y allow.
 
         >>> manifold.same_orbit(x, manifold.balance(x))
         tensor(True)
@@ -107,8 +102,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return x
 
     def _at(self, x: Tensor) -> HorizontalSpace:
-        """Return `at(x)`, or the space kept of an equal point: not to be handed out, nor anything that shares its
-        memory."""
+        """Return `at(x)`, or the space kept of an equal point; neither it nor its memory may be handed out."""
         self._require(x=x)
         if not lasts(x):
             return self.at(x)
@@ -129,9 +123,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         >>> manifold.inner(x, x, keepdim=True)
         tensor([[4.]])
         """
-        space = self._at(x)
-        result = space.inner(u, u if v is None else v)
-        return unsqueeze(result, self.ndim) if keepdim else result
+        return unsqueeze(self._at(x).inner(u, u if v is None else v), self.ndim if keepdim else 0)
 
     def norm(self, x: Tensor, u: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute |u|_x, with gradient 0 at u = 0. Shape (...,), or (..., 1, 1) with `keepdim`.
@@ -139,8 +131,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         >>> manifold.norm(x, x)
         tensor(2.)
         """
-        result = self._at(x).norm(u)
-        return unsqueeze(result, self.ndim) if keepdim else result
+        return unsqueeze(self._at(x).norm(u), self.ndim if keepdim else 0)
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """Project u horizontally at x.
@@ -209,12 +200,10 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         >>> manifold.dist(x, 2 * x)
         tensor(1.3863)
         """
-        result = self._at(x).norm(self.logmap(x, y))
-        return unsqueeze(result, self.ndim) if keepdim else result
+        return self.norm(x, self.logmap(x, y), keepdim=keepdim)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Find the horizontal vector at x whose geodesic reaches the orbit of y; NotImplementedError where none is
-        known.
+        """Find the horizontal vector at x whose geodesic reaches the orbit of y, or raise NotImplementedError.
 
         >>> manifold.logmap(x, 2 * x) / x
         tensor([[0.6931, 0.6931],
@@ -233,10 +222,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
                 [4., 8.]])
         """
         require_tensor(x, "x")
-        if x.ndim <= self.ndim:
-            raise ValueError(f"a mean needs points stacked along a first dimension; found shape {tuple(x.shape)}")
-        if len(x) == 0:
-            raise ValueError("a mean needs at least one point; found none")
+        if x.ndim <= self.ndim or len(x) == 0:
+            raise ValueError(f"a mean needs at least one point, stacked along a first dimension; found shape {tuple(x.shape)}")
         self._require(x=x)
         require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
@@ -284,18 +271,15 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
 
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
-        """Count a vector as horizontal if its vertical part is small relative to it in the metric; `atol` plays no
-        part."""
+        """Count a vector as horizontal if its vertical part is small relative to it in the metric."""
         if u.numel() == 0:
             return True, None
         if not bool(torch.isfinite(u).all()):
             return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
-        vertical = torch.linalg.vector_norm(z - space.project(z), dim=space.dims)
-        residual = float(
-            (vertical / torch.linalg.vector_norm(z, dim=space.dims).clamp_min(torch.finfo(z.dtype).tiny)).max()
-        )
+        vertical, size = (torch.linalg.vector_norm(part, dim=space.dims) for part in (z - space.project(z), z))
+        residual = float((vertical / size.clamp_min(torch.finfo(z.dtype).tiny)).max())
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None
         return False, f"{self.vertical_equation} fails: relative vertical part {residual:.3g}"

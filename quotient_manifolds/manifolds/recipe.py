@@ -1,4 +1,4 @@
-"""A quotient manifold from two plain functions, a group action and a metric, by automatic differentiation alone."""
+"""Make a quotient manifold of two plain functions, a group action and a metric, by automatic differentiation alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from quotient_manifolds.manifolds.arguments import (
-    broadcast,
-    require_no_vmap,
-    require_numbers,
-    require_vector,
-)
+from quotient_manifolds.manifolds.arguments import broadcast, require_no_vmap, require_numbers, require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
@@ -35,8 +30,7 @@ class Recipe(QuotientManifold):
     `action(A, x)` applies a group element to a point, `metric(x, eta, zeta)` is the inner product of two tangent
     vectors there. Both are asked about one point of shape `shape` at a time; batches are visited one by one. `identity`
     is the neutral element of the group, and `algebra` (k, *identity.shape) a basis of its Lie algebra: by default every
-    direction (and i times every direction if `identity` is complex), as for invertible matrices, positive numbers and
-    translations.
+    direction (and i times it if `identity` is complex), as for invertible matrices, positive numbers, translations.
 
     The paper treats every symmetry by the same four steps (Sec. 4 and 5, App. B):
 
@@ -83,6 +77,7 @@ class Recipe(QuotientManifold):
     """
 
     name = "Recipe"
+    vertical_equation = "<xi, d/ds action(identity + s K, x)>_x = 0 for all K (horizontal space, [paper, App. B.3])"
 
     def __init__(
         self,
@@ -124,25 +119,34 @@ class Recipe(QuotientManifold):
         return _each(at, (self.ndim,), x)
 
     def metric_matrix(self, x: Tensor) -> Tensor:
-        """Compute the symmetric d x d matrix M of the metric at x, where d counts the entries of a point. Shape (...,
-        d, d).
+        """Compute the symmetric matrix M of the metric at x. Shape (..., d, d) for points of d entries.
 
         >>> rays.metric_matrix(x)
         tensor([[0.0400, 0.0000],
                 [0.0000, 0.0400]])
         """
         self._require(x=x)
-        return _each(lambda x: metric_matrix(self._inner, x), (self.ndim,), x)
+        return _each(self._matrix, (self.ndim,), x)
 
     def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
         """Compute step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. (..., *shape).
+
+        M Gamma = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2.
 
         >>> rays.christoffel(x, torch.tensor([-4.0, 3.0]))  # at a right angle: x turns without growing
         tensor([3., 4.])
         """
         self._require_finite(x=x)
         require_vector(x, xi, self.ndim)
-        return _each(lambda x, xi: christoffel(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
+
+        def at(x: Tensor, xi: Tensor) -> Tensor:
+            def lowered(y: Tensor) -> Tensor:  # M(y) xi, the metric being linear in eta
+                return grad(lambda eta: self._inner(y, eta, xi))(torch.zeros_like(xi))
+
+            change = jvp(lowered, (x,), (xi,))[1]
+            return torch.linalg.solve(self._matrix(x), (change - self._force(x, xi)).flatten()).reshape(x.shape)
+
+        return _each(at, (self.ndim, self.ndim), x, xi)
 
     def force(self, x: Tensor, xi: Tensor) -> Tensor:
         """Compute grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape).
@@ -152,11 +156,17 @@ class Recipe(QuotientManifold):
         """
         self._require(x=x)
         require_vector(x, xi, self.ndim)
-        return _each(lambda x, xi: force(self._inner, x, xi), (self.ndim, self.ndim), x, xi)
+        return _each(self._force, (self.ndim, self.ndim), x, xi)
+
+    def _matrix(self, x: Tensor) -> Tensor:  # this and the next at one point
+        basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device).reshape(-1, *x.shape)
+        return vmap(lambda e: vmap(lambda f: self._inner(x, e, f))(basis))(basis)
+
+    def _force(self, x: Tensor, xi: Tensor) -> Tensor:
+        return grad(lambda y: self._inner(y, xi, xi) / 2)(x)
 
     def dimension(self, x: Tensor) -> Tensor:
-        """Compute the dimension of the quotient at x: entries of a point less the rank of its vertical space. Shape
-        (...,).
+        """Compute the dimension of the quotient at x: entries less the rank of the vertical space. Shape (...,).
 
         >>> rays.dimension(x)
         tensor(1)
@@ -165,10 +175,6 @@ class Recipe(QuotientManifold):
         require_no_vmap("the dimension of a Recipe", x)
         vertical = self.vertical(x).flatten(-self.ndim)
         return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
-
-    @property
-    def vertical_equation(self) -> str:
-        return "<xi, d/ds action(identity + s K, x)>_x = 0 for all K (horizontal space, [paper, App. B.3])"
 
     def at(self, x: Tensor) -> RecipeSpace:
         """Return the horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one.
@@ -212,11 +218,8 @@ class Recipe(QuotientManifold):
         shape = tuple(self._identity.shape)
         require_numbers(A, A if isinstance(A, Tensor) else x, complex_too=self._identity.is_complex())
         split = A.ndim - len(shape)
-        if (
-            split < 0
-            or tuple(A.shape[split:]) != shape
-            or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim])
-        ):
+        fits = split >= 0 and tuple(A.shape[split:]) == shape
+        if not fits or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim]):
             wanted = ", ".join(["...", *map(str, shape)])
             raise ValueError(
                 f"A should have the shape of the group's identity, ({wanted}), for points of shape {tuple(x.shape)}; "
@@ -331,31 +334,8 @@ class RecipeSpace(HorizontalSpace):
         return self._shaped(row)
 
 
-def metric_matrix(metric: MetricFunction, x: Tensor) -> Tensor:
-    """Compute M with <eta, zeta>_x = eta^T M zeta, from the metric on pairs of basis vectors; one point x. Shape (d,
-    d)."""
-    basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device).reshape(-1, *x.shape)
-    return vmap(lambda e: vmap(lambda f: metric(x, e, f))(basis))(basis)
-
-
-def christoffel(metric: MetricFunction, x: Tensor, xi: Tensor) -> Tensor:
-    """Compute Gamma(xi, xi) with M Gamma = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2, at one point x."""
-
-    def lowered(y: Tensor) -> Tensor:
-        return grad(lambda eta: metric(y, eta, xi))(torch.zeros_like(xi))  # M(y) xi, the metric being linear in eta
-
-    change = jvp(lowered, (x,), (xi,))[1]
-    return torch.linalg.solve(metric_matrix(metric, x), (change - force(metric, x, xi)).flatten()).reshape(x.shape)
-
-
-def force(metric: MetricFunction, x: Tensor, xi: Tensor) -> Tensor:
-    """Compute grad_x <xi, xi>_x / 2, by which the momentum M xi of a geodesic changes; one point x."""
-    return grad(lambda y: metric(y, xi, xi) / 2)(x)
-
-
 def _each(f: Callable[..., Tensor], ndims: tuple[int, ...], *tensors: Tensor) -> Tensor:
-    """Apply f, which takes single tensors of `ndims` dimensions, one by one over all leading dimensions, which
-    broadcast."""
+    """Apply f, which takes single tensors of `ndims` dimensions, over all leading dimensions, which broadcast."""
     split = [x.ndim - k for x, k in zip(tensors, ndims, strict=True)]
     batch = torch.broadcast_shapes(*(x.shape[:i] for x, i in zip(tensors, split, strict=True)))
     flat = [x.expand(batch + x.shape[i:]).reshape(-1, *x.shape[i:]) for x, i in zip(tensors, split, strict=True)]

@@ -1,4 +1,4 @@
-"""The pair (g, k) of complex vectors under the complex numbers GL(1, C): a frequency plane of rotary attention."""
+"""Represent pairs (g, k) of complex vectors under GL(1, C): the frequency planes of rotary attention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap
-from quotient_manifolds.manifolds.arguments import (
-    require_counts,
-    require_factors,
-    require_vector,
-)
+from quotient_manifolds.manifolds.arguments import require_counts, require_factors, require_vector
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
@@ -49,18 +45,13 @@ class RotaryQuotient(QuotientManifold):
     """
 
     name = "RotaryQuotient"
+    vertical_equation = "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__()
         require_counts(n=n, m=m)
-        if n < 1 or m < 1:
-            raise ValueError(f"n and m, the numbers of entries of g and k, should be at least 1; found {n} and {m}")
         self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, self._real.t, self._real.eps
-
-    @property
-    def vertical_equation(self) -> str:
-        return "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
 
     def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> RotarySpace:
         """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
@@ -74,8 +65,7 @@ class RotaryQuotient(QuotientManifold):
         return RotarySpace(self._real.at(_column(x), dtype=dtype))
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to (g / A, k conj(A)). Shapes: A (...,) complex, or real, not 0; x (..., n + m, 2), a point or a
-        vector.
+        """Move x, a point or a vector, to (g / A, k conj(A)). Shapes: A (...,) complex or real, not 0; x as it is.
 
         >>> manifold.action(torch.tensor(1j), x)  # g / i, k conj(i)
         tensor([[ 4., -3.],

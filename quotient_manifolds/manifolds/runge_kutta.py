@@ -1,4 +1,4 @@
-"""Ordinary differential equations over a batch whose entries each take steps of their own, differentiable in the start.
+"""Solve ordinary differential equations over a batch, each entry by steps of its own, differentiable in the start.
 
 The explicit Runge-Kutta method of order 8 with errors of orders 5 and 3 by Dormand and Prince, with the coefficients of
 `scipy.integrate.DOP853`. SciPy's own solver is not differentiable. torchdiffeq takes one step size for a whole batch,

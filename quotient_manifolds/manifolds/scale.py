@@ -1,4 +1,4 @@
-"""Vectors up to positive scaling: spheres."""
+"""Represent vectors up to positive scaling: spheres."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 @final
 class ScaleQuotient(QuotientManifold):
-    r"""Represent nonzero vectors w, up to a w for a > 0: only the direction w / |w| matters, a point of the sphere
-    S^{d-1}.
+    r"""Represent nonzero vectors w, up to a w for a > 0: only w / |w| matters, a point of the sphere S^{d-1}.
 
     Points have shape (..., d) with d >= 2: weights in front of a normalisation without epsilon, e.g. all weights into
     one unit of batch normalisation. The metric is <eta, zeta> / |w|^2 and horizontal vectors are orthogonal to w, so
@@ -35,10 +34,7 @@ class ScaleQuotient(QuotientManifold):
 
     name = "ScaleQuotient"
     ndim = 1
-
-    @property
-    def vertical_equation(self) -> str:
-        return "w^T xi = 0 (horizontal space of positive scaling)"
+    vertical_equation = "w^T xi = 0 (horizontal space of positive scaling)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
         """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero vector or a non-finite entry.

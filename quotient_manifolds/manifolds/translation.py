@@ -1,4 +1,4 @@
-"""Vectors up to a common shift: flat spaces."""
+"""Represent vectors up to a common shift: flat spaces."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ class TranslationQuotient(QuotientManifold):
 
     name = "TranslationQuotient"
     ndim = 1
-
-    @property
-    def vertical_equation(self) -> str:
-        return "sum_i xi_i = 0 (horizontal space of translation)"
+    vertical_equation = "sum_i xi_i = 0 (horizontal space of translation)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
         """Return the horizontal space at x, the same everywhere; ValueError for a wrong shape or NaN.

@@ -16,8 +16,9 @@ from quotient_manifolds.sharpness.measure import (
     TruncationWarning,
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
+from quotient_manifolds.sharpness.record import SharpnessRecord
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, SharpnessRecord
+from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.top_eigenvalue import TopEigenvalue, top_eigenvalue
 from quotient_manifolds.sharpness.truncation_error import TruncationError, truncation_error
 from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness

@@ -79,9 +79,8 @@ class Objective(Protocol):
 class Ascent:
     """Hold the best point that an ascent found, and the losses of the climb that found it, from its start on.
 
-    loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. critical_start: the gradient
-    where the first climb started was exactly 0, so its first step went in a random direction. The passes are those of
-    all climbs.
+    loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. critical_start: the gradient at
+    the start of the first climb was exactly 0, so its first step was random. The passes are those of all climbs.
     """
 
     z: Params
@@ -103,8 +102,7 @@ class AutoPGD:
     forward pass. steps: of one climb. alpha: the weight of the new step against the momentum. rho: the share of steps
     that must rise for the step size to stay.
 
-    restarts: further climbs, after the first, from random points of the sphere (l2) or the box (linf); the best is
-    kept.
+    restarts: further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept.
 
     tolerance: a climb ends at a checkpoint since the one before which its best rise over the base grew by less than
     this part of itself; 0 never does.

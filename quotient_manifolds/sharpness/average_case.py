@@ -14,7 +14,6 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
 from quotient_manifolds.sharpness.vector import scale
 
@@ -30,7 +29,7 @@ class AverageCase(Measure):
     samples: int = 32
     seed: int = 0
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return 2 * self.samples + 1
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:

@@ -40,8 +40,7 @@ class Ball(ABC):
     def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
         """Write P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent); out may be z_old.
 
-        Steepest ascent is the direction of length 1 along which the gradient is largest. Returns |out|, or the radius
-        where steps do not need to know.
+        Steepest ascent is the direction of length 1 of the largest slope. Returns |out|, or the radius if no step asks.
         """
 
     @abstractmethod

@@ -14,7 +14,6 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.vector import norm
 
@@ -26,7 +25,7 @@ class GradientNorm(Measure):
 
     name: ClassVar[str] = "gradient norm"
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return 1
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:

@@ -1,4 +1,4 @@
-"""The Hessian of z -> L(gamma_z(1)) at z = 0 as a linear map on horizontal coordinates."""
+"""Apply the Hessian of z -> L(gamma_z(1)) at z = 0, a linear map on horizontal coordinates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRODUCTS = ("exact", "difference")
 
 @final
 class Hessian:
-    """H v = d/de grad_z L(gamma_z(1)) at z = e v, e = 0: symmetric, and 0 on coordinates that do not move.
+    """Apply H v = d/de grad_z L(gamma_z(1)) at z = e v, e = 0: symmetric, and 0 on coordinates that do not move.
 
     Second-order and exact geodesics agree to the order that counts, so both give the Riemannian Hessian; first-order
     ones leave the bend of the geodesics out.

@@ -14,7 +14,6 @@ from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessia
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
 from quotient_manifolds.sharpness.vector import dot
 
@@ -34,7 +33,7 @@ class HessianTrace(Measure):
         super().__post_init__()
         check_hessian(self.name, self.geometry, self.products)
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return self.samples
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:

@@ -41,7 +41,6 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.vector import norm as l2_norm
 from quotient_manifolds.symmetries import Params
@@ -67,29 +66,29 @@ class LegacyWorstCase(Measure):
         if not isinstance(self.geometry, Euclidean | Adaptive):
             raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return (1 + self.restarts) * 2 * self.steps
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         space = objective.space
-        # What one unit of a coordinate moves its weight by.
+        # By how much one unit of a coordinate moves its weight.
         c = {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
         ball = _Ball(c, float(self.radius), space.norm)
         # The released steps are steps of the weights themselves.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
         generator = objective.generator(self.seed)
         climbs = [_climb(plain, ball, plain.zero(), self.steps)]
-        base = climbs[0].losses[0]
+        base = climbs[0][2][0]
         for _ in range(self.restarts):
             climbs.append(_climb(plain, ball, ball.random(generator), self.steps, base))
-        best = max(climbs, key=lambda each: each.best)
+        highest, x, losses = max(climbs, key=lambda climb: climb[0])
         return BatchResult(
-            value=best.best - base,
+            value=highest - base,
             base_loss=base,
             forward_passes=(1 + self.restarts) * 2 * self.steps,
             backward_passes=(1 + self.restarts) * self.steps,
-            losses=best.losses,
-            norm=ball.length(best.x),
+            losses=losses,
+            norm=ball.length(x),
             spacing=objective.spacing(base),
         )
 
@@ -108,30 +107,23 @@ def legacy_sharpness(
 ) -> MeasureResult:
     """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
 
-    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 in the Euclidean
-    geometry.
+    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
 
     geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
     `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
     the best point over weights with c > 0, above the radius where a zero weight switched the projection off, or after a
-    random start. restarts: further climbs, from random points. Other arguments, checks and errors as for
-    `worst_case_sharpness`.
+    random start. Other arguments, checks and errors as for `worst_case_sharpness`.
     """
     return LegacyWorstCase(as_geometry(geometry), radius, steps, restarts, seed).of(model, loss, batches, progress)
 
 
-@final
-@dataclass(frozen=True)
-class _Climb:
-    """Hold the best point found, its loss, and the losses of all iterations, start first."""
+def _climb(
+    objective: BatchObjective, ball: _Ball, start: Params, steps: int, base: float | None = None
+) -> tuple[float, Params, tuple[float, ...]]:
+    """Climb from `start`; return the best loss, the point where it is, and the losses of all iterations, start first.
 
-    x: Params
-    best: float
-    losses: tuple[float, ...]
-
-
-def _climb(objective: BatchObjective, ball: _Ball, start: Params, steps: int, base: float | None = None) -> _Climb:
-    """Climb from `start`; the best so far is the model itself, whose loss is `base` if the climb starts elsewhere."""
+    The best so far is the model itself, whose loss is `base` if the climb starts elsewhere.
+    """
     x = x_old = where = start  # where: the point the weights are at
     best_x = start if base is None else objective.zero()
     step = 2 * ball.radius
@@ -156,7 +148,7 @@ def _climb(objective: BatchObjective, ball: _Ball, start: Params, steps: int, ba
                 step /= 2
                 where = best_x  # the weights alone: x, which the next step starts from, stays where it is
             last_check, new_bests = iteration, 0
-    return _Climb(dict(best_x), best, tuple(losses))
+    return best, best_x, tuple(losses)
 
 
 @final

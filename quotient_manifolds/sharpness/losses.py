@@ -139,9 +139,8 @@ def normalised_logits(loss: Loss) -> Loss:
     """Return a loss like `loss`, of logits that are centred and scaled to length 1 (Andriushchenko et al., 2023).
 
     Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
-    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them. So a loss
-    that does not call the model it is given is a ValueError. A measure is invariant along an orbit with it if it is
-    without it.
+    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them; a loss
+    that does not call the model is a ValueError. A measure is invariant along an orbit with it if it is without it.
     """
 
     def normalised(model: nn.Module, batch: Any) -> Tensor:

@@ -45,7 +45,7 @@ class Measure(ABC):
         check_radius(getattr(self, "radius", 1.0))
 
     @abstractmethod
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         """Return how many ticks `on` counts on one batch, at most."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Measure(ABC):
     ) -> MeasureResult:
         """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing."""
         prepared = PreparedModel.of(model, loss, batches, self.geometry)
-        tick = counted(progress, self.label, len(prepared.batches) * self.ticks(prepared))
+        tick = counted(progress, self.label, len(prepared.batches) * self.ticks(model))
         return self.result(tuple(self.on(prepared, index, tick, {}) for index in range(len(prepared.batches))))
 
     def result(self, batches: tuple[BatchResult, ...]) -> MeasureResult:

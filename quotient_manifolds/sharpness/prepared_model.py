@@ -36,13 +36,7 @@ class PreparedModel:
 
     @classmethod
     def of(
-        cls,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Any],
-        geometry: Geometry | str | float,
-        *,
-        probe: int = 0,
+        cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry | str | float, *, probe: int = 0
     ) -> PreparedModel:
         """Check what is to be measured; ValueError or TypeError, one sentence, where it cannot be.
 

@@ -15,7 +15,6 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 
 METHODS = ("closed", "loop")
@@ -36,8 +35,8 @@ class RelativeFlatness(Measure):
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
 
-    def ticks(self, prepared: PreparedModel) -> int:
-        return _linear(prepared.model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
+    def ticks(self, model: nn.Module) -> int:
+        return _linear(model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         weight = _linear(objective.model, self.layer).weight.detach()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, TypeVar, final
 
 from quotient_manifolds.files import write_text
-from quotient_manifolds.frames import data_frame
-from quotient_manifolds.version import VERSION
-
-if TYPE_CHECKING:
-    from quotient_manifolds.frames import DataFrame
 
 Setting = str | int | float | bool
 
-FORMAT = 1  # of the file; raise when a reader of the old form would misread the new one
+Record = TypeVar("Record", bound="JsonRecord")
 
 RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
@@ -83,14 +79,42 @@ class BatchResult:
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
+class JsonRecord(ABC):
+    """Keep a record in a JSON file; `save` and `load` are inverse to each other."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]: ...
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls: type[Record], record: Mapping[str, Any]) -> Record: ...
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON, whole or not at all. Raises ValueError for a number that is not finite."""
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls: type[Record], path: str | Path) -> Record:
+        """Read what `save` or a command wrote. Raises ValueError, one sentence, for any other file."""
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
+        try:
+            return cls.from_dict(record)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} holds no measurements: {error}") from error
+
+
 @final
 @dataclass(frozen=True)
-class MeasureResult:
+class MeasureResult(JsonRecord):
     """Hold one measure of one model: what it is on every batch, and its mean over batches.
 
     geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict` (None in records of
-    versions that did not keep it). settings: the other arguments of the call. `save` and `load` are inverse to each
-    other.
+    versions that did not keep it). settings: the other arguments of the call.
     """
 
     measure: str
@@ -252,161 +276,6 @@ class MeasureResult:
         batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
 
-    def save(self, path: str | Path) -> None:
-        """Write the record as JSON, whole or not at all."""
-        _write(self.to_dict(), path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> MeasureResult:
-        """Read what `save` wrote. Raises ValueError for a file that is not the JSON of a measurement."""
-        return cls.from_dict(_read(path))
-
-
-@final
-@dataclass(frozen=True)
-class SharpnessRecord(Sequence[MeasureResult]):
-    """Hold several results of one model, and what was measured; `save` and `load` are inverse to each other.
-
-    model, data: where they came from. settings: how the model was run and how batches were made, as dtype and
-    batch_size. at: for each result what tells it from the others besides measure, geometry and settings, as the
-    scale of a move along the orbit; empty where nothing does. asked: how many results were asked for, more than
-    there are in the file of a run that was interrupted.
-    """
-
-    results: tuple[MeasureResult, ...]
-    model: str
-    data: str | None = None
-    settings: Mapping[str, Setting | None] = field(default_factory=dict)
-    command: str | None = None
-    at: tuple[Mapping[str, Setting | None], ...] = ()
-    asked: int | None = None
-    version: str = VERSION
-
-    def __post_init__(self) -> None:
-        if self.at and len(self.at) != len(self.results):
-            raise ValueError(f"at must be as many as the {len(self.results)} measurements. Found {len(self.at)}")
-
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.results[index]
-
-    def __iter__(self) -> Iterator[MeasureResult]:
-        return iter(self.results)
-
-    @property
-    def complete(self) -> bool:
-        """Say whether all results that were asked for are there."""
-        return self.asked is None or len(self.results) >= self.asked
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return what a reader of the values must know, a sentence each."""
-        return tuple(each.warning for each in self.results if each.warning is not None)
-
-    @property
-    def _placed(self) -> Iterator[tuple[Mapping[str, Setting | None], MeasureResult]]:
-        return zip(self.at or ({},) * len(self), self.results, strict=True)
-
-    def with_result(self, result: MeasureResult, **at: Setting | None) -> SharpnessRecord:
-        """Return these and one more; `at` says what tells it from the others."""
-        places = (*(place for place, _ in self._placed), at)
-        return replace(self, results=(*self.results, result), at=places if any(places) else ())
-
-    def frame(self, *, batches: bool = False) -> DataFrame:
-        """Return a row for every result, or with `batches` for every result on every batch.
-
-        Columns: model, what `at` says, measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those
-        of the measure, and the numbers: mean, standard_error, ..., or value, base_loss, ... on the batch. Raises
-        ImportError where pandas is not installed.
-        """
-        rows: list[dict[str, Any]] = []
-        for place, each in self._placed:
-            known = {"model": self.model, **place, "measure": each.measure, "geometry": each.geometry}
-            known |= {f"geometry.{key}": value for key, value in (each.geometry_settings or {}).items()}
-            known |= {f"settings.{key}": value for key, value in each.settings.items()}
-            if not batches:
-                rows.append({**known, **_summary(each)})
-                continue
-            for index, found in enumerate(each.batches):
-                numbers = {key: value for key, value in found.to_dict().items() if key != "losses"}
-                rows.append({**known, "batch": index, **numbers})
-        return data_frame(rows, ["model", "measure", "geometry"])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {
-            "format": FORMAT,
-            "version": self.version,
-            "command": self.command,
-            "model": self.model,
-            "data": self.data,
-            "settings": dict(self.settings),
-            "asked": len(self) if self.asked is None else self.asked,
-            "results": [{**each.to_dict(), **({"at": dict(at)} if at else {})} for at, each in self._placed],
-        }
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> SharpnessRecord:
-        """Invert `to_dict`; the files of earlier versions and a single `MeasureResult` are read too.
-
-        Raises ValueError for anything else.
-        """
-        if "batches" in record:
-            return cls((MeasureResult.from_dict(record),), model="", version=str(record.get("version")))
-        if "results" not in record or "model" not in record:
-            old = "; it holds ratios along an orbit as earlier versions wrote them: measure again"
-            raise ValueError(
-                f"Not a record of measurements: expected model and results, found {sorted(record)}"
-                f"{old if 'rows' in record else ''}"
-            )
-        if record.get("format", FORMAT) != FORMAT:
-            raise ValueError(f"Expected measurements of format {FORMAT}. Found {record['format']!r}")
-        results = [dict(each) for each in record["results"]]
-        places = tuple(each.pop("at", {}) for each in results)
-        # Before there was a format, settings stood beside the results.
-        apart = {"version", "model", "data", "results"}
-        settings = record.get("settings", {key: value for key, value in record.items() if key not in apart})
-        return cls(
-            tuple(MeasureResult.from_dict(each) for each in results),
-            model=record["model"],
-            data=record.get("data"),
-            settings=settings,
-            command=record.get("command"),
-            at=places if any(places) else (),
-            asked=record.get("asked", len(results)),
-            version=record["version"],
-        )
-
-    def save(self, path: str | Path) -> None:
-        """Write the record as JSON, whole or not at all."""
-        _write(self.to_dict(), path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> SharpnessRecord:
-        """Read what `save` or a command wrote. Raises ValueError, one sentence, for any other file."""
-        record = _read(path)
-        try:
-            return cls.from_dict(record)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} holds no measurements: {error}") from error
-
-
-def _summary(result: MeasureResult) -> dict[str, Any]:
-    return {
-        "mean": result.mean,
-        "standard_error": result.standard_error,
-        "batches": len(result.batches),
-        "base_loss": sum(result.base_losses) / len(result.batches),
-        "late_rise": result.late_rise,
-        "reach": result.reach,
-        "beyond_reach": len(result.beyond_reach),
-        "forward_passes": result.forward_passes,
-        "backward_passes": result.backward_passes,
-        "warning": result.warning,
-    }
-
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and its standard error s / sqrt(n), s the sample standard deviation; None for n = 1."""
@@ -415,21 +284,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     if n == 1:
         return mean, None
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-
-
-def _write(record: Mapping[str, Any], path: str | Path) -> None:
-    """Write a JSON file; a number that is not finite is a ValueError."""
-    write_text(Path(path), json.dumps(record, indent=1, allow_nan=False) + "\n")
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
-    return record
 
 
 def _check_keys(kind: str, expected: set[str], record: Mapping[str, Any]) -> None:

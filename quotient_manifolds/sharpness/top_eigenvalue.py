@@ -18,7 +18,6 @@ from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessia
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.symmetries import Params
 
@@ -45,7 +44,7 @@ class TopEigenvalue(Measure):
         check_whole("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry, self.products)
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return 1
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, final
 
 from torch import nn
@@ -11,29 +11,24 @@ from torch import nn
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure, warned
+from quotient_manifolds.sharpness.measure import KnownAscents, warned
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 from quotient_manifolds.sharpness.worst_case import WorstCase
 
 
 @final
 @dataclass(frozen=True)
-class TruncationError(Measure):
-    """Measure |L(truncated) - L(exact)| / (L(truncated) - L(w)) in the worst direction, see `truncation_error`."""
+class TruncationError(WorstCase):
+    """Measure |L(truncated) - L(exact)| / (L(truncated) - L(w)) in the worst direction, see `truncation_error`.
+
+    The settings are those of the worst case whose direction is followed.
+    """
 
     name: ClassVar[str] = "truncation error"
 
-    radius: float
-    steps: int = 20
-    restarts: int = 0
-    tolerance: float = 0.0
-    seed: int = 0
-    after: tuple[float, ...] = ()
-
     def __post_init__(self) -> None:
-        _ = self.worst_case  # refuses what it cannot use
+        super().__post_init__()
         if not isinstance(self.geometry, Quotient) or self.geometry.geodesic == "exact":
             raise ValueError(
                 f"The truncation error is that of a Quotient(...) with geodesic 'first' or 'second'. Found "
@@ -43,15 +38,14 @@ class TruncationError(Measure):
     @property
     def worst_case(self) -> WorstCase:
         """Return the measure whose worst direction is followed."""
-        return WorstCase(
-            self.geometry, self.radius, self.steps, self.restarts, self.tolerance, self.seed, after=self.after
-        )
+        return WorstCase(**{each.name: getattr(self, each.name) for each in fields(self)})
 
-    def ticks(self, prepared: PreparedModel) -> int:
-        return self.worst_case.ticks(prepared) + 1
+    def ticks(self, model: nn.Module) -> int:
+        return super().ticks(model) + 1
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
-        best = self.worst_case.ascend(objective, ascents)
+        worst_case = self.worst_case
+        best = worst_case.ascend(objective, ascents)
         if not best.loss > best.base:
             raise ValueError(
                 f"The loss on batch {objective.index} does not rise within radius {self.radius:g}, so an error has "
@@ -59,7 +53,7 @@ class TruncationError(Measure):
             )
         space, z = objective.space.exact(best.z)
         exact = replace(objective, space=space).value(z)
-        sharpness = self.worst_case.at(objective, best)
+        sharpness = worst_case.at(objective, best)
         error = abs(best.loss - exact) / sharpness.value
         return replace(sharpness, value=error, forward_passes=sharpness.forward_passes + 1, reach_limit=None)
 

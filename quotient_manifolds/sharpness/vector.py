@@ -1,8 +1,7 @@
 """Compute with dicts of tensors as with one long vector: few passes over memory, sums accurate in float32.
 
-A step of the ascent reads and writes several vectors as long as the model has weights. Written tensor by tensor and
-operation by operation it takes ten passes over memory or more; here it takes one or two, on pieces that stay in a
-processor's cache.
+A step of the ascent reads and writes several vectors as long as the model has weights. Operation by operation that is
+ten passes over memory or more; here it is one or two, on pieces that stay in a processor's cache.
 """
 
 from __future__ import annotations
@@ -24,18 +23,14 @@ def dot(x: Params, y: Params) -> float:
     return dots(x, y)[0]
 
 
-def dots(x: Params, *others: Params) -> list[float]:
+def dots(x: Params, *others: Params, dtype: torch.dtype | None = None) -> list[float]:
     """Return <x, y> for every y of `others`, in one pass over x; in float64 where float32 under- or overflows."""
-    sums = _dots(x, *others, dtype=None)
-    return sums if all(map(_resolved, sums)) else _dots(x, *others, dtype=torch.float64)
-
-
-def _dots(x: Params, *others: Params, dtype: torch.dtype | None) -> list[float]:
     parts: list[list[Tensor]] = [[] for _ in others]
     for first, *rest in _chunks(x, *others):
         for part, other in zip(parts, rest, strict=True):
-            part.append(_dot(first, other) if dtype is None else _dot(first.to(dtype), other.to(dtype)))
-    return [_sum(part) for part in parts]
+            part.append(_dot(first.to(dtype or first.dtype), other.to(dtype or other.dtype)))
+    sums = [_sum(part) for part in parts]
+    return sums if dtype or all(map(_resolved, sums)) else dots(x, *others, dtype=torch.float64)
 
 
 def _resolved(total: float) -> bool:

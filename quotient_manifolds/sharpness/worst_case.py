@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -19,7 +19,6 @@ from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 
 
-@final
 @dataclass(frozen=True)
 class WorstCase(Measure):
     """Measure max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, see `worst_case_sharpness`.
@@ -48,7 +47,7 @@ class WorstCase(Measure):
     def auto_pgd(self) -> AutoPGD:
         return AutoPGD(steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
 
-    def ticks(self, prepared: PreparedModel) -> int:
+    def ticks(self, model: nn.Module) -> int:
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
@@ -84,15 +83,14 @@ class WorstCase(Measure):
             before = smaller.ascend(replace(objective, tick=idle), ascents)
             start, base = before.z, before.base
         best = self.auto_pgd.maximise(
-            objective,
-            self.radius,
-            objective.generator(self.seed),
-            norm=objective.space.norm,
-            start=start,
-            base=base,
+            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
         )
-        if start is None:
-            _check_resolved(best, self.radius, objective.index)
+        if start is None and len(set(best.losses)) == 1 and not best.critical_start:
+            # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
+            raise ValueError(
+                f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
+                f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
+            )
         ascents.clear()  # one point at a time: it is as large as the model
         ascents[self, objective.index] = best
         return best
@@ -171,23 +169,11 @@ def worst_case_profile(
         for k, radius in enumerate(radii)
     ]
     prepared = PreparedModel.of(model, loss, batches, resolved)
-    what = f"{WorstCase.name}, {resolved.name}"
-    tick = counted(progress, what, len(prepared.batches) * sum(measure.ticks(prepared) for measure in chain))
-    values: list[list[BatchResult]] = [[] for _ in chain]
-    ascents: KnownAscents = {}
-    for index in range(len(prepared.batches)):
-        for measure, found in zip(chain, values, strict=True):  # radii ascend: each finds the end of the one before
-            found.append(measure.on(prepared, index, tick, ascents))
-    profile = tuple(measure.result(tuple(found)) for measure, found in zip(chain, values, strict=True))
+    n = len(prepared.batches)
+    tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks(model) for measure in chain))
+    ascents: KnownAscents = {}  # in which each radius finds where the one before it ended
+    found = [[measure.on(prepared, index, tick, ascents) for measure in chain] for index in range(n)]
+    profile = tuple(measure.result(batches) for measure, batches in zip(chain, zip(*found, strict=True), strict=True))
     for each in profile:
         warned(each)
     return profile
-
-
-def _check_resolved(found: Ascent, radius: float, index: int) -> None:
-    """Raise if no step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits."""
-    if len(set(found.losses)) == 1 and not found.critical_start:
-        raise ValueError(
-            f"The loss on batch {index} has a gradient, yet stays at {found.base!r} to its last digit within radius "
-            f"{radius:g}: the steps are lost in rounding; take a larger radius, or float64"
-        )

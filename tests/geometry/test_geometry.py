@@ -486,7 +486,7 @@ def broken(kind: str) -> tuple[Geometry, nn.Module]:
     ("kind", "error", "message"),
     [
         ("nan", ValueError, r"Parameter layers\.0\.self_attn\.out_proj\.bias holds NaN or infinity"),
-        ("rank", ValueError, r"Pair layers\.0\.self_attn.* needs G and H of full rank"),
+        ("rank", ValueError, r"Pair layers\.0\.self_attn.* in a quotient metric: rank"),
         ("meta", ValueError, "Parameter weight has no values"),
         ("complex", TypeError, "Parameter weight is complex"),
         ("frozen", ValueError, "Linear has no parameter to measure"),

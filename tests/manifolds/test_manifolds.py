@@ -329,7 +329,7 @@ BAD = [
     (lambda: FixedRankQuotient(3, 2).geodesic(torch.ones(5, 1), torch.ones(5, 1), 1.0, "third"), "found 'third'"),
     (lambda: FixedRankQuotient(3, 2).at(torch.ones(5, 2)), r"rank\(G H\^T\) = h = 2 fails"),
     (lambda: FixedRankQuotient(3, 2).logmap(torch.ones(5, 1), torch.ones(5, 1).double()), "one dtype; found"),
-    (lambda: FixedRankQuotient(3, 2).mean(torch.ones(0, 5, 1)), "at least one point; found none"),
+    (lambda: FixedRankQuotient(3, 2).mean(torch.ones(0, 5, 1)), r"at least one point.* found shape \(0,"),
     (lambda: DiagonalQuotient().logmap(torch.tensor([[0.0], [1.0]]), torch.ones(2, 1)), "entries are 0"),
     (lambda: DiagonalQuotient().dist(torch.ones(2, 2), torch.ones(2, 1)), "should end in one shape"),
     (lambda: DiagonalQuotient().at(torch.ones(3, 2)), r"shape \(..., 2, d\); found \(3, 2\)"),

@@ -193,7 +193,7 @@ def test_the_relaxed_metric_stays_invariant_under_phases() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: RotaryQuotient(0, 2), "at least 1; found 0 and 2"),
+        (lambda: RotaryQuotient(0, 2), "at least 1; found n = 0"),
         (lambda: RotaryQuotient(2, 1, "riemann"), "metric should be"),
         (lambda: RotaryQuotient(2, 1).at(torch.ones(3, 3)), r"shape \(..., 3, 2\), real and imaginary.*found \(3, 3\)"),
         (lambda: RotaryQuotient(2, 1).at(torch.zeros(3, 2)), "g is 0 in every entry"),

@@ -1,4 +1,4 @@
-"""Geodesics of the pair (G, H), in the singular frame of G H^T.
+"""Follow exact geodesics of the pair (G, H), in the singular frame of G H^T.
 
 In that frame a point is (left, right) with orthonormal columns, the core s its singular values, and a velocity is
 relative: a = xi_G to_left, b = xi_H to_right. All formulas are the paper's after this change of basis.
@@ -161,10 +161,9 @@ class _System:
 
 
 class _Kinetic(abc.ABC):
-    """Compute the velocity p W^-1, and the force, the gradient (from the right) of tr(W_G N_G + W_H N_H) / 2 in G,
-    alike for H.
+    """Compute the velocity p W^-1 and the force, the gradient in G, from the right, of tr(W_G N_G + W_H N_H) / 2.
 
-    At Gram matrices of shape (batch, 2, h, h), those of G and of H.
+    For H alike. gram: those of G and of H, shape (batch, 2, h, h).
     """
 
     def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
@@ -223,8 +222,7 @@ class _Mean(_Kinetic):
 
 
 def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Build a basis B (..., n, 2h) of the columns of left and a, beginning with left, and a in it: a = B @ (..., 2h,
-    h).
+    """Build a basis B (..., n, 2h) of the columns of left and a, left first, and c (..., 2h, h) with a = B c.
 
     The second half is orthonormalised by a matrix that takes no part in differentiation: what B c(t) is does not depend
     on it, and so a = 0 has a gradient. Without it, columns of a in the span of left would spoil the solver's errors.

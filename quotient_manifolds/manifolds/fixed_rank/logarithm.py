@@ -1,4 +1,4 @@
-"""The logarithm of the fixed-rank quotient: geodesics found by shooting."""
+"""Find the logarithm of the fixed-rank quotient: geodesics by shooting."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def common_span(here: Tensor, there: Tensor) -> Tensor:
 
 
 def shoot(space: Shooter, n: int, target: Tensor, guess: Tensor) -> tuple[Tensor, float]:
-    """Find coordinates z of the velocity whose exact geodesic ends at G H^T = target, and the relative miss that is
-    left.
+    """Find coordinates z of the velocity whose exact geodesic ends at G H^T = target, and the relative miss left.
 
     Levenberg-Marquardt / trust region steps of `scipy.optimize.least_squares` on the miss of the end and the vertical
     part of z, with the Jacobian by reverse differentiation through the exponential, all rows in one batch.

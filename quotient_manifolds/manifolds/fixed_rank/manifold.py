@@ -1,4 +1,4 @@
-"""The pair (G, H) of full column rank under the general linear group GL(h)."""
+"""Represent the pair (G, H) of full column rank under the general linear group GL(h)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import (
-    product_gap,
-    rank_floor,
-    relative_singular_values,
-    singular_frame,
-)
+from quotient_manifolds.linalg import product_gap, rank_floor, relative_singular_values, singular_frame
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
     require_counts,
@@ -54,18 +49,13 @@ class FixedRankQuotient(QuotientManifold):
     """
 
     name = "FixedRankQuotient"
+    vertical_equation = "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__()
         require_counts(n=n, m=m)
         require_size(eps)
-        if n < 1 or m < 1:
-            raise ValueError(f"n and m, the numbers of rows of G and H, should be at least 1; found n = {n}, m = {m}")
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
-
-    @property
-    def vertical_equation(self) -> str:
-        return "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> FixedRankSpace:
         """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
@@ -88,8 +78,7 @@ class FixedRankQuotient(QuotientManifold):
         return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to (G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h), a point or a tangent
-        vector.
+        """Move x, a point or a vector, to (G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h).
 
         >>> manifold.action(torch.tensor([[2.0]]), x)
         tensor([[ 1.5000],
@@ -110,8 +99,7 @@ class FixedRankQuotient(QuotientManifold):
         return x[..., : self.n, :], x[..., self.n :, :]
 
     def balance(self, x: Tensor) -> Tensor:
-        """Return (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: the representative with equal Gram matrices
-        S.
+        """Return (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: both Gram matrices are S.
 
         Signs are fixed by making the entry of largest magnitude in every column of L positive.
 
@@ -194,8 +182,7 @@ class FixedRankQuotient(QuotientManifold):
         return torch.cat([B_G @ a, B_H @ b]).to(like)
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return x itself where it is a point; else each factor with singular values floored at rounding level, and a
-        warning.
+        """Return x itself where it is a point; else warn, and floor each factor's singular values at rounding level.
 
         What is at rounding level does not train: gradients of `inv` there are too small to move it, those of `mix` too
         large. So start from small random numbers rather than from projx of 0; with eps > 0, 0 is a point.

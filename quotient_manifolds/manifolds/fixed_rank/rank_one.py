@@ -1,4 +1,4 @@
-r"""Exact geodesics of pairs (G, H) of one column, in closed form, for every metric t != 0 of the family.
+r"""Follow exact geodesics of pairs (G, H) of one column, in closed form, for every metric t != 0 of the family.
 
 With G = r u, H = q w (u, w of length 1), s = r q and p = log(r / q), the metric is
 
@@ -51,8 +51,7 @@ def rank_one(t: float, left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tup
 
 
 def _end(g: Tensor, b2: Tensor, t: float) -> Tensor:
-    """Compute the first time at which |1 + g tau + i b tau|^2 leaves (FLOOR^2t, FLOOR^-2t); infinite where it never
-    does."""
+    """Compute the first time at which |1 + g tau + i b tau|^2 leaves (FLOOR^2t, FLOOR^-2t), or infinity."""
     exponent = min(2 * abs(t), _RANGE) * math.log(FLOOR)
     fall, rise, speed = -math.expm1(exponent), math.expm1(-exponent), g * g + b2  # 1 - lower, upper - 1
     discriminant = g * g * math.exp(exponent) - b2 * fall

@@ -1,4 +1,4 @@
-"""Second-order geodesics of the pair (G, H) as a quadratic map of the coordinates z, with its adjoint.
+"""Compute second-order geodesics of the pair (G, H), a quadratic map of the coordinates z, with its adjoint.
 
 Geodesics are stationary for the energy (tr(W_G xi_G^T xi_G) + tr(W_H xi_H^T xi_H)) / 2, whose weights change by dW_G,
 dW_H along the way, as the Gram matrices of both factors do. That makes xi_G' = -Gamma_G with
@@ -25,8 +25,7 @@ from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, Slope, slope
 
 
 class Pairing(NamedTuple):
-    """Hold what a point knows: G = left from_left, its velocity xi_G = z_G diag(unit) from_left, and how weights
-    change."""
+    """Hold what depends on the point alone: G = left from_left, xi_G = z_G diag(unit) from_left; for H alike."""
 
     left: Tensor  # (..., n, h)
     right: Tensor  # (..., m, h)

@@ -1,4 +1,4 @@
-"""The horizontal space of pairs (G, H), in orthonormal coordinates of the singular frame of G H^T."""
+"""Represent the horizontal space of pairs (G, H), in orthonormal coordinates of the singular frame of G H^T."""
 
 from __future__ import annotations
 
