@@ -223,7 +223,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         """
         require_tensor(x, "x")
         if x.ndim <= self.ndim or len(x) == 0:
-            raise ValueError(f"a mean needs at least one point, stacked along a first dimension; found shape {tuple(x.shape)}")
+            raise ValueError(f"a mean needs at least one point along a first dimension; found shape {tuple(x.shape)}")
         self._require(x=x)
         require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
