@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.cli.errors import BadInput
-from quotient_manifolds.cli.subject import expanded, taking
+from quotient_manifolds.cli.subject import taking
 from quotient_manifolds.load import DataSource, call_object
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import Loss
@@ -36,10 +36,7 @@ def batches_from(
         return _of_function(data, settings), {}, ()
     if not own_loss:
         _check_classifier(model, network)
-    own = {_RENAMED.get(name, name): value for name, value in settings.items()}
-    if "tokenizer" in own:
-        own["tokenizer"] = expanded(own["tokenizer"])
-    source = DataSource(expanded(data), **own)
+    source = DataSource(data, **{_RENAMED.get(name, name): value for name, value in settings.items()})
     taken = getattr(network, "main_input_name", None)
     if taken in _KINDS_OF_INPUT and taken != ("input_ids" if source.kind == "text" else "pixel_values"):
         what = "text" if source.kind == "text" else "images"

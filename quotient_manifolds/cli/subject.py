@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,7 +18,7 @@ UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImple
 
 def model_named(source: str) -> nn.Module:
     """Return the model at `source`, in eval mode, with numbers in it."""
-    network = load_model(expanded(source)).eval()
+    network = load_model(source)
     if not any(True for _ in network.parameters()):
         raise BadInput(f"{source} ({type(network).__name__}) has no parameters.")
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
@@ -88,11 +87,3 @@ def taking(network: nn.Module, what: str, *, cure: str = "") -> Iterator[None]:
         place = place_in_users_code(error)
         said = f"{type(error).__name__}: {first_line(error).rstrip('.')}{f' ({place})' if place else ''}"
         raise BadInput(f"{type(network).__name__} does not take {what}: {said}{cure}.") from error
-
-
-def expanded(path: str) -> str:
-    """Return the path with ~ or ~user replaced by their home."""
-    try:
-        return str(Path(path).expanduser()) if path.startswith("~") else path
-    except RuntimeError:
-        raise BadInput(f"{path} begins with a user that this machine does not know.") from None
