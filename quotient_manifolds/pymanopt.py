@@ -89,8 +89,7 @@ class _View:
     def projection(self, point: Array, vector: Array) -> Array:
         return _array(self._at(point).proju(_tensor(vector)))
 
-    def to_tangent_space(self, point: Array, vector: Array) -> Array:
-        return self.projection(point, vector)
+    to_tangent_space = projection
 
     def random_point(self) -> Array:
         return _array(self._manifold.random(*self._shape, dtype=torch.float64).as_subclass(Tensor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Literal, final
@@ -39,7 +39,8 @@ class TangentSpace:
 
     def zero(self) -> Params:
         """Return z = 0: the model as it is."""
-        return {key: torch.zeros_like(like, memory_format=torch.contiguous_format) for key, like in self._blocks()}
+        like = {name: self.point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}
+        return {key: torch.zeros_like(block, memory_format=torch.contiguous_format) for key, block in like.items()}
 
     def sample(self, generator: torch.Generator) -> Params:
         """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
@@ -180,7 +181,3 @@ class TangentSpace:
         device = next(iter(self.point.values())).device.type
         with torch.autocast(device, enabled=False):
             yield
-
-    def _blocks(self) -> Iterable[tuple[str, Tensor]]:
-        yield from ((name, self.point[name]) for name in self.scale)
-        yield from ((block.key, block.space.point) for block in self.pairs)

@@ -192,7 +192,15 @@ class Recipe(QuotientManifold):
         tensor([6., 8.])
         """
         self._require(x=x)
-        self._require_element(A, x)
+        shape = tuple(self._identity.shape)
+        require_numbers(A, A if isinstance(A, Tensor) else x, complex_too=self._identity.is_complex())
+        split = A.ndim - len(shape)
+        fits = split >= 0 and tuple(A.shape[split:]) == shape
+        if not fits or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim]):
+            raise ValueError(
+                f"A should have the shape of the group's identity, ({', '.join(['...', *map(str, shape)])}), for "
+                f"points of shape {tuple(x.shape)}; found {tuple(A.shape)}"
+            )
         return _each(self._act, (self._identity.ndim, self.ndim), A, x)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -214,18 +222,6 @@ class Recipe(QuotientManifold):
         p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
         return torch.linalg.vector_norm(p - q, dim=-1), torch.linalg.vector_norm(p, dim=-1)
 
-    def _require_element(self, A: Tensor, x: Tensor) -> None:
-        shape = tuple(self._identity.shape)
-        require_numbers(A, A if isinstance(A, Tensor) else x, complex_too=self._identity.is_complex())
-        split = A.ndim - len(shape)
-        fits = split >= 0 and tuple(A.shape[split:]) == shape
-        if not fits or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim]):
-            wanted = ", ".join(["...", *map(str, shape)])
-            raise ValueError(
-                f"A should have the shape of the group's identity, ({wanted}), for points of shape {tuple(x.shape)}; "
-                f"found {tuple(A.shape)}"
-            )
-
     def _key(self) -> tuple[Any, ...]:
         tensors = tuple((tuple(K.shape), K.dtype, tuple(K.flatten().tolist())) for K in (self._identity, self._algebra))
         return (self._act, self._inner, self._canonical, self.shape, *tensors)
@@ -236,7 +232,16 @@ class Recipe(QuotientManifold):
         return f"this Recipe should have shape (..., {', '.join(map(str, self.shape))})"
 
     def _fault(self, x: Tensor) -> str | None:
-        return _not_a_metric(self.metric_matrix(x))
+        M = self.metric_matrix(x).detach()
+        if not bool(torch.isfinite(M).all()):
+            return "the metric should be finite at a point; found NaN or infinity in its matrix"
+        asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))
+        if asymmetry > math.sqrt(torch.finfo(M.dtype).eps):
+            return f"<eta, zeta> = <zeta, eta> fails: the metric's matrix is asymmetric by {asymmetry:.3g} of its size"
+        if bool((torch.linalg.cholesky_ex(M).info != 0).any()):
+            smallest = float(torch.linalg.eigvalsh(M).min())
+            return f"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue {smallest:.3g}"
+        return None
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}"
@@ -341,17 +346,3 @@ def _each(f: Callable[..., Tensor], ndims: tuple[int, ...], *tensors: Tensor) ->
     flat = [x.expand(batch + x.shape[i:]).reshape(-1, *x.shape[i:]) for x, i in zip(tensors, split, strict=True)]
     result = torch.stack([f(*single) for single in zip(*flat, strict=True)])
     return result.reshape(batch + result.shape[1:])
-
-
-def _not_a_metric(M: Tensor) -> str | None:
-    """Say why the matrices M are not those of a metric, or None."""
-    M = M.detach()
-    if not bool(torch.isfinite(M).all()):
-        return "the metric should be finite at a point; found NaN or infinity in its matrix"
-    asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))
-    if asymmetry > math.sqrt(torch.finfo(M.dtype).eps):
-        return f"<eta, zeta> = <zeta, eta> fails: the matrix of the metric is asymmetric by {asymmetry:.3g} of its size"
-    if bool((torch.linalg.cholesky_ex(M).info != 0).any()):
-        smallest = float(torch.linalg.eigvalsh(M).min())
-        return f"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue {smallest:.3g}"
-    return None

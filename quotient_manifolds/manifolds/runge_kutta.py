@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from scipy.integrate import DOP853
@@ -33,29 +32,22 @@ Motion = Callable[[Tensor], Tensor]
 """The velocity (k, d) at the states (k, d) of some entries; NaN in the rows of states outside the domain."""
 
 
-class Solution(NamedTuple):
-    """Hold the last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain."""
-
-    state: Tensor
-    reached: Tensor
-
-
-def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> Solution:
+def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple[Tensor, Tensor]:
     """Follow y' = f(y) from `start` (batch, d), float64, to time 1 or to where an entry leaves the domain of f.
 
+    Returns the last states (batch, d), and the times at which they are (batch,): 1, or the end of the domain.
     motion(indices) returns f for these entries of the batch, given as rows in that order. An entry does not depend on
     the others. Steps are found without a graph; where one is asked for, the accepted ones are then taken again, their
-    sizes and the times constants of differentiation. Raises GeodesicError, which ends in
-    the `cure`, where a curve needs too many steps.
+    sizes and the times constants of differentiation: the graph then holds no rejected step, and no choice of a size.
+    Raises GeodesicError, which ends in the `cure`, where a curve needs too many steps.
     """
     with torch.no_grad():
-        solution, plan = _plan(motion, start.detach(), cure)
-    if not (torch.is_grad_enabled() and start.requires_grad):
-        return solution
-    state = start
-    for rows, sizes in plan:
-        state = state.index_copy(0, rows, _step(motion(rows), state[rows], sizes)[0])
-    return Solution(state, solution.reached)
+        state, reached, plan = _plan(motion, start.detach(), cure)
+    if torch.is_grad_enabled() and start.requires_grad:
+        state = start
+        for rows, sizes in plan:
+            state = state.index_copy(0, rows, _step(motion(rows), state[rows], sizes)[0])
+    return state, reached
 
 
 def inside(gram: Tensor) -> Tensor:
@@ -77,20 +69,24 @@ def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Ten
         )
 
 
-def _plan(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple[Solution, list[tuple[Tensor, Tensor]]]:
-    """Compute the solution, and which entries took steps of which sizes."""
+def _plan(
+    motion: Callable[[Tensor], Motion], start: Tensor, cure: str
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Compute states and times, and which entries took steps of which sizes."""
     state, live = start.clone(), torch.arange(len(start), device=start.device)
     time = torch.zeros(len(start), dtype=start.dtype, device=start.device)
     size, wall = torch.ones_like(time), torch.full_like(time, torch.inf)  # wall: where it is known to be outside
     plan: list[tuple[Tensor, Tensor]] = []
     for _ in range(MAX_STEPS):
         if not len(live):
-            return Solution(state, time), plan
+            return state, time, plan
         f, y, t, rest = motion(live), state[live], time[live], 1 - time[live]
         h = torch.minimum(size[live], rest)
         new, error = _step(f, y, h)
         accurate, inside = error < 1, f(new).isfinite().all(dim=-1)
         taken = accurate & inside
+        # An accurate step that ends outside tells where the boundary is: go half the way there, again and again, so
+        # that the curve ends at the end of its domain, to `RESOLUTION`, and not where a step happened to fail.
         t = torch.where(taken, torch.where(h >= rest, 1.0, t + h), t)
         bound = torch.where(accurate & ~inside, t + h, wall[live])
         change = torch.where(error.isfinite(), 0.9 * error.clamp_min(1e-16) ** -0.125, 0.5).clamp(0.2, 5.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quotient_manifolds.sharpness.auto_pgd import Ascent, AutoPGD
 from quotient_manifolds.sharpness.average_case import AverageCase, average_case_sharpness
+from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
 from quotient_manifolds.sharpness.gradient_norm import GradientNorm, gradient_norm
-from quotient_manifolds.sharpness.hessian_trace import HessianTrace, hessian_trace
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
 from quotient_manifolds.sharpness.measure import (
@@ -19,9 +19,13 @@ from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.record import SharpnessRecord
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.top_eigenvalue import TopEigenvalue, top_eigenvalue
-from quotient_manifolds.sharpness.truncation_error import TruncationError, truncation_error
-from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
+from quotient_manifolds.sharpness.worst_case import (
+    TruncationError,
+    WorstCase,
+    truncation_error,
+    worst_case_profile,
+    worst_case_sharpness,
+)
 
 __all__ = [
     "Ascent",

@@ -10,8 +10,10 @@ with d the steepest ascent of the norm, g / |g| or sign(g), and eta = 2 radius, 
 stretch of k steps saw at most rho k increases of the loss, or if neither eta nor the best loss changed since the last
 checkpoint; the ascent then goes on from the best point with the best point's gradient.
 
-P is applied twice because of the momentum: u lies in the ball, but a step of weight 1 - a along z - z_old from there
-may leave it again.
+Why so: a step of 2 radius is as long as the ball is wide, and explores it; where the loss no longer rises at most
+steps, the climb jumps to and fro across a maximum, and half the step from the best point comes nearer. Only losses
+decide, so there is no line search. P is applied twice because of the momentum: u lies in the ball, but going on along
+z - z_old may leave it again.
 """
 
 from __future__ import annotations
@@ -185,18 +187,21 @@ class _Climb:
     def __init__(
         self, settings: AutoPGD, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
     ) -> None:
-        self.settings = settings
-        self.objective = objective
-        self.ball = ball
-        self.generator = generator
-        self.base = base
-        self.eta = 2 * ball.radius
+        self.settings, self.objective, self.ball = settings, objective, ball
+        self.generator, self.base, self.eta = generator, base, 2 * ball.radius
         self.losses: list[float] = []
         self.backwards = 0
 
     def run(self, start: Params) -> Ascent:
         """Climb from `start`, whose tensors become the climb's own."""
-        critical = self._begin(start)
+        gradient, length = self._differentiate(start), self.ball.length(start)
+        self.best_loss = self.losses[0]
+        self.now = self._iterate(start, length, gradient)
+        critical = self.now.square == 0
+        if critical:
+            # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.
+            self.now = self._iterate(start, length, self.objective.sample(self.generator))
+        self.z_old, self.buffers, self.best = start, [start], self.now
         base = self.best_loss if self.base is None else self.base
         # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as in
         # the authors' code: no climb has stalled since a checkpoint that never was.
@@ -208,24 +213,9 @@ class _Climb:
                 self._check(step + 1)
                 if self.best_loss - before < self.settings.tolerance * (self.best_loss - base):
                     break
-        best = self.best.z
+        best, losses = self.best.z, tuple(self.losses)
         length = self.ball.length(best)
-        return Ascent(
-            best, self.best_loss, base, tuple(self.losses), length, critical, len(self.losses), self.backwards
-        )
-
-    def _begin(self, start: Params) -> bool:
-        """Evaluate the first point; return whether its gradient is 0."""
-        gradient = self._differentiate(start)
-        self.best_loss = self.losses[0]
-        length = self.ball.length(start)
-        self.now = self._iterate(start, length, gradient)
-        critical = self.now.square == 0
-        if critical:
-            # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.
-            self.now = self._iterate(start, length, self.objective.sample(self.generator))
-        self.z_old, self.buffers, self.best = start, [start], self.now
-        return critical
+        return Ascent(best, self.best_loss, base, losses, length, critical, len(losses), self.backwards)
 
     def _step(self, first: bool, last: bool) -> None:
         out = self._free_buffer()

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
@@ -35,15 +34,22 @@ class AverageCase(Measure):
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base = objective.value(objective.zero())
         generator = objective.generator(self.seed)
-        pairs = [_antithetic(objective, self.radius, generator) for _ in range(self.samples)]
-        mean, error = mean_and_error([loss - base for loss, _ in pairs])
+        rises, reaches = [], []
+        for _ in range(self.samples):
+            z = objective.sample(generator)
+            scale(z, self.radius)
+            there = objective.value(z)
+            scale(z, -1.0)
+            rises.append((there + objective.value(z)) / 2 - base)
+            reaches.append(objective.space.reach(z))
+        mean, error = mean_and_error(rises)
         return BatchResult(
             value=mean,
             base_loss=base,
             forward_passes=2 * self.samples + 1,
             backward_passes=0,
             standard_error=error,
-            reach=max((reach for _, reach in pairs if reach is not None), default=None),
+            reach=max((reach for reach in reaches if reach is not None), default=None),
             reach_limit=objective.space.reach_limit,
             spacing=objective.spacing(base),
         )
@@ -78,12 +84,3 @@ def average_case_sharpness(
     """
     measure = AverageCase(as_geometry(geometry), radius, samples, seed)
     return warned(measure.of(model, loss, batches, progress))
-
-
-def _antithetic(objective: BatchObjective, radius: float, generator: torch.Generator) -> tuple[float, float | None]:
-    """Return the mean loss at z and -z, for one random z, and their reach."""
-    z = objective.sample(generator)
-    scale(z, radius)
-    there = objective.value(z)
-    scale(z, -1.0)
-    return (there + objective.value(z)) / 2, objective.space.reach(z)

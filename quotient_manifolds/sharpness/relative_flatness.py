@@ -94,21 +94,17 @@ def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[floa
         )
     phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])  # (examples, rows), (examples, classes)
     labels = inputs_and_labels(objective.batch)[1].flatten()
-    _check_loss(base, logits, labels, objective.index)
-    labelled = labels != IGNORED
-    phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), weight.double()
-    scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
-    return base, float(((phi**2).sum(dim=1) * scatter).mean())
-
-
-def _check_loss(base: float, logits: Tensor, labels: Tensor, index: int) -> None:
     same = logits.shape[0] == labels.shape[0]
     expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)) if same else float("nan")
     if not abs(expected - base) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(base)):
         raise ValueError(
             f"The closed form holds for the mean cross-entropy of the layer's output. Found a loss of {base:.6g} on "
-            f"batch {index}, where that is {expected:.6g}; use method='loop'"
+            f"batch {objective.index}, where that is {expected:.6g}; use method='loop'"
         )
+    labelled = labels != IGNORED
+    phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), weight.double()
+    scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
+    return base, float(((phi**2).sum(dim=1) * scatter).mean())
 
 
 def _loop(objective: BatchObjective, name: str, weight: Tensor) -> tuple[float, float]:

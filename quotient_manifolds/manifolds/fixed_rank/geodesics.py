@@ -74,16 +74,12 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
     return (left @ rotation[..., :h, :] + Y @ (rotation[..., h:, :] / c)) @ torch.linalg.matrix_exp(M.mT)
 
 
-class Flow(NamedTuple):
-    """Tell where a geodesic got: the factors in the frame (G = left @ from_left) at time `reached` <= 1."""
-
-    left: Tensor
-    right: Tensor
-    reached: Tensor
-
-
-def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool) -> Flow:
+def integrate(
+    t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Follow the exact geodesic to time 1 by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
+
+    Returns both factors in the frame (G = left from_left), and the time <= 1 that was reached.
 
     Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
     value nears 0: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is the gradient of the energy
@@ -117,7 +113,8 @@ def integrate(t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Te
     cure = "the singular values of G H^T spread too far; take a smaller h, eps > 0 or metric='inv'"
     require_constant(system.energy, start, end, cure)
     left, right = (B @ c for B, c in zip(bases, system.parts(end)[0].unbind(1), strict=True))
-    return Flow(*(x.reshape(batch + x.shape[1:]) for x in (left, right, reached)))
+    left, right, reached = (x.reshape(batch + x.shape[1:]) for x in (left, right, reached))
+    return left, right, reached
 
 
 class _System:

@@ -64,6 +64,7 @@ class Adjoint(NamedTuple):
 
 def expand(at: Pairing, z: Both) -> Step:
     """Prepare the step xi - Gamma(xi, xi) / 2 of one z: all of it that is h x h."""
+    # Only h x h work from here on, however tall G and H are: what the metric's change costs is independent of n and m.
     inside = _cores((at.left, at.right), z)
     M = inside * at.unit  # left^T a: the velocity within the span of the point, and M + M^T that of its Gram matrix
     turn = at.unit.mT * at.back - _change(at.along, M + M.mT) @ at.back
@@ -98,6 +99,7 @@ def plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _change(weights: Slope, V: Tensor) -> Tensor:
+    """Compute how the weights of G and of H change with the Gram matrices of both: flip exchanges G and H."""
     return weights.own * V + weights.other * V.flip(-3)
 
 

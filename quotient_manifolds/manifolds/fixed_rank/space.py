@@ -103,8 +103,8 @@ class FixedRankSpace(HorizontalSpace):
             left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
         else:
             require_no_vmap("the exact geodesic of this metric", self.point, z)
-            flow = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
-            left, right, reached = (x.to(z.dtype) for x in flow)
+            ends = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
+            left, right, reached = (x.to(z.dtype) for x in ends)
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def linearised(self, order: str) -> Linearised:
