@@ -142,8 +142,8 @@ def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: boo
     measures = ZooMeasures(found)
     shown = page.tau_table(measures, "ranking", "Kendall’s tau-b", page.main_labels(measures))
     _show(quiet, [shown], Report=out / "study.html")
-    if found.troubles:
-        click.echo(f"Failed: {len(found.troubles)} measurements, see {out / 'report.html'}", err=True)
+    if found.failures:
+        click.echo(f"Failed: {len(found.failures)} measurements, see {out / 'report.html'}", err=True)
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 

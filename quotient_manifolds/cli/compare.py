@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from quotient_manifolds.compare import Comparison, Forecast, Spec
-    from quotient_manifolds.compare.comparison import Failed
+    from quotient_manifolds.compare.comparison import FailureGroup
 
 
 @command
@@ -104,10 +104,10 @@ def compare(
         raise click.exceptions.Exit(INTERRUPTED) from None
     if not quiet:
         print_comparison(comparison, folder)
-    _say_failures(comparison.failures)
+    _say_failures(comparison.failure_groups)
 
 
-def _say_failures(failures: Sequence[Failed]) -> None:
+def _say_failures(failures: Sequence[FailureGroup]) -> None:
     for failed in failures:
         click.echo(f"Failed: {failed}", err=True)
     if failures:

@@ -1,9 +1,16 @@
-"""A zoo of models measured unit by unit, by one process or many, into one store that survives a crash."""
+"""Measure a zoo of models unit by unit, in one process or many, into one store that survives a crash."""
 
 from __future__ import annotations
 
 try:
-    from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value
+    from quotient_manifolds.compare.comparison import (
+        ComparedMeasure,
+        ComparedModel,
+        Comparison,
+        Failure,
+        MeanValue,
+        Ranking,
+    )
     from quotient_manifolds.compare.forecast import Forecast, forecast
     from quotient_manifolds.compare.inventory import Inventory
     from quotient_manifolds.compare.measures import MeasureEntry
@@ -20,19 +27,19 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "ComparedMeasure",
+    "ComparedModel",
     "Comparison",
+    "Failure",
     "Forecast",
     "Inventory",
+    "MeanValue",
     "MeasureEntry",
-    "Named",
     "Ranking",
-    "Row",
     "Spec",
     "Store",
     "StoreError",
-    "Trouble",
     "Unit",
-    "Value",
     "forecast",
     "read_spec",
     "run_comparison",

@@ -1,4 +1,4 @@
-"""From the finished units of a store to a comparison: means over batches, gaps, correlations, agreement."""
+"""Make a comparison of the finished units of a store: means over batches, gaps, correlations, agreement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from quotient_manifolds.compare.comparison import Comparison, Named, Ranking, Row, Trouble, Value, default_targets
+from quotient_manifolds.compare.comparison import (
+    ComparedMeasure,
+    ComparedModel,
+    Comparison,
+    Failure,
+    MeanValue,
+    Ranking,
+    default_targets,
+)
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.compare.measures import MeasureEntry
 from quotient_manifolds.compare.measuring import SPLITS, Task
@@ -35,7 +43,7 @@ def analyse(inventory: Inventory, *, command: str, progress: Progress, remember:
         rows=rows,
         rankings=(),
         agreement=None,
-        troubles=_troubles(inventory),
+        failures=_failures(inventory),
         symmetries=spec.symmetries,
         notes=_notes(inventory),
     )
@@ -45,18 +53,20 @@ def analyse(inventory: Inventory, *, command: str, progress: Progress, remember:
     return replace(comparison, rankings=rankings, agreement=agreed)
 
 
-def _named(each: MeasureEntry, symmetries: str | None) -> Named:
+def _named(each: MeasureEntry, symmetries: str | None) -> ComparedMeasure:
     measure, geometry = each.measure, each.measure.geometry.to_dict()
     settings = {**measure.settings, "normalise_logits": each.normalise_logits, "warm_start": each.warm_start}
     if symmetries is not None and "symmetries" in geometry:
         geometry, settings = {**geometry, "symmetries": "given"}, {**settings, "symmetries": symmetries}
-    return Named(each.label, each.family, each.radius, measure.name, geometry, settings)
+    return ComparedMeasure(each.label, each.family, each.radius, measure.name, geometry, settings)
 
 
-def _row(inventory: Inventory, checkpoint: Checkpoint, listed: Scores) -> Row:
+def _row(inventory: Inventory, checkpoint: Checkpoint, listed: Scores) -> ComparedModel:
     tasks = inventory.tasks(checkpoint)
     if not tasks:
-        return Row(checkpoint.name, dict(listed), dict.fromkeys((each.label for each in inventory.spec.measures), None))
+        return ComparedModel(
+            checkpoint.name, dict(listed), dict.fromkeys((each.label for each in inventory.spec.measures), None)
+        )
     payloads = {each.unit.key: each.payload for each in inventory.store.results(task.unit for task in tasks)}
     scores: Scores = {}
     for split in SPLITS:
@@ -64,16 +74,16 @@ def _row(inventory: Inventory, checkpoint: Checkpoint, listed: Scores) -> Row:
         if batches and all(batch is not None for batch in batches):
             scores |= pooled(split, [batch for batch in batches if batch is not None])
     values = {entry.label: _value(entry, tasks, payloads) for entry in inventory.spec.measures}
-    return Row(checkpoint.name, with_gaps(scores) | listed, values)
+    return ComparedModel(checkpoint.name, with_gaps(scores) | listed, values)
 
 
-def _value(entry: MeasureEntry, tasks: Sequence[Task], payloads: Mapping[str, Any]) -> Value | None:
-    """The mean over batches; None if one of them is missing, for the mean of others is another measure."""
+def _value(entry: MeasureEntry, tasks: Sequence[Task], payloads: Mapping[str, Any]) -> MeanValue | None:
+    """Return the mean over batches; None if one is missing, for the mean of the others is another measure."""
     found = [payloads.get(each.unit.key) for each in tasks if each.entry == entry]
     if not found or any(payload is None for payload in found):
         return None
     result = entry.measure.result(tuple(BatchResult.from_dict(each) for each in found if each is not None))
-    return Value(
+    return MeanValue(
         result.mean,
         result.standard_error,
         result.reach,
@@ -110,7 +120,7 @@ def _rankings(
 def _remembered(
     store: Store, columns: Sequence[Any], compute: Callable[[], Correlation], remember: bool
 ) -> Correlation:
-    """Resampling takes seconds for a zoo: what these columns gave before is not computed again."""
+    """Return what these columns gave before, if they did: resampling takes seconds for a zoo."""
     key = unit_key({"what": "correlation", "columns": columns, "version": VERSION})
     if (record := store.recall(key)) is not None:
         return Correlation(**record)
@@ -120,31 +130,31 @@ def _remembered(
     return made
 
 
-def _troubles(inventory: Inventory) -> tuple[Trouble, ...]:
-    """The failures of this comparison's checkpoints and units; a store may hold others'.
+def _failures(inventory: Inventory) -> tuple[Failure, ...]:
+    """Return the failures of this comparison's checkpoints and units; a store may hold others'.
 
     A unit is known by its key: one that failed stands for every checkpoint of the same weights. What failed alike on
-    several batches is one trouble.
+    several batches is one failure.
     """
     messages = inventory.store.failures()
     of_units = {key: message for (_, key), message in messages.items() if key is not None}
-    found: list[Trouble] = []
+    found: list[Failure] = []
     for checkpoint in inventory.spec.checkpoints:
         if (checkpoint.name, None) in messages:
-            found.append(Trouble(checkpoint.name, None, messages[checkpoint.name, None]))
+            found.append(Failure(checkpoint.name, None, messages[checkpoint.name, None]))
         alike: dict[tuple[str, str], list[int]] = {}
         for each in inventory.tasks(checkpoint):
             if each.unit.key in of_units:
                 alike.setdefault((each.label, of_units[each.unit.key]), []).append(each.unit.batch)
         found += [
-            Trouble(checkpoint.name, f"{what}, {_batches(batches)}", message)
+            Failure(checkpoint.name, f"{what}, {_batches(batches)}", message)
             for (what, message), batches in alike.items()
         ]
     return tuple(found)
 
 
 def _notes(inventory: Inventory) -> tuple[str, ...]:
-    """What must be said beside the numbers of some checkpoints, the same of several once."""
+    """Return what must be said beside the numbers of some checkpoints; what is said of several, once."""
     spec = inventory.spec
     found: dict[str, list[str]] = {}
     for checkpoint in spec.checkpoints:

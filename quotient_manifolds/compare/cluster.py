@@ -1,4 +1,4 @@
-"""Jobs on the processes of a Dask cluster: the one module that imports `distributed`, when a cluster is asked for."""
+"""Run jobs on the processes of a Dask cluster; the one module that imports `distributed`, once asked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """How many jobs are worked at at once; at least one, for workers may still be about to join."""
+        """Return how many jobs run at once; at least one, for workers may still be about to join."""
         return max(1, len(self._client.nthreads()))
 
     def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None:

@@ -1,9 +1,9 @@
-"""What a comparison has found: a row a checkpoint, correlations over them, agreement between measures, failures."""
+"""Hold what a comparison has found: values of every checkpoint, correlations, agreement of measures, failures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, final
@@ -22,8 +22,8 @@ FORMAT = 1  # of comparison.json; raise when a reader of the old form would misr
 
 @final
 @dataclass(frozen=True)
-class Named:
-    """A measure of the comparison: its label, the label of its kind at any radius, and its radius if it has one.
+class ComparedMeasure:
+    """Describe a measure of a comparison: its label, that of its family (all radii), and its radius if it has one.
 
     measure, geometry and settings: the same, taken apart; geometry is what `geometry_from_dict` reads. None in
     comparisons of versions that did not keep them.
@@ -38,7 +38,7 @@ class Named:
 
     @property
     def geometry_name(self) -> str | None:
-        """How tables call the geometry, without its own settings."""
+        """Return how tables call the geometry, without its own settings."""
         if self.geometry is None:
             return None
         return geometry_from_dict({key: each for key, each in self.geometry.items() if key != "symmetries"}).name
@@ -46,8 +46,8 @@ class Named:
 
 @final
 @dataclass(frozen=True)
-class Value:
-    """Mean over batches and its standard error, None for one batch of what is not random.
+class MeanValue:
+    """Hold the mean over batches and its standard error (None for one batch of what is not random).
 
     reach: the largest relative speed of truncated geodesics, None where there are none. beyond_reach: on some batch
     that is where they may be far from the exact ones. late_rise: the share of the rise that the climbs made in the last
@@ -64,18 +64,18 @@ class Value:
 
 @final
 @dataclass(frozen=True)
-class Row:
-    """One checkpoint: its scores, and each measure by its label; None where a batch of it is missing."""
+class ComparedModel:
+    """Hold the scores of a checkpoint, and each measure by its label; None where a batch of it is missing."""
 
     checkpoint: str
     scores: Scores
-    values: Mapping[str, Value | None]
+    values: Mapping[str, MeanValue | None]
 
 
 @final
 @dataclass(frozen=True)
 class Ranking:
-    """How a measure goes with a score over all checkpoints, with some hyperparameters held fixed or none."""
+    """Hold the correlation of a measure with a score over all checkpoints; given: hyperparameters held fixed."""
 
     measure: str
     against: str
@@ -85,8 +85,8 @@ class Ranking:
 
 @final
 @dataclass(frozen=True)
-class Trouble:
-    """What could not be measured (None: a checkpoint as a whole), and why."""
+class Failure:
+    """Say what could not be measured on a checkpoint (what is None: anything), and why."""
 
     checkpoint: str
     what: str | None
@@ -95,8 +95,8 @@ class Trouble:
 
 @final
 @dataclass(frozen=True)
-class Failed:
-    """What failed, on which checkpoints alike, for one reason; nothing named: the checkpoints as a whole."""
+class FailureGroup:
+    """Say what failed for one reason, and on which checkpoints; where `what` is empty, they failed as a whole."""
 
     checkpoints: tuple[str, ...]
     what: tuple[str, ...]
@@ -111,7 +111,7 @@ class Failed:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison has found; `save` and `load` are inverse to each other, `frame` makes tables.
+    """Hold what a comparison has found; `save` and `load` are inverse to each other, `frame` makes tables.
 
     symmetries: the function that declares those of each model, None where they are found. notes: sentences that must
     stand beside the numbers, such as how many texts were cut. measured_now: how many units were measured by the call
@@ -121,74 +121,75 @@ class Comparison:
     spec: str
     version: str
     command: str
-    measures: tuple[Named, ...]
-    rows: tuple[Row, ...]
+    measures: tuple[ComparedMeasure, ...]
+    rows: tuple[ComparedModel, ...]
     rankings: tuple[Ranking, ...]
     agreement: Agreement | None
-    troubles: tuple[Trouble, ...]
+    failures: tuple[Failure, ...]
     symmetries: str | None = None
     notes: tuple[str, ...] = ()
     measured_now: int = field(default=0, compare=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Return the labels of all measures."""
         return tuple(each.label for each in self.measures)
 
     @property
     def known(self) -> tuple[int, int]:
-        """How many of the values (a measure of a checkpoint) are known, and of how many."""
+        """Return how many values (a measure of a checkpoint) are known, and how many there could be."""
         values = [value for row in self.rows for value in row.values.values()]
         return sum(value is not None for value in values), len(values)
 
     @property
     def beyond_reach(self) -> tuple[str, ...]:
-        """A sentence for every measure some of whose values come from geodesics followed further than they reach."""
-        said: list[str] = []
-        for label in self.labels:
-            known = [value for row in self.rows if (value := row.values[label]) is not None]
-            beyond = [value.reach for value in known if value.beyond_reach and value.reach is not None]
-            if beyond:
-                said.append(f"{label}: {len(beyond)} of {len(known)} values, relative speed up to {max(beyond):.3g}.")
-        return tuple(said)
+        """Return a sentence for every measure some of whose values come from geodesics followed beyond their reach."""
+        return self._sentences(
+            lambda value: value.beyond_reach and value.reach is not None,
+            lambda values: f", relative speed up to {max(each.reach or 0.0 for each in values):.3g}.",
+        )
 
     @property
     def unconverged(self) -> tuple[str, ...]:
-        """A sentence for every measure some of whose climbs still rose at their end."""
-        said: list[str] = []
-        for label in self.labels:
-            known = [value for row in self.rows if (value := row.values[label]) is not None]
-            late = [value.late_rise for value in known if value.late_rise is not None and value.late_rise > CONVERGED]
-            if late:
-                said.append(
-                    f"{label}: {len(late)} of {len(known)} values, up to {max(late):.0%} of the rise came in the last "
-                    f"quarter of the steps."
-                )
-        return tuple(said)
+        """Return a sentence for every measure some of whose climbs still rose at their end."""
+        return self._sentences(
+            lambda value: value.late_rise is not None and value.late_rise > CONVERGED,
+            lambda values: (
+                f", up to {max(each.late_rise or 0.0 for each in values):.0%} of the rise came in the last quarter of "
+                "the steps."
+            ),
+        )
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """A sentence for every measure some of whose values are near the rounding of the loss."""
+        """Return a sentence for every measure some of whose values are near the rounding of the loss."""
+        return self._sentences(lambda value: value.rounded, lambda values: "; take larger radii, or dtype: float64.")
+
+    def _sentences(
+        self, flagged: Callable[[MeanValue], bool], says: Callable[[list[MeanValue]], str]
+    ) -> tuple[str, ...]:
+        """Return for every measure with flagged values how many they are, and what is to be said of them."""
         said: list[str] = []
         for label in self.labels:
             known = [value for row in self.rows if (value := row.values[label]) is not None]
-            if count := sum(value.rounded for value in known):
-                said.append(f"{label}: {count} of {len(known)} values; take larger radii, or dtype: float64.")
+            if some := [value for value in known if flagged(value)]:
+                said.append(f"{label}: {len(some)} of {len(known)} values{says(some)}")
         return tuple(said)
 
     @property
-    def failures(self) -> tuple[Failed, ...]:
-        """The troubles, all that failed for one reason on a checkpoint, or alike on several, together."""
+    def failure_groups(self) -> tuple[FailureGroup, ...]:
+        """Put together what failed for one reason on a checkpoint, or alike on several."""
         found: dict[tuple[str, str], list[str]] = {}
-        for each in self.troubles:
+        for each in self.failures:
             found.setdefault((each.checkpoint, each.message), []).extend([] if each.what is None else [each.what])
         alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
         for (checkpoint, message), what in found.items():
             alike.setdefault((tuple(what), message), []).append(checkpoint)
-        return tuple(Failed(tuple(checkpoints), what, message) for (what, message), checkpoints in alike.items())
+        return tuple(FailureGroup(tuple(checkpoints), what, message) for (what, message), checkpoints in alike.items())
 
     @property
     def few_models(self) -> str | None:
-        """A sentence where the correlations are of so few models that chance alone makes large ones; else None."""
+        """Return a sentence where correlations are of so few models that chance alone makes large ones; else None."""
         models = [each.correlation.models for each in self.rankings if each.correlation.value is not None]
         if not models or (fewest := min(models)) >= FEW_MODELS:
             return None
@@ -199,17 +200,18 @@ class Comparison:
         )
 
     def corrected(self, kind: Kind) -> dict[tuple[str, str], float | None]:
-        """Holm's corrected p-values of the correlations of one kind, of every measure with every score, by both."""
+        """Return Holm's corrected p-values of the correlations of one kind, by measure and score."""
         found = [each for each in self.rankings if not each.given and each.correlation.kind == kind]
         p_values = holm([each.correlation.p_value for each in found])
         return {(each.measure, each.against): p for each, p in zip(found, p_values, strict=True)}
 
     @property
     def against(self) -> tuple[str, ...]:
+        """Return the scores that measures are compared with."""
         return tuple(dict.fromkeys(each.against for each in self.rankings))
 
     def column(self, name: str) -> list[Any]:
-        """A score, or the means of a measure, in the order of the rows; None where there is none."""
+        """Return a score, or the means of a measure, in the order of the rows; None where there is none."""
         if name in self.labels:
             values = [row.values[name] for row in self.rows]
             return [None if value is None else value.mean for value in values]
@@ -234,22 +236,23 @@ class Comparison:
         return pd.DataFrame(columns, index=pd.Index([row.checkpoint for row in self.rows], name="checkpoint"))
 
     def errors(self, name: str) -> list[float | None]:
-        """The standard errors of a measure's means, in the order of the rows."""
+        """Return the standard errors of a measure's means, in the order of the rows."""
         values = [row.values[name] for row in self.rows]
         return [None if value is None else value.standard_error for value in values]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON, of which `from_dict` makes the same again."""
         record = {"format": FORMAT, **asdict(self)}
         del record["measured_now"]
         return record
 
     def save(self, path: str | Path) -> None:
-        """Writes comparison.json, whole or not at all."""
+        """Write comparison.json, whole or not at all."""
         write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """The inverse of `to_dict`. Raises ValueError for another format."""
+        """Return what `to_dict` was called on. Raises ValueError for another format."""
         if record.get("format") != FORMAT:
             raise ValueError(f"Expected a comparison of format {FORMAT}. Found {record.get('format')!r}; compare again")
         agreement = record["agreement"]
@@ -257,18 +260,19 @@ class Comparison:
             spec=record["spec"],
             version=record["version"],
             command=record["command"],
-            measures=tuple(Named(**each) for each in record["measures"]),
+            measures=tuple(ComparedMeasure(**each) for each in record["measures"]),
             rows=tuple(_row(each) for each in record["rows"]),
             rankings=tuple(_ranking(each) for each in record["rankings"]),
             agreement=None if agreement is None else _agreement(agreement),
-            troubles=tuple(Trouble(**each) for each in record["troubles"]),
+            # Called troubles by versions before 0.2.
+            failures=tuple(Failure(**each) for each in record.get("failures", record.get("troubles"))),
             symmetries=record.get("symmetries"),
             notes=tuple(record.get("notes", ())),
         )
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
-        """Reads comparison.json, or the directory that has one. Raises ValueError for anything else."""
+        """Read comparison.json, or that of a directory. Raises ValueError for anything else."""
         path = Path(path)
         file = path / "comparison.json" if path.is_dir() else path
         try:
@@ -277,9 +281,9 @@ class Comparison:
             raise ValueError(f"{file} holds no comparison ({type(error).__name__}: {error})") from error
 
 
-def _flat(row: Row, named: Named) -> dict[str, Any]:
+def _flat(row: ComparedModel, named: ComparedMeasure) -> dict[str, Any]:
     value = row.values[named.label]
-    numbers = dict.fromkeys(each.name for each in fields(Value)) if value is None else asdict(value)
+    numbers = dict.fromkeys(each.name for each in fields(MeanValue)) if value is None else asdict(value)
     settings = {key: each for key, each in (named.settings or {}).items() if key != "radius"}
     return {
         "checkpoint": row.checkpoint,
@@ -293,8 +297,8 @@ def _flat(row: Row, named: Named) -> dict[str, Any]:
     }
 
 
-def default_targets(rows: Sequence[Row], given: Sequence[str]) -> tuple[str, ...]:
-    """What measures are compared with if nothing is named: the gaps, else every score that is a number and varies."""
+def default_targets(rows: Sequence[ComparedModel], given: Sequence[str]) -> tuple[str, ...]:
+    """Return what measures are compared with by default: the gaps, else every score that is a number and varies."""
     columns = {name: [row.scores.get(name) for row in rows] for each in rows for name in each.scores}
     if gaps := tuple(gap for gap in GAPS if gap in columns):
         return gaps
@@ -307,9 +311,9 @@ def default_targets(rows: Sequence[Row], given: Sequence[str]) -> tuple[str, ...
     )
 
 
-def _row(record: Mapping[str, Any]) -> Row:
-    values = {label: None if value is None else Value(**value) for label, value in record["values"].items()}
-    return Row(record["checkpoint"], record["scores"], values)
+def _row(record: Mapping[str, Any]) -> ComparedModel:
+    values = {label: None if value is None else MeanValue(**value) for label, value in record["values"].items()}
+    return ComparedModel(record["checkpoint"], record["scores"], values)
 
 
 def _ranking(record: Mapping[str, Any]) -> Ranking:

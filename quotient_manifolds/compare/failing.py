@@ -1,4 +1,4 @@
-"""What failed and where, in one sentence that a terminal and a page can show."""
+"""Say what failed and where, in one sentence that a terminal and a page can show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison would measure, and about how long that takes: asked before hours are spent on it."""
+"""Tell what a comparison would measure, and about how long that takes, before hours are spent on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import final
 
 import torch
 
-from quotient_manifolds.compare.comparison import Failed
+from quotient_manifolds.compare.comparison import FailureGroup
 from quotient_manifolds.compare.failing import sentence
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.compare.measures import MeasureEntry
@@ -45,7 +45,7 @@ class MeasureForecast:
 
     @property
     def total(self) -> float | None:
-        """Seconds of what is left."""
+        """Return the seconds that what is left takes."""
         return None if self.seconds is None or self.passes is None else self.left * self.passes * self.seconds
 
 
@@ -59,18 +59,18 @@ class Forecast:
     to_load: int
     timed: str | None
     loading: float
-    failures: tuple[Failed, ...]
+    failures: tuple[FailureGroup, ...]
     notes: tuple[str, ...]
 
     @property
     def seconds(self) -> float | None:
-        """Of all that is left and could be timed, with the loading; None where nothing could."""
+        """Return those of all that is left and could be timed, with the loading; None where nothing could."""
         known = [each.total for each in self.measures if each.total is not None]
         return sum(known) + self.to_load * self.loading if known else None
 
     @property
     def pass_seconds(self) -> tuple[float, float] | None:
-        """The shortest and the longest pass that was timed."""
+        """Return the shortest and the longest pass that was timed."""
         known = [each.seconds for each in self.measures if each.seconds is not None]
         return (min(known), max(known)) if known else None
 
@@ -94,7 +94,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
         label = SCORES if entry is None else entry.label
         passes, seconds, wrong = (None, None, None) if timer is None else timer.of(entry)
         if wrong is not None:
-            failures.append(Failed((name or "",), (label,), wrong))
+            failures.append(FailureGroup((name or "",), (label,), wrong))
         found.append(MeasureForecast(label, units[label], left[label], passes, seconds))
     said = {} if identity is None else identity.notes
     notes = (
@@ -104,8 +104,8 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     return Forecast(tuple(found), len(spec.checkpoints), to_load, name, loading, tuple(failures), notes)
 
 
-def _first_that_loads(spec: Spec, device: str) -> tuple[Loaded | None, str | None, float, list[Failed]]:
-    failures: list[Failed] = []
+def _first_that_loads(spec: Spec, device: str) -> tuple[Loaded | None, str | None, float, list[FailureGroup]]:
+    failures: list[FailureGroup] = []
     for checkpoint in spec.checkpoints:
         job = job_of(spec, checkpoint, device)
         try:
@@ -115,14 +115,14 @@ def _first_that_loads(spec: Spec, device: str) -> tuple[Loaded | None, str | Non
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the model is the user's
-            failures.append(Failed((checkpoint.name,), (), sentence(error)))
+            failures.append(FailureGroup((checkpoint.name,), (), sentence(error)))
             continue
         return loaded, checkpoint.name, time.perf_counter() - start, failures
     return None, None, 0.0, failures
 
 
 def _counted(inventory: Inventory, like: Identity | None) -> tuple[Counter[str], Counter[str], int]:
-    """Units by label, those of them without result, and how many checkpoints will be loaded.
+    """Count units by label, those of them without result, and the checkpoints that will be loaded.
 
     A checkpoint that was never loaded is taken to have as many batches as the one that was.
     """
@@ -143,14 +143,14 @@ def _counted(inventory: Inventory, like: Identity | None) -> tuple[Counter[str],
 
 @final
 class _Timer:
-    """One pass on the first batch of a checkpoint, timed once in every geometry."""
+    """Time one pass on the first batch of a checkpoint, once in every geometry."""
 
     def __init__(self, loaded: Loaded, spec: Spec) -> None:
         self._loaded, self._spec = loaded, spec
         self._known: dict[object, tuple[PreparedModel | None, float | None]] = {}
 
     def of(self, entry: MeasureEntry | None) -> tuple[int | None, float | None, str | None]:
-        """Passes of a unit, seconds of one, and what is wrong, once; for the scores where there is no entry."""
+        """Return passes of a unit, seconds of one, and (once) what is wrong; without entry, those of the scores."""
         try:
             if entry is None:
                 return 1, self._seconds(partial(self._loaded.score, "data", 0)), None
@@ -173,7 +173,7 @@ class _Timer:
         return (None if known is None else passes(entry, known, self._spec.measures)), took, None
 
     def _seconds(self, work: Callable[[], object]) -> float:
-        """The mean of as many calls as fit into half a second, after a first one that pays for what is set up once."""
+        """Return the mean of as many calls as fit into half a second, after one that pays for what is set up once."""
         work()
         self._wait()
         start, calls = time.perf_counter(), 0

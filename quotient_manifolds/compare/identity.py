@@ -1,4 +1,4 @@
-"""Hashes of what decides a number: the weights of a model, and the tensors of a batch."""
+"""Hash what decides a number: the weights of a model, and the tensors of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a direc
 
 
 def model_hash(model: nn.Module) -> str:
-    """SHA-256 of all that decides what a model computes, as far as it can be read.
+    """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
 
     The classes of its modules, their plain attributes (numbers, text), the source of those that are not installed
     packages'; its configuration; name, shape, dtype and bytes of its whole state. Not: hooks, and what a module calls.
@@ -44,7 +44,7 @@ def _kind(module: nn.Module) -> str:
 
 
 def _settings(module: nn.Module) -> str:
-    """Its own plain attributes; of a private one it is not known what it says."""
+    """Return its plain attributes, but for private ones, of which nobody knows what they say."""
     own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "name_or_path"}
     return repr(sorted((key, repr(value)) for key, value in own.items() if _plain(value)))
 
@@ -56,7 +56,7 @@ def _plain(value: Any) -> bool:
 
 
 def _source(kind: type) -> str:
-    """The text of a class of the user's, who may change it; of others the version decides."""
+    """Return the text of a class of the user's, who may change it; of others the version decides."""
     try:
         return inspect.getsource(kind) if is_users(inspect.getfile(kind)) else ""
     except (OSError, TypeError):  # made in a console
@@ -64,12 +64,12 @@ def _source(kind: type) -> str:
 
 
 def symmetries_hash(declared: Symmetries) -> str:
-    """SHA-256 of the pairs and the translations that are declared: what decides a number."""
+    """Return the SHA-256 of the pairs and translations that are declared."""
     return _hash([repr(declared.pairs), repr(declared.translations)], {})
 
 
 def source_hash(reference: str | None) -> str:
-    """SHA-256 of the file of package.module:function, "" for None."""
+    """Return the SHA-256 of the file of package.module:function; "" for None."""
     if reference is None:
         return ""
     file = inspect.getsourcefile(inspect.unwrap(load_object(reference, "a function")))
@@ -77,7 +77,7 @@ def source_hash(reference: str | None) -> str:
 
 
 def batch_hash(batch: Any) -> str:
-    """SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
+    """Return the SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
     leaves, structure = tree_flatten_with_path(batch)
     tensors = {repr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
     others = [f"{path!r}: {leaf!r}" for path, leaf in leaves if not isinstance(leaf, Tensor)]
@@ -85,7 +85,7 @@ def batch_hash(batch: Any) -> str:
 
 
 def files_fingerprint(path: Path | None) -> str:
-    """SHA-256 of name, size, times of change and inode of a checkpoint's files: what tells, unread, that none changed.
+    """Return the SHA-256 of name, size, times of change and inode of a checkpoint's files: as before if none changed.
 
     The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot.
 

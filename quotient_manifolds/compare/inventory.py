@@ -1,4 +1,4 @@
-"""What a store knows of the checkpoints of a spec, without loading any."""
+"""Look up what a store knows of the checkpoints of a spec, without loading any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Inventory:
 
     @property
     def always_loads(self) -> bool:
-        """Whether a function of the user's decides what a checkpoint is: nobody knows what it reads."""
+        """Return whether a function of the user's decides what a checkpoint is: nobody knows what it reads."""
         return self.spec.symmetries is not None or any(":" in each.loader for each in self.spec.checkpoints)
 
     def fingerprint(self, checkpoint: Checkpoint) -> str:

@@ -1,4 +1,4 @@
-"""Measures by name, from the plain settings of a spec."""
+"""Make measures of the plain settings of a spec."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are no
 @final
 @dataclass(frozen=True)
 class MeasureEntry:
-    """A measure of a comparison: what is computed, on which loss, and how tables call it."""
+    """Pair a measure with the loss it is computed on, and say how tables call it."""
 
     measure: Measure
     normalise_logits: bool = False
@@ -52,12 +52,12 @@ class MeasureEntry:
 
     @property
     def label(self) -> str:
-        """Name, geometry, radius, and every option that is not as it is by default."""
+        """Return name, geometry, radius, and every option that is not as it is by default."""
         return self.family if self.radius is None else f"{self.family}, radius {_shortest(self.radius)}"
 
     @property
     def family(self) -> str:
-        """The label but for the radius."""
+        """Return the label without the radius."""
         chosen = {
             each.name: getattr(self.measure, each.name)
             for each in fields(self.measure)
@@ -81,17 +81,17 @@ class MeasureEntry:
 
     @property
     def eps(self) -> float:
-        """The one option of a geometry that its name does not tell."""
+        """Return the one option of a geometry that its name does not tell."""
         return self.measure.geometry.eps if isinstance(self.measure.geometry, Quotient) else 0.0
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """All that the names of measure and geometry do not tell."""
+        """Return all that the names of measure and geometry do not tell."""
         return {**self.measure.settings, "eps": self.eps, "normalise_logits": self.normalise_logits}
 
 
 def _shortest(value: float) -> str:
-    """0.1, or all digits where six do not tell it from its neighbours."""
+    """Return 0.1 as such, and all digits where six do not tell a number from its neighbours."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
@@ -104,7 +104,7 @@ def measures_of(
     normalise_logits: bool,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
-    """One measure for each geometry and radius. Raises ValueError or TypeError for what does not belong together."""
+    """Yield a measure for each geometry and radius. Raises ValueError or TypeError for what does not go together."""
     made = MEASURES[kind]
     names = {each.name for each in fields(made) if each.init}
     needed = {each.name for each in fields(made) if each.init and each.default is MISSING}

@@ -1,4 +1,4 @@
-"""The work of one worker: load a checkpoint, and measure what a job asks for, unit by unit."""
+"""Do the work of a worker: load a checkpoint, and measure what a job asks for, unit by unit."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Task:
 
     @property
     def setting(self) -> object:
-        """Tasks that are alike in it are measured on one `PreparedModel`."""
+        """Return what tasks that are measured on one `PreparedModel` have in common."""
         return None if self.entry is None else setting_of(self.entry)
 
     @property
     def label(self) -> str:
-        """How tables and progress call what is measured."""
+        """Return how tables and progress call what is measured."""
         return f"loss and error on {self.unit.geometry}" if self.entry is None else self.entry.label
 
 
@@ -193,7 +193,7 @@ def measure_job(job: Job, emit: Emit) -> None:
         ascents: KnownAscents = {}  # tasks that go on from where the one before them ended follow it
 
         def prepared(entry: MeasureEntry, known: list[PreparedModel | str] = known) -> PreparedModel | str:
-            """Once for all that are alike, when the first needs it: what is wrong is proved but once, too."""
+            """Return the model, prepared when the first task needs it; what is wrong is found once, too."""
             if not known:
                 known.append(loaded.prepared(entry))
             return known[0]

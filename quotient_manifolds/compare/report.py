@@ -1,4 +1,4 @@
-"""The report of a comparison: how measures rank the models, figures, every number, and what failed."""
+"""Write the report of a comparison: how measures rank the models, figures, every number, and what failed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from quotient_manifolds.compare.cells import quoted
-from quotient_manifolds.compare.comparison import Comparison, Ranking, Value
+from quotient_manifolds.compare.comparison import Comparison, MeanValue, Ranking
+from quotient_manifolds.compare.export import quoted
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
@@ -32,7 +32,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 
 def _guarded(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame as a spreadsheet may read it: see `cells.quoted`."""
+    """Return the frame as a spreadsheet may read it: see `export.quoted`."""
     text = frame.map(lambda value: quoted(value) if isinstance(value, str) else value)
     return text.rename(columns=quoted, index=quoted)
 
@@ -48,7 +48,7 @@ def comparison_page(comparison: Comparison) -> Page:
         ),
         facts=[
             Fact(f"{known} of {cells}", "values (a measure of a checkpoint) are known."),
-            *([Fact(str(len(comparison.failures)), "failures, listed below.")] if comparison.troubles else []),
+            *([Fact(str(len(comparison.failure_groups)), "failures, listed below.")] if comparison.failures else []),
             *_best(comparison),
         ],
         sections=[section for section in _sections(comparison) if section.blocks],
@@ -56,7 +56,7 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def summary_tables(comparison: Comparison) -> list[Table]:
-    """What a terminal shows: how the values spread, and Kendall's tau-b where there is something to rank by."""
+    """Return what a terminal shows: how values spread, and Kendall's tau-b where there is something to rank by."""
     spread = Table(
         "spread",
         "Measures over the checkpoints",
@@ -75,10 +75,10 @@ def _spread(values: list[float | None]) -> list[str]:
 
 
 def _sections(comparison: Comparison) -> Iterator[Section]:
-    if comparison.troubles:
+    if comparison.failures:
         rows = [
             [", ".join(each.checkpoints), "; ".join(each.what) or "the whole checkpoint", each.message]
-            for each in comparison.failures
+            for each in comparison.failure_groups
         ]
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = Table("failures", caption, ["Checkpoint", "What", "Why"], rows, [False] * 3)
@@ -189,7 +189,7 @@ def _partial_table(partial: list[Ranking]) -> Table:
 
 
 def _cells(found: Correlation, *corrected: float | None) -> list[str]:
-    """Value, interval, p-value, corrected ones where there are any, and the number of models."""
+    """Return value, interval, p-value, corrected ones where there are any, and the number of models."""
     value = "undefined" if found.value is None else _signed(found.value)
     interval = "none" if found.low is None or found.high is None else f"{_signed(found.low)} to {_signed(found.high)}"
     return [value, interval, *map(_p, (found.p_value, *corrected)), str(found.models)]
@@ -275,7 +275,7 @@ def _value_table(comparison: Comparison) -> Table:
 
 
 def _best(comparison: Comparison) -> Iterator[Fact]:
-    """The measure whose tau-b with the first target is largest in size, and that it is the largest of how many."""
+    """Yield the measure whose tau-b with the first target is largest in size, and of how many it is the largest."""
     found = [
         each
         for each in comparison.rankings
@@ -295,7 +295,7 @@ def _best(comparison: Comparison) -> Iterator[Fact]:
         )
 
 
-def _value(value: Value | None) -> str:
+def _value(value: MeanValue | None) -> str:
     if value is None:
         return ""
     error = "" if value.standard_error is None else f" ± {value.standard_error:.2g}"

@@ -1,4 +1,4 @@
-"""One process that knows what is to be measured, hands it out, and alone writes what comes back."""
+"""Coordinate a comparison: one process hands out what is to be measured, and alone writes what comes back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run_comparison(
 
 
 class _Pool(Protocol):
-    """Whoever measures: this process, or a cluster."""
+    """Measure jobs: in this process, or on a cluster."""
 
     @property
     def size(self) -> int: ...
@@ -107,7 +107,7 @@ class _Coordinator:
         pool.run(self._jobs(pool.size), self._receive, self._lost)
 
     def _jobs(self, workers: int) -> Iterator[Job]:
-        """A job for each checkpoint; towards the end one for each setting of it, so that no worker is left waiting."""
+        """Yield a job for each checkpoint; towards the end one for each setting of it, so that no worker waits."""
         spec = self.inventory.spec
         todo = [each for each in spec.checkpoints if self._left(each) != set()]
         settings = [tuple(each for each in spec.measures if setting_of(each) == one) for one in _settings(spec)]
@@ -123,7 +123,7 @@ class _Coordinator:
         self.progress("checkpoints", len(todo), len(todo))
 
     def _left(self, checkpoint: Checkpoint) -> set[str] | None:
-        """Keys of what is left to measure; None if nobody knows before the checkpoint is loaded."""
+        """Return the keys of what is left to measure; None if the checkpoint must be loaded to know."""
         if self.inventory.current(checkpoint) is None:
             return None
         keys = {each.unit.key for each in self.inventory.tasks(checkpoint)}
@@ -133,7 +133,7 @@ class _Coordinator:
         return left
 
     def _without_finished(self, job: Job) -> Job | None:
-        """The job for what is left of it now; None if nothing is."""
+        """Return the job for what is left of it now; None if nothing is."""
         identity = self.inventory.current(job.checkpoint)
         if identity is None:
             return replace(job, finished=frozenset(self.inventory.store.finished() | self._failed))
@@ -161,7 +161,7 @@ class _Coordinator:
             self._failed.add(key)
 
     def _lost(self, job: Job) -> Job | None:
-        """What to do instead of a job whose worker died: what is left of it, but for a unit that is deadly."""
+        """Return what to do instead of a job whose worker died: what is left of it, but for a unit that is deadly."""
         left = self._without_finished(job)
         if left is None:
             return None
@@ -176,7 +176,7 @@ class _Coordinator:
         return None if key is None else self._without_finished(job)
 
     def _report_now_and_then(self) -> None:
-        """The report of what there is so far: first figures show while the rest is being measured."""
+        """Write the report of what there is so far: first figures show while the rest is being measured."""
         start = time.monotonic()
         if start < self._report_at:
             return

@@ -1,4 +1,4 @@
-"""How well each model does: loss and error on its data and on test data, and what a file says of it."""
+"""Tell how well each model does: loss and error on its data and on test data, and what a file says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from quotient_manifolds.compare.cells import unquoted
+from quotient_manifolds.compare.export import unquoted
 
 Scores = dict[str, float | str | None]
 
@@ -20,7 +20,7 @@ GAPS = ("error_gap", "loss_gap")
 
 
 def pooled(part: str, batches: Sequence[Mapping[str, float]]) -> Scores:
-    """Loss and error over all examples of a part ("data" or "test"), from those of its batches."""
+    """Return loss and error over all examples of a part ("data" or "test"), from those of its batches."""
     examples = math.fsum(batch["examples"] for batch in batches)
     prefix = "test_" if part == "test" else ""
     return {
@@ -30,7 +30,7 @@ def pooled(part: str, batches: Sequence[Mapping[str, float]]) -> Scores:
 
 
 def with_gaps(scores: Scores) -> Scores:
-    """error_gap and loss_gap: test minus data, where both are known."""
+    """Add error_gap and loss_gap: test minus data, where both are known."""
     gaps: Scores = {}
     for gap, what in zip(GAPS, ("error", "loss"), strict=True):
         here, there = scores.get(what), scores.get(f"test_{what}")
@@ -40,12 +40,12 @@ def with_gaps(scores: Scores) -> Scores:
 
 
 def measured_scores(*, test: bool) -> tuple[str, ...]:
-    """The names of those that are measured."""
+    """Return the names of the scores that are measured."""
     return ("loss", "error", *(("test_loss", "test_error", *GAPS) if test else ()))
 
 
 def check_named(name: str, known: Sequence[str], listed: Mapping[str, Scores], *, number: bool) -> None:
-    """Raises ValueError for a name of no score, or of one that is text where a number is wanted."""
+    """Raise ValueError for a name of no score, or of one that is text where a number is wanted."""
     if name not in known:
         raise ValueError(f"there is no score {name!r}; known are {', '.join(known)}")
     text = next((row[name] for row in listed.values() if isinstance(row.get(name), str)), None)
@@ -70,9 +70,9 @@ def _some(names: Sequence[str]) -> str:
 def read_scores(
     path: Path, checkpoints: Sequence[str], measured: Sequence[str], measures: Sequence[str] = ()
 ) -> dict[str, Scores]:
-    """The rows of a CSV file by its column `checkpoint`; empty cells are None, as are NA, null and the like in others.
+    """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
-    Text that `cells.quoted` has guarded loses its apostrophe. Raises ValueError for a file that cannot be read as such,
+    Text that `export.quoted` has guarded loses its apostrophe. Raises ValueError for a file that cannot be read so,
     lacks a name or has it twice, names none of the checkpoints, has a number that is infinite or too large, or a column
     that is called like one of `measured`, or like one of `measures`, which would take its place.
     """

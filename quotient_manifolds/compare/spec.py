@@ -1,4 +1,4 @@
-"""What to compare: a YAML file, checked, with the line of whatever is wrong."""
+"""Say what to compare: in Python, or in a YAML file, of which errors name the line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quotient_manifolds.load.models import load_object
 @final
 @dataclass(frozen=True)
 class Spec:
-    """A comparison, ready to run: made here from Python objects, or by `read_spec` from a file.
+    """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
 
     checkpoints: as `find_checkpoints` returns them. data: what the measures see. measures: such as
     `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what the gaps are taken to. scores: by name of checkpoint,
@@ -70,18 +70,18 @@ class Spec:
 
     @property
     def labels(self) -> list[str]:
-        """How tables call the measures."""
+        """Return how tables call the measures."""
         return [each.label for each in self.measures]
 
     @property
     def known_scores(self) -> tuple[str, ...]:
-        """The names of the scores that are measured, and of those that are listed."""
+        """Return the names of the scores that are measured, and of those that are listed."""
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
         return (*measured_scores(test=self.test is not None), *listed)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Where functions of the user's are imported from, besides what Python searches."""
+        """Return where functions of the user's are imported from, besides where Python looks."""
         return (os.getcwd(),) if self.path is None else (os.getcwd(), str(self.path.resolve().parent))
 
 
@@ -126,14 +126,14 @@ def read_spec(path: str | Path) -> Spec:
 
 
 def _importable(base: Path) -> None:
-    """Modules beside a spec are found wherever the command is given."""
+    """Let modules beside a spec be found wherever the command is given."""
     if str(base) not in sys.path:
         sys.path.insert(0, str(base))
 
 
 @contextmanager
 def _at(file: SpecFile, *place: str | int) -> Iterator[None]:
-    """What is wrong inside is said with the line of `place`."""
+    """Say what is wrong inside with the line of `place`."""
     try:
         yield
     except SystemExit as error:  # of a module of the user's, while it is imported
@@ -162,7 +162,7 @@ def _measures(file: SpecFile, top: Schema) -> tuple[MeasureEntry, ...]:
 
 
 def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """Checkpoints with names that can be printed: bytes that are no text and control characters as escapes."""
+    """Return the checkpoints with names that can be printed: undecodable bytes and control characters as escapes."""
     names: dict[str, Checkpoint] = {}
     for each in checkpoints:
         name = printable(each.name)
@@ -175,7 +175,7 @@ def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
 def _scores(
     file: SpecFile, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...], measures: Sequence[str]
 ) -> Mapping[str, Scores]:
-    """The file's rows, once all that the spec says of scores has been checked."""
+    """Return the file's rows, once all that the spec says of scores has been checked."""
     listed: Mapping[str, Scores] = {}
     measured = measured_scores(test=top.test is not None)
     if top.scores is not None:
@@ -191,7 +191,7 @@ def _scores(
 
 
 def _source(file: SpecFile, key: str, section: Any, base: Path) -> DataSource:
-    """The data, of which labels and files have been looked at: what fails on all checkpoints alike is said once."""
+    """Return the data, once its files and labels have been looked at: what fails for all checkpoints is said once."""
     settings = section.model_dump()
     settings["path"] = base / expanded(section.path)
     if section.tokenizer is not None:

@@ -1,4 +1,4 @@
-"""The file of a spec: YAML, the keys it may have, and a sentence with the line for what is wrong."""
+"""Read the file of a spec: YAML, the keys it may have, and a sentence with the line for what is wrong."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ Names = Annotated[list[str], AsList]
 
 
 class _Section(BaseModel):
-    """Keys that are not known are errors, and nothing is taken for what it is not."""
+    """Refuse unknown keys, and take nothing for what it is not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @final
 class CheckpointSection(_Section):
-    """Which checkpoints, by patterns of paths, and how they are loaded."""
+    """Say which checkpoints, by patterns of paths, and how they are loaded."""
 
     paths: Names = Field(default_factory=list)
     loader: str = "huggingface"
 
 
 def _data_section() -> type[_Section]:
-    """The fields of `DataSource`, which says itself what values they may have, but for the size of whole numbers."""
+    """Make a section of the fields of `DataSource`, which checks their values, but for the size of whole numbers."""
     sized: dict[Any, Any] = {int: Count, int | None: Count | None}
     hints = get_type_hints(DataSource)
     fields: dict[str, Any] = {
@@ -87,7 +87,7 @@ else:
 
 @final
 class MeasureSection(_Section):
-    """One kind of measure, in one or several geometries, at one or several radii, with the options of both."""
+    """Ask for a kind of measure, in one or several geometries, at one or several radii, with the options of both."""
 
     measure: Kind
     geometry: Annotated[list[str | float], AsList] = Field(default_factory=list)
@@ -110,14 +110,14 @@ class MeasureSection(_Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the measure and of its geometries that are given."""
+        """Return the options of the measure and of its geometries that are given."""
         apart = {"measure", "geometry", "radius", "warm_start", "normalise_logits"}
         return {key: value for key, value in self if key not in apart and value is not None}
 
 
 @final
 class Schema(_Section):
-    """A whole spec."""
+    """Describe a whole spec."""
 
     checkpoints: CheckpointSection
     data: DataSection
@@ -216,7 +216,7 @@ def validated(file: SpecFile) -> Schema:
 
 
 def _place(file: SpecFile, error: ErrorDetails) -> Place:
-    """Keys and indices alone: pydantic adds which of several kinds it tried."""
+    """Return keys and indices alone: pydantic adds which of several kinds it tried."""
     place: Place = ()
     for step in error["loc"]:
         if (*place, step) in file.lines:

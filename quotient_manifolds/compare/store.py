@@ -1,4 +1,4 @@
-"""What is measured stays measured: one SQLite file, written by one process, that survives crashes and full disks."""
+"""Keep what is measured: one SQLite file, written by one process, that survives crashes and full disks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
-from quotient_manifolds.compare import table
-from quotient_manifolds.compare.table import Result
+from quotient_manifolds.compare import export
+from quotient_manifolds.compare.export import Result
 from quotient_manifolds.compare.unit import Unit, plain, to_json
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Store:
         (A key stands for what decides a value: a checkpoint that was renamed, or has a twin, finds its results.)
         """
         if units is None:
-            columns = f"payload, seconds, settings, {', '.join(table.IDENTITY)}"
+            columns = f"payload, seconds, settings, {', '.join(export.IDENTITY)}"
             return [
                 Result(_unit(identity, self._read(settings)), self._read(payload), seconds)
                 for payload, seconds, settings, *identity in self._rows(f"SELECT {columns} FROM results {ORDER}")
@@ -134,7 +134,7 @@ class Store:
         that is not plain JSON: a value that is not finite is a failure.
         """
         row = [
-            *(getattr(unit, name) for name in table.IDENTITY),
+            *(getattr(unit, name) for name in export.IDENTITY),
             to_json(unit.settings, "settings"),
             to_json(payload, "payload"),
             plain(seconds, "seconds"),
@@ -179,11 +179,11 @@ class Store:
 
     def frame(self, units: Iterable[Unit] | None = None) -> pd.DataFrame:
         """Return `results` as a data frame, with the columns of `export`."""
-        return table.frame(self.results(units))
+        return export.frame(self.results(units))
 
     def export(self, path: str | Path, units: Iterable[Unit] | None = None) -> None:
         """Write `results` as .csv, .parquet or .json, by the suffix; whole or not at all."""
-        table.export(self.results(units), Path(path))
+        export.export(self.results(units), Path(path))
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._sentences():
@@ -191,7 +191,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, on disk when it returns."""
+        """Do all of it or nothing; it is on disk when this returns."""
         connection = self._alive()
         with self._sentences():
             try:
@@ -263,11 +263,11 @@ class Store:
 
 
 def _unit(identity: Sequence[Any], settings: Mapping[str, Any]) -> Unit:
-    return Unit(**dict(zip(table.IDENTITY, identity, strict=True)), settings=settings)
+    return Unit(**dict(zip(export.IDENTITY, identity, strict=True)), settings=settings)
 
 
 def _only_writer(path: Path) -> Any:
-    """The lock beside a store, taken; a second process is told at once that there is a first."""
+    """Take the lock beside a store; a second process is told at once that there is a first."""
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:

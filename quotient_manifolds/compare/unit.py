@@ -1,4 +1,4 @@
-"""The unit of work: one measure of one checkpoint at one radius on one batch, and the hash that stands for it."""
+"""Identify a unit of work: one measure of one checkpoint at one radius on one batch, and its hash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, final
 @final
 @dataclass(frozen=True)
 class Unit:
-    """What is to be measured, and its identity.
+    """Say what is to be measured, and identify it.
 
     key: hash of all that decides the value, as `unit_key` makes it. checkpoint, measure, geometry: names for readers.
     radius: None where the measure has none. settings: plain JSON. Raises ValueError for what JSON cannot keep.
@@ -33,7 +33,7 @@ class Unit:
 
 
 def unit_key(deciding: Mapping[str, Any]) -> str:
-    """SHA-256, in hexadecimal, of the canonical JSON of everything that decides a value.
+    """Return the SHA-256, in hexadecimal, of the canonical JSON of everything that decides a value.
 
     The order of keys does not matter, nor whether a whole number is written 1 or 1.0. Raises ValueError for what is
     not plain JSON, infinite and undefined numbers included.
@@ -43,7 +43,7 @@ def unit_key(deciding: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any, name: str) -> Any:
-    """A copy of `value` in plain JSON types, every number with its bits; `name` is what an error calls it.
+    """Return `value` in plain JSON types, every number with its bits; `name` is what an error calls it.
 
     Mappings become dicts, tuples lists, subclasses of float (numpy's float64) floats. Raises ValueError for anything
     else: a number that is not finite, a key that is not text, a tensor.
@@ -67,12 +67,12 @@ def plain(value: Any, name: str) -> Any:
 
 
 def to_json(value: Any, name: str) -> str:
-    """The JSON text of `plain(value, name)`. Reading it gives the same floats, bit for bit."""
+    """Return the JSON text of `plain(value, name)`. Reading it gives the same floats, bit for bit."""
     return json.dumps(plain(value, name), ensure_ascii=False, allow_nan=False)
 
 
 def _is_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which stands for an undecodable byte in the name of a file."""
+    """Return False for half a surrogate pair, which stands for an undecodable byte in the name of a file."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -81,7 +81,7 @@ def _shortened(text: str, width: int = 80) -> str:
 
 
 def _alike(value: Any) -> Any:
-    """Whole numbers as integers: 1 and 1.0 are one radius, whichever way a file spells it."""
+    """Return whole numbers as integers: 1 and 1.0 are one radius, whichever way a file spells it."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):

@@ -548,7 +548,7 @@ def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch:
 
 
 def failures(spec: Path) -> list[tuple[str, str | None, str]]:
-    return [(each.checkpoint, each.what, each.message) for each in found(spec).troubles]
+    return [(each.checkpoint, each.what, each.message) for each in found(spec).failures]
 
 
 def said_and_shown(done: Result, spec: Path) -> None:
@@ -556,11 +556,11 @@ def said_and_shown(done: Result, spec: Path) -> None:
     page = (spec.parent / "out" / "report.html").read_text()
     listed = page[page.index('id="failures"') :]
     comparison = found(spec)
-    assert comparison.troubles
-    assert done.stderr.count("Failed: ") == len(comparison.failures)
-    for trouble in comparison.troubles:
-        assert trouble.message in done.stderr
-        assert f"<td>{trouble.checkpoint}</td>" in listed or f">{trouble.checkpoint}<" in listed
+    assert comparison.failures
+    assert done.stderr.count("Failed: ") == len(comparison.failure_groups)
+    for failure in comparison.failures:
+        assert failure.message in done.stderr
+        assert f"<td>{failure.checkpoint}</td>" in listed or f">{failure.checkpoint}<" in listed
 
 
 def test_a_checkpoint_that_does_not_load_is_a_row_and_the_rest_goes_on(zoo: Path, loads: list[str]) -> None:
@@ -790,7 +790,7 @@ def test_a_comparison_is_saved_and_loaded(zoo: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == (zoo / "out" / "comparison.json").read_bytes()
     assert Comparison.load(tmp_path / "again.json") == comparison
     assert comparison.agreement is not None
-    assert comparison.troubles
+    assert comparison.failures
     for text, words in [
         ("[]", "holds no comparison"),
         ("{", "holds no comparison"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quotient_manifolds.compare import Store, read_spec
-from quotient_manifolds.compare.cells import quoted, unquoted
+from quotient_manifolds.compare.export import quoted, unquoted
 from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.compare.scores import read_scores
 from tests.zoos import Small, compare, found, write_seeds, write_spec

@@ -28,8 +28,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotient_manifolds.compare.export import Result
 from quotient_manifolds.compare.store import FORMAT, Store, StoreError
-from quotient_manifolds.compare.table import Result
 from quotient_manifolds.compare.unit import Unit, unit_key
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

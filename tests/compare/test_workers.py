@@ -299,7 +299,7 @@ def joining(spec: Path, out: Path) -> None:
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     with LocalCluster(**settings) as running:
         found = run_comparison(spec, out, scheduler=running.scheduler_address)
-    (failed,) = found.failures
+    (failed,) = found.failure_groups
     assert failed.checkpoints == ("m_1",)
     assert "3 workers died over it" in failed.message
 
@@ -347,7 +347,7 @@ def test_the_report_of_a_comparison_is_that_of_its_table(spec: Path, expected: T
     comparison = Comparison.load(spec.parent / "whole")
     assert comparison.known == (20, 20)
     assert len(comparison.rankings) == 5 * 2 * 4
-    assert comparison.troubles == ()
+    assert comparison.failures == ()
 
 
 def test_first_figures_show_while_the_rest_is_measured(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

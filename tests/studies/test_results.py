@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from quotient_manifolds.compare import Comparison, Ranking, Row, Value
+from quotient_manifolds.compare import ComparedModel, Comparison, MeanValue, Ranking
 from quotient_manifolds.statistics import correlation
 from studies.__main__ import study
 from studies.diagonal import Cell, DiagonalStudy, Plan
@@ -67,10 +67,10 @@ def comparison(key: str, models: int, seed: int) -> Comparison:
         for score, column in scores.items()
     ]
     rows = [
-        Row(
+        ComparedModel(
             f"m-{k}",
             {score: float(column[k]) for score, column in scores.items()},
-            {name: Value(float(values[name][k]), None) for name in names},
+            {name: MeanValue(float(values[name][k]), None) for name in names},
         )
         for k in range(models)
     ]
@@ -307,7 +307,7 @@ def test_opposite_signs_of_zoos_are_seen(records: Records) -> None:
         gap, row = "error_gap", zoo.comparison.rows
         label = zoo.measures.places["inv"]
         rows = tuple(
-            replace(r, values={**r.values, label: Value(float(np.exp(sign * r.scores[gap])), None)}) for r in row
+            replace(r, values={**r.values, label: MeanValue(float(np.exp(sign * r.scores[gap])), None)}) for r in row
         )
         return type(zoo)(zoo.key, replace(zoo.comparison, rows=rows))
 

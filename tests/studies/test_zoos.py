@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quotient_manifolds.compare import Comparison, Ranking, Row, Value
+from quotient_manifolds.compare import ComparedModel, Comparison, MeanValue, Ranking
 from quotient_manifolds.geometry import Euclidean, Quotient
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import correlation, partial_correlation
@@ -37,9 +37,9 @@ def invented_numbers(key: str) -> Comparison:
     for k in range(12 if key == "vit" else 40):
         scores = {"error": 0.0, "test_error": 0.5, "test_loss": 1.0, "learning_rate": float(k), "start": "abc"[k % 3]}
         gaps = {"error_gap": draw.random(), "loss_gap": draw.random()}
-        values = {name: Value(draw.random(), None) for name in comparison.labels}
-        rows.append(Row(f"m{k}", {**scores, **gaps}, values))
-    empty = replace(comparison, rows=tuple(rows), rankings=(), agreement=None, troubles=(), command="redo")
+        values = {name: MeanValue(draw.random(), None) for name in comparison.labels}
+        rows.append(ComparedModel(f"m{k}", {**scores, **gaps}, values))
+    empty = replace(comparison, rows=tuple(rows), rankings=(), agreement=None, failures=(), command="redo")
     few: dict[str, int] = {"resamples": 20, "permutations": 9}
     rankings = []
     for name, gap in itertools.product(comparison.labels, ("error_gap", "loss_gap")):
@@ -110,7 +110,7 @@ def test_the_page_says_the_power_of_the_radius_and_bears_what_failed(invented: d
 
     def with_values(label: str | None, value: float | None) -> Comparison:
         assert label is not None
-        found = None if value is None else Value(value, None)
+        found = None if value is None else MeanValue(value, None)
         return replace(changed, rows=tuple(replace(row, values={**row.values, label: found}) for row in changed.rows))
 
     for radius, value in ((0.0125, 2.0), (0.05, 8.0), (0.2, 128.0)):
@@ -160,9 +160,9 @@ def test_the_committed_record_is_whole_and_its_taus_are_its_values(key: str) -> 
     comparison, costs = load_record(folder)
     measures = ZooMeasures(comparison)
     assert len(comparison.rows) >= {"vit": 48, "bert": 24}[key]
-    assert comparison.known[0] + len(comparison.troubles) == comparison.known[1]  # what is missing is accounted for
-    assert all("normalised logits" in (trouble.what or "") for trouble in comparison.troubles)
-    assert len(comparison.troubles) == 0 or key == "bert"
+    assert comparison.known[0] + len(comparison.failures) == comparison.known[1]  # what is missing is accounted for
+    assert all("normalised logits" in (failure.what or "") for failure in comparison.failures)
+    assert len(comparison.failures) == 0 or key == "bert"
     spec = ROOT / "notebooks" / "studies" / key / "zoo.yaml"
     assert (folder / "zoo.yaml").read_text(encoding="utf-8") == spec.read_text(encoding="utf-8")
     assert [each.measure for each in costs] == list(comparison.labels)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
-from quotient_manifolds.compare import Comparison, Named
+from quotient_manifolds.compare import ComparedMeasure, Comparison
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, geometry_from_dict
 from quotient_manifolds.statistics import Correlation
 
@@ -33,7 +33,7 @@ class ZooMeasures:
     comparison: Comparison
 
     @cached_property
-    def _known(self) -> list[tuple[Named, Geometry]]:
+    def _known(self) -> list[tuple[ComparedMeasure, Geometry]]:
         return [
             (each, geometry_from_dict({key: value for key, value in each.geometry.items() if key != "symmetries"}))
             for each in self.comparison.measures

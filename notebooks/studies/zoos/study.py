@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from quotient_manifolds.compare import Comparison, Named, run_comparison
+from quotient_manifolds.compare import ComparedMeasure, Comparison, run_comparison
 from quotient_manifolds.demo.zoo import one_thread, write_scores
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.progress import Progress
@@ -52,7 +52,7 @@ def load_record(folder: Path) -> tuple[Comparison, tuple[Cost, ...]]:
     return comparison, tuple(costs)
 
 
-def _costs(units: Path, measures: Sequence[Named]) -> Iterator[Cost]:
+def _costs(units: Path, measures: Sequence[ComparedMeasure]) -> Iterator[Cost]:
     """Yield how many units of each measure were measured, and the seconds of all of them together."""
     with units.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,15 +1,15 @@
-"""Results as flat rows, as a data frame, and as files that others read."""
+"""Write results as flat rows, data frames and files that others read."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quotient_manifolds.compare.cells import guarded
 from quotient_manifolds.compare.unit import Unit
 from quotient_manifolds.files import whole
 from quotient_manifolds.frames import data_frame
@@ -17,13 +17,15 @@ from quotient_manifolds.frames import data_frame
 if TYPE_CHECKING:
     import pandas as pd
 
+# What spreadsheets run as a formula: = + - @ at the front, after a tab or a carriage return too.
+_FORMULA = re.compile("'*[=+\\-@\t\r]")
 IDENTITY = ("key", "checkpoint", "measure", "geometry", "radius", "batch")
 
 
 @final
 @dataclass(frozen=True)
 class Result:
-    """A finished unit: its payload, and the seconds of wall time it took."""
+    """Hold a finished unit, its payload, and the seconds of wall time it took."""
 
     unit: Unit
     payload: Mapping[str, Any]
@@ -31,7 +33,7 @@ class Result:
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """A flat row a result: identity, `settings.NAME`, seconds, and the payload under its own names.
+    """Return a flat row for each result: identity, `settings.NAME`, seconds, and the payload under its own names.
 
     Objects inside are flattened with dots; lists are JSON text; every row has the same columns, None where it has no
     such value. A payload's name that is taken by an identity column stands as `payload.NAME`.
@@ -42,7 +44,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def frame(results: Sequence[Result]) -> pd.DataFrame:
-    """`rows` as a data frame. Raises ImportError without pandas.
+    """Return `rows` as a data frame. Raises ImportError without pandas.
 
     A column of numbers is numeric (whole ones stay whole beside missing values), one that mixes kinds is JSON text.
     """
@@ -108,3 +110,18 @@ def _write_parquet(results: Sequence[Result], path: Path) -> None:
             'Parquet is written by pyarrow, which is not installed: pip install "quotient-manifolds[compare]", '
             "or export to .csv or .json."
         ) from error
+
+
+def quoted(text: str) -> str:
+    """Return the text, behind an apostrophe if a spreadsheet would run it; `unquoted` is the inverse."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def unquoted(text: str) -> str:
+    """Return what `quoted` was given; other text as it is."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+
+
+def guarded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with its text quoted, names of columns too, its numbers as they are."""
+    return {quoted(name): quoted(value) if isinstance(value, str) else value for name, value in row.items()}
