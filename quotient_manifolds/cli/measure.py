@@ -119,9 +119,7 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option("--size", type=click.IntRange(min=1), help="Images of a folder are resized and cropped to it.")
 @click.option("--channels", type=int, help="Of the images of a folder: 1 or 3.")
 @click.option(
-    "--mean",
-    callback=_normalisation,
-    help="Of pixels from 0 to 1: a number a channel, imagenet, clip or none (raw).",
+    "--mean", callback=_normalisation, help="Of pixels from 0 to 1: a number a channel, imagenet, clip or none (raw)."
 )
 @click.option("--std", callback=_normalisation, help="Of pixels: a number a channel.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write each result to this JSON file when it is there.")

@@ -75,11 +75,11 @@ def radius_figure(
     if show not in ("models", "band"):
         raise ValueError(f"show must be 'models' or 'band', found {show!r}.")
     tables = {label: np.stack([numbers(row) for row in rows]) for label, rows in measures.items() if len(rows)}
+    tables = {label: np.where(table > 0, table, np.nan) for label, table in tables.items()}
     named: dict[str, list[str]] = {}
     with canvas("radius", "sharpness") as (figure, (axes,)):
         for place, (label, table) in enumerate(tables.items()):
             style = (styles or {}).get(label, style_of(place))
-            table = np.where(table > 0, table, np.nan)
             if show == "band":
                 low, middle, high = _quartiles(table)
                 axes.fill_between(radii, low, high, color=style.colour, alpha=0.2, linewidth=0)
@@ -116,7 +116,7 @@ def _quartiles(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _growth(radii: Sequence[float], table: NDArray[np.float64]) -> str:
-    middle = _quartiles(np.where(table > 0, table, np.nan))[1]
+    middle = _quartiles(table)[1]
     there = np.flatnonzero(np.isfinite(middle))
     if not len(there):
         return "without values"

@@ -92,28 +92,23 @@ def _present(panel: Panel) -> NDArray[np.bool_]:
     return np.isfinite(numbers(panel.x)) & np.isfinite(numbers(panel.y))
 
 
-def _categories(colour: Colour | None, panel: Panel) -> list[tuple[str | None, Style, NDArray[np.bool_]]]:
-    """Return label, style and models of each category, or all models in the panel's style."""
-    if colour is None:
-        return [(None, panel.style, _present(panel))]
-    names = np.array(["missing" if value is None else str(value) for value in colour.values])
-    levels = sorted(set(names.tolist()))
-    return [(level, style_of(place), _present(panel) & (names == level)) for place, level in enumerate(levels)]
-
-
 def _points(axes: Any, panel: Panel, colour: Colour | None) -> Iterator[tuple[NDArray[np.bool_], Any]]:
     """Draw the points; yield which models are in each series, and what draws its markers."""
+    there = _present(panel)
+    series: list[tuple[str | None, Style, NDArray[np.bool_]]] = [(None, panel.style, there)]
     if colour is not None and colour.on_a_scale:
-        there = _present(panel)
         axes.errorbar(*_bars(panel, there), fmt="none", ecolor="#808080", elinewidth=0.8)
         look = {"norm": _norm(colour), "cmap": "cividis", "edgecolors": "#808080", "plotnonfinite": True}
         values = numbers(colour.values)[there]  # type: ignore[arg-type]
         yield there, axes.scatter(*_bars(panel, there)[:2], c=values, **look)
         return
-    for label, style, there in _categories(colour, panel):
+    if colour is not None:
+        names = np.array(["missing" if value is None else str(value) for value in colour.values])
+        levels = sorted(set(names.tolist()))
+        series = [(plain(name), style_of(place), there & (names == name)) for place, name in enumerate(levels)]
+    for label, style, some in series:
         look = {"fmt": style.marker, "color": style.colour, "markerfacecolor": f"{style.colour}55", "elinewidth": 0.8}
-        bars = axes.errorbar(*_bars(panel, there), **look, label=None if label is None else plain(label))
-        yield there, bars.lines[0]
+        yield some, axes.errorbar(*_bars(panel, some), **look, label=label).lines[0]
 
 
 def _bars(panel: Panel, there: NDArray[np.bool_]) -> tuple[Any, Any, Any, Any]:
