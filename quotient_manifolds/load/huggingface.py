@@ -94,8 +94,7 @@ def _quiet(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def loading(what: str, path: Path) -> Iterator[None]:
-    """Refuse pipes and network requests inside the block, and say in one ValueError why `what` does not load."""
-    check_regular(path)
+    """Refuse every network request inside the block, and say in one ValueError why `what` does not load."""
     try:
         with no_network():
             yield
@@ -226,6 +225,7 @@ def load_tokenizer(path: Path) -> Any:
     """Return the tokenizer in a directory."""
     if not has_tokenizer(path):
         raise ValueError(f"{shown(path)} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
+    check_regular(path)
     with loading("tokenizer", path):
         return _transformers().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
 
@@ -253,5 +253,6 @@ def load_image_processor(path: Path) -> Any:
     transformers = _transformers()
     modern = int(transformers.__version__.split(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
+    check_regular(path)
     with loading("image processor", path):
         return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)

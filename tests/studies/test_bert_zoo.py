@@ -17,7 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from quotient_manifolds.compare import Comparison, Store, read_spec
+from quotient_manifolds.compare import Comparison
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import LabelledText, load_model, read_text_labels, tokenised_batches
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
@@ -26,15 +26,11 @@ from studies.bert.sentences import TEMPLATES, WORDS, Pair, test_pairs, training_
 from studies.bert.training import draw_recipe, fine_tune, pretrained_encoder
 from studies.bert.zoo import FAST, SEED, TEST, TINY, TRAINING, prepare
 from studies.zoos.measures import ZooMeasures
-from studies.zoos.study import load_record
+from tests.studies.runs import check_mended, check_record, check_second_run, check_written, run, silent
 
 TRAIN, HELD_BACK = training_pairs(TRAINING, SEED), test_pairs(TEST, SEED)
 
 test_pairs.__test__ = False  # type: ignore[attr-defined]  # no test, for all its name
-
-
-def silent(what: str, finished: int, total: int) -> None:
-    pass
 
 
 def words(text: str) -> list[str]:
@@ -157,24 +153,16 @@ def test_a_missing_encoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert") / "made by the command"
-    done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert "adaptive, radius 1" in done.output
-    return folder
+    return run("bert", tmp_path_factory.mktemp("bert") / "made by the command", "adaptive, radius 1")
 
 
 def test_a_run_writes_a_zoo_that_compare_reads(out: Path) -> None:
-    spec = read_spec(out / "zoo.yaml")
-    assert [each.name for each in spec.checkpoints] == ["bert-00", "bert-01", "bert-02", "bert-03"]
+    check_written("bert", out)
     train, test = (read_text_labels(out / f"{name}.jsonl", num_labels=2) for name in ("train", "test"))
     assert [(each.text, each.text_pair, each.label) for each in train] == [
         (pair.premise, pair.hypothesis, pair.label) for pair in TRAIN
     ]
     assert len(test) == 48
-    assert "its numbers mean nothing" in (out / "study.html").read_text(encoding="utf-8")
-    made = {each.name for each in out.iterdir()}
-    assert made >= {"study.html", "report.html", "comparison.json", "models.csv", "units.csv", "store.sqlite"}
 
 
 def test_its_numbers_are_those_of_the_library(out: Path) -> None:
@@ -197,18 +185,7 @@ def test_its_numbers_are_those_of_the_library(out: Path) -> None:
 
 
 def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stamps() -> dict[Path, int]:
-        return {path: path.stat().st_ctime_ns for path in [*out.glob("models/*/*"), *out.glob("*.jsonl")]}
-
-    with Store(out / "store.sqlite") as store:
-        before = stamps(), store.results()
-    first = load_record(out / "record")
-    monkeypatch.setattr("studies.bert.zoo.fine_tune", None)  # calling it would fail
-    done = CliRunner().invoke(study, ["bert", "--fast", "--out", str(out), "--quiet"])
-    assert (done.exit_code, done.output) == (0, "")
-    with Store(out / "store.sqlite") as store:
-        assert (stamps(), store.results()) == before
-    assert load_record(out / "record") == first
+    check_second_run("bert", out, "studies.bert.zoo.fine_tune", monkeypatch)
 
 
 def test_another_recipe_or_damage_is_trained_anew(out: Path) -> None:
@@ -219,11 +196,7 @@ def test_another_recipe_or_damage_is_trained_anew(out: Path) -> None:
         path.write_text(json.dumps({**json.loads(kept), "made_by": made_by | change}))
         prepare(out, FAST, silent)
         assert path.read_text() == kept
-    weights = out / "models" / "bert-01" / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    prepare(out, FAST, silent)
-    assert weights.read_bytes() == whole
+    check_mended(out / "models" / "bert-01" / "model.safetensors", lambda: prepare(out, FAST, silent))
 
 
 def test_models_that_have_not_learned_are_left_out_and_can_come_back(out: Path) -> None:
@@ -245,10 +218,7 @@ def test_models_that_have_not_learned_are_left_out_and_can_come_back(out: Path) 
 
 
 def test_the_record_is_the_comparison(out: Path) -> None:
-    comparison, costs = load_record(out / "record")
-    assert comparison == Comparison.load(out)
-    assert [(each.measure, each.units) for each in costs] == [(each, 4) for each in comparison.labels]
-    assert (out / "record" / "zoo.yaml").read_text() == (out / "zoo.yaml").read_text()
+    comparison = check_record(out, units=4)
     with (out / "scores.csv").open(encoding="utf-8") as file:
         gaps = [float(row["error_gap"]) for row in csv.DictReader(file)]
     assert comparison.column("error_gap") == gaps

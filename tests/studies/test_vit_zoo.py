@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from torch.nn import functional as F
 
-from quotient_manifolds.compare import Comparison, Store, read_spec
+from quotient_manifolds.compare import Comparison
 from quotient_manifolds.demo.digits import load_digits
 from quotient_manifolds.demo.zoo import ARCHITECTURE, Recipe, train
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import load_model
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
-from studies.__main__ import study
 from studies.vit.zoo import FAST, few_shot_digits, prepare, related_digits
 from studies.zoos.measures import ZooMeasures
-from studies.zoos.study import load_record
+from tests.studies.runs import check_mended, check_record, check_second_run, check_written, run, silent
 
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 STILL = Recipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
-
-
-def silent(what: str, finished: int, total: int) -> None:
-    pass
 
 
 # ---- the data
@@ -97,23 +90,15 @@ def test_fine_tuning_begins_where_the_start_ended_but_for_the_classifier(tmp_pat
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vit")
-    done = CliRunner().invoke(study, ["vit", "--fast", "--out", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert "adaptive, radius 0.5" in done.output
-    return folder
+    return run("vit", tmp_path_factory.mktemp("vit"), "adaptive, radius 0.5")
 
 
 def test_a_run_writes_a_zoo_that_compare_reads(out: Path) -> None:
-    spec = read_spec(out / "zoo.yaml")
-    assert [each.name for each in spec.checkpoints] == ["vit-00", "vit-01", "vit-02", "vit-03"]
+    check_written("vit", out)
     with (out / "scores.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["start"] for row in rows] == ["rotated", "inverted", "paired", "rotated"]
     assert len({row["learning_rate"] for row in rows}) == 4
-    made = {each.name for each in out.iterdir()}
-    assert "its numbers mean nothing" in (out / "study.html").read_text(encoding="utf-8")
-    assert made >= {"study.html", "report.html", "comparison.json", "models.csv", "units.csv", "store.sqlite"}
 
 
 def test_its_numbers_are_those_of_the_library(out: Path) -> None:
@@ -134,33 +119,12 @@ def test_its_numbers_are_those_of_the_library(out: Path) -> None:
 
 
 def test_a_second_run_does_nothing_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stamps() -> dict[Path, int]:
-        kept = [*out.glob("models/*/*"), *out.glob("*.npz")]
-        return {path: path.stat().st_ctime_ns for path in kept}
-
-    with Store(out / "store.sqlite") as store:
-        before = stamps(), store.results()
-    first = load_record(out / "record")
-    monkeypatch.setattr("quotient_manifolds.demo.zoo.train", None)  # calling it would fail
-    done = CliRunner().invoke(study, ["vit", "--fast", "--out", str(out), "--quiet"])
-    assert (done.exit_code, done.output) == (0, "")
-    with Store(out / "store.sqlite") as store:
-        assert (stamps(), store.results()) == before
-    assert load_record(out / "record") == first
+    check_second_run("vit", out, "quotient_manifolds.demo.zoo.train", monkeypatch)
 
 
 def test_a_damaged_copy_is_mended(out: Path) -> None:
-    weights = out / "models" / "vit-01" / "model.safetensors"
-    whole, before = weights.read_bytes(), weights.stat()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))  # by its date it is as it was
-    prepare(out, FAST, silent)
-    assert weights.read_bytes() == whole
+    check_mended(out / "models" / "vit-01" / "model.safetensors", lambda: prepare(out, FAST, silent))
 
 
 def test_the_record_is_the_comparison(out: Path) -> None:
-    comparison, costs = load_record(out / "record")
-    assert comparison == Comparison.load(out)
-    assert [(each.measure, each.units) for each in costs] == [(each, 8) for each in comparison.labels]
-    assert all(each.seconds > 0 for each in costs)
-    assert (out / "record" / "zoo.yaml").read_text() == (out / "zoo.yaml").read_text()
+    check_record(out, units=8)
