@@ -82,7 +82,9 @@ def inspect(
         "count": count.to_dict(),
     }
     title = f"{type(network).__name__}, {count.parameters:,} parameters"
-    tables = [_pairs(title, found, proof, count), *([_translations(found, proof)] if found.translations else [])]
+    tables = [_pairs(title, found, proof, count)] if found.pairs else []
+    if found.translations:
+        tables.append(_translations("Translations of biases" if tables else title, found, proof))
     sentences = list(_sentences(network, found, proof, count))
     if out is not None:
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -150,13 +152,13 @@ def _pairs(title: str, symmetries: Symmetries, proof: Proof, count: Count) -> Ta
     return Table.of("pairs", title, rows, words={"symmetric pair", "group", "G", "H", "verdict"})
 
 
-def _translations(symmetries: Symmetries, proof: Proof) -> Table:
+def _translations(title: str, symmetries: Symmetries, proof: Proof) -> Table:
     """Return a row for every bias that can be moved without being noticed."""
     rows = [
         {"translation": shift.name, "group": shift.group, **_seen(proved, "uncompensated")}
         for shift, proved in zip(symmetries.translations, proof.translations, strict=True)
     ]
-    return Table.of("translations", "Translations of biases", rows, words={"translation", "group", "verdict"})
+    return Table.of("translations", title, rows, words={"translation", "group", "verdict"})
 
 
 def _seen(proved: PairProof, control: str) -> dict[str, str]:

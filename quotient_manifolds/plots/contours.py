@@ -80,8 +80,7 @@ def _panel(figure: Any, axes: Any, x: NDArray[np.float64], y: NDArray[np.float64
     norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
     filled = axes.contourf(x, y, field.values, levels, cmap="cividis", norm=norm, extend="both")
     filled.set(edgecolor="#000000", linewidth=0.3)
-    bar = figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
-    bar.solids.set_rasterized(False)  # an SVG without pictures inside
+    figure.colorbar(filled, ax=axes, ticks=levels, format=lambda level, _: _number(level))
 
 
 def _levels(values: NDArray[np.float64]) -> list[float]:

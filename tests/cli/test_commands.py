@@ -67,6 +67,15 @@ def test_inspect_of_a_function_takes_inputs(mine: str) -> None:
     assert "inconclusive" in unproved.stdout
 
 
+def test_translations_alone_are_shown(mine: str, tmp_path: Path) -> None:
+    how = ("--inputs", f"{mine}:inputs", "--symmetries", f"{mine}:shifts", "--report", tmp_path / "page.html")
+    shown = call("inspect", f"{mine}:layer", *how)
+    assert shown.exit_code == 0, shown.output
+    assert "TransformerEncoderLayer" in shown.stdout
+    assert "uncompensated" in shown.stdout
+    assert (tmp_path / "page.html").read_text().count("<table") == 1
+
+
 def test_a_refuted_pair_leaves_with_1(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quotient_manifolds.cli import subject as module
 
