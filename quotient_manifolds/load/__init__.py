@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.load.checkpoints import LOADERS, Checkpoint, find_checkpoints, load_checkpoint
+from quotient_manifolds.load.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
 from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
-from quotient_manifolds.load.data_source import FORMATS, DataSource
+from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs
 from quotient_manifolds.load.examples import Batches
 from quotient_manifolds.load.messages import first_line
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
 from quotient_manifolds.load.text import LabelledText, read_text_labels
-from quotient_manifolds.load.tokens import MAX_LENGTH, tokenised_batches
+from quotient_manifolds.load.tokens import tokenised_batches
 
 __all__ = [
-    "FORMATS",
-    "LOADERS",
-    "MAX_LENGTH",
     "Batches",
     "Checkpoint",
     "ClipClassifier",

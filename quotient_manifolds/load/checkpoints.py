@@ -61,7 +61,6 @@ _FORMATS = {
         "a TensorFlow checkpoint (an .index file, or a directory with one)", _tensorflow, load_bert
     ),
 }
-LOADERS = tuple(_FORMATS)
 
 
 def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".") -> tuple[Checkpoint, ...]:
@@ -108,7 +107,7 @@ def _format(loader: str) -> _Format | None:
     """Return the format that a loader reads; None for a function of the user's."""
     if loader not in _FORMATS and ":" not in loader:
         raise ValueError(
-            f"The loader must be one of {', '.join(LOADERS)}, or package.module:function; found {loader!r}."
+            f"The loader must be one of {', '.join(_FORMATS)}, or package.module:function; found {loader!r}."
         )
     return _FORMATS.get(loader)
 

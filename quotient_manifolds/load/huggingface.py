@@ -103,9 +103,8 @@ def loading(what: str, path: Path) -> Iterator[None]:
     except Exception as error:  # transformers and peft raise a dozen kinds, from KeyError to safetensors' own
         if asked_network(error):
             raise ValueError(
-                f"The {what} in {shown(path)} needs something that is not there (a backbone or a kernel that its "
-                f"configuration names), and nothing is ever fetched from a network: save it again with all it needs, "
-                f"or {OWN_CODE}."
+                f"The {what} in {shown(path)} needs what is not there (a backbone or a kernel that its configuration "
+                f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
             ) from error
         raise ValueError(f"The {what} in {shown(path)} does not load: {first_line(error)}") from error
 

@@ -6,7 +6,6 @@ from quotient_manifolds.statistics.agreement import Agreement, agreement
 from quotient_manifolds.statistics.coefficients import KINDS, NAMES, Kind
 from quotient_manifolds.statistics.correlation import (
     FEW_MODELS,
-    FEWEST_MODELS,
     Correlation,
     correlation,
     holm,
@@ -15,7 +14,6 @@ from quotient_manifolds.statistics.correlation import (
 )
 
 __all__ = [
-    "FEWEST_MODELS",
     "FEW_MODELS",
     "KINDS",
     "NAMES",
