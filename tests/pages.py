@@ -1,7 +1,8 @@
-"""Pages to test reports with: one that has every kind of block."""
+"""A page to test reports with, which has every kind of block, and the contrast of colours."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, orbit_figure, radius_figure, scatter_figure
@@ -84,3 +85,14 @@ def galleries() -> list[Gallery]:
         Gallery([Figure(plot.svg(name), f"The figure called {name}.") for name, plot in plots.items()]),
         Gallery([Figure(heat, "How measures agree.", wide=True)]),
     ]
+
+
+def contrast(one: Sequence[float], other: Sequence[float]) -> float:
+    """The ratio of two colours in sRGB, channels from 0 to 1, as WCAG 2 defines it."""
+
+    def luminance(colour: Sequence[float]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)

@@ -29,6 +29,7 @@ from quotient_manifolds.plots import (
     style_of,
 )
 from quotient_manifolds.statistics import Agreement, agreement, correlation
+from tests.pages import contrast
 
 X, Y = [1.0, 10.0, None, 100.0, 30.0, 7.0], [5.0, 3.0, 2.0, None, 4.0, 9.0]
 PANEL = Panel("Adaptive <&>", X, Y, correlation(X, Y, permutations=9), x_errors=[0.1] * 6, y_errors=[None] * 6)
@@ -193,16 +194,7 @@ def test_agreement_shows_every_number_readably() -> None:
     plot = agreement_figure(Agreement("pearson", tuple(map(str, range(40))), values, ((9,) * 40,) * 40, 9))
     mesh = plot.figure.axes[0].collections[0]
     for value, text in zip(values[0], plot.figure.axes[0].texts[:40], strict=True):
-        light, dark = sorted(
-            (luminance(mesh.to_rgba(value)), luminance(mpl.colors.to_rgba(text.get_color()))), reverse=True
-        )
-        assert (light + 0.05) / (dark + 0.05) >= 4.5
-
-
-def luminance(colour: tuple[float, ...]) -> float:
-    """Of a colour in sRGB, by WCAG 2."""
-    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in colour[:3]]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        assert contrast(mesh.to_rgba(value), mpl.colors.to_rgba(text.get_color())) >= 4.5
 
 
 def test_36_series_can_be_told_apart() -> None:
