@@ -101,7 +101,8 @@ class RotaryQuotient(QuotientManifold):
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare g k^H, with the accuracy |g| |k| that the factors allow."""
         (g, k), (p, q) = self.split(x), self.split(y)
-        size = torch.maximum(_size(g) * _size(k), _size(p) * _size(q))
+        size_g, size_k, size_p, size_q = (torch.linalg.vector_norm(c, dim=-1) for c in (g, k, p, q))
+        size = torch.maximum(size_g * size_k, size_p * size_q)
         return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()), size
 
     def projx(self, x: Tensor) -> Tensor:
@@ -186,7 +187,3 @@ def _column(x: Tensor) -> Tensor:
 def _like(x: Tensor) -> Tensor:
     """Undo `_column`."""
     return x[..., 0].unflatten(-1, (-1, 2))
-
-
-def _size(c: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(c, dim=-1)

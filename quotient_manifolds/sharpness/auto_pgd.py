@@ -106,8 +106,8 @@ class AutoPGD:
 
     restarts: further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept.
 
-    tolerance: a climb ends at a checkpoint since the one before which its best rise over the base grew by less than
-    this part of itself; 0 never does.
+    tolerance: a climb ends early, at the first checkpoint where its best rise over the base has grown by less than this
+    share of itself since the checkpoint before; with 0 it never does.
 
     schedule: when the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps,
     after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after

@@ -68,6 +68,7 @@ class Hessian:
         if length == 0:
             return self.space.zero()
         precision = max(torch.finfo(block.dtype).eps for block in v.values())
+        # The cube root balances the error of the difference, step^2, against that of rounding, precision / step.
         step = precision ** (1 / 3) / length
         after, before = (
             self.objective.value_and_gradient({key: sign * step * block for key, block in v.items()})[1]

@@ -140,7 +140,7 @@ def normalised_logits(loss: Loss) -> Loss:
 
     Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
     normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them; a loss
-    that does not call the model is a ValueError. A measure is invariant along an orbit with it if it is without it.
+    that does not call the model is a ValueError. What a measure is invariant under does not change with it.
     """
 
     def normalised(model: nn.Module, batch: Any) -> Tensor:

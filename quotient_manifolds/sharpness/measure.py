@@ -91,17 +91,11 @@ class SharpnessWarning(UserWarning):
 
 
 class TruncationWarning(SharpnessWarning):
-    """Say that truncated geodesics were followed too far (`BatchResult.reach`).
-
-    Take a smaller radius, or exact geodesics.
-    """
+    """Say that truncated geodesics were followed too far (`BatchResult.reach`): take a smaller radius or exact ones."""
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """Say that an ascent still rose when its steps ended (`MeasureResult.late_rise`).
-
-    Take more steps, or a smaller radius.
-    """
+    """Say that an ascent still rose at its last steps (`MeasureResult.late_rise`): take more, or a smaller radius."""
 
 
 class RoundingWarning(SharpnessWarning):

@@ -66,11 +66,11 @@ def relative_flatness(
     input and p the softmax of its output, one forward pass. "loop": any linear layer and loss, rows x columns backward
     passes, for small layers and for checking.
 
-    Invariant along the orbits of symmetries that leave this layer's weight and input alone, as
-    those of attention leave a classifier's head; and under scaling of the layer against the one before it.
+    Invariant along the orbits of symmetries that leave this layer's weight and input alone, as those of attention
+    leave a classifier's head; and under scaling of the layer against the one before it.
 
-    Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed"), if the layer's weight
-    is shared with another module, or what `worst_case_sharpness` refuses. progress counts forward or backward passes.
+    Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed") or the layer's weight
+    is shared with another module, and as `worst_case_sharpness` does. progress counts forward or backward passes.
 
     Source: Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021.
     """

@@ -151,7 +151,7 @@ class MeasureResult(JsonRecord):
 
     @property
     def errors(self) -> tuple[float | None, ...]:
-        """Return by what every batch's own value is uncertain: standard error over directions, residual, or None."""
+        """Return the uncertainty of each batch's own value: standard error over directions, residual, or None."""
         return tuple(each.residual if each.standard_error is None else each.standard_error for each in self.batches)
 
     @property

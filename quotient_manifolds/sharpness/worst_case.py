@@ -109,7 +109,7 @@ def worst_case_sharpness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> MeasureResult:
-    """Measure how much the loss can rise in a ball around the model's weights w, on each batch for itself.
+    """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
 
     On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
     an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `MeasureResult.mean`.
@@ -117,13 +117,13 @@ def worst_case_sharpness(
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
     `restarts` random points of its sphere; batch i draws them from the seed + i. With a tolerance > 0 a climb ends
-    early, at a checkpoint since the one before which its rise grew by less than that part. The model must be in eval
-    mode and deterministic, and is never written. Symmetries that a quotient geometry relies on are first tried on this
-    loss and the first batch, and refused where it changes along them. Parameters with requires_grad=False stay fixed;
-    parameters the loss does not use have gradient 0 and do no harm.
+    early, at the first checkpoint where its rise has grown by less than that share since the one before. The model must
+    be in eval mode and deterministic, and is never written. Symmetries that a quotient geometry relies on are first
+    tried on this loss and the first batch, and refused where it changes along them. Parameters with requires_grad=False
+    stay fixed; parameters the loss does not use have gradient 0 and do no harm.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means another thing in each.
+    so on. A radius means something different in each.
 
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
     distribution); Euclidean and adaptive sharpness are not.

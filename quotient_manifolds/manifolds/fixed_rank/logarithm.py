@@ -47,6 +47,7 @@ def shoot(space: Shooter, n: int, target: Tensor, guess: Tensor) -> tuple[Tensor
         z_h = space.project(z)
         y = space.follow(z_h, "exact")[0]
         miss = (y[:n] @ y[n:].mT - target) / size
+        # Vertical parts move no end: without a residual of their own they were free, and the Jacobian singular.
         return torch.cat([miss.flatten(), (z - z_h).flatten()])
 
     def function(z: np.ndarray) -> np.ndarray:

@@ -116,7 +116,8 @@ class FixedRankQuotient(QuotientManifold):
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare G H^T, with the accuracy |G| |H| that the factors allow."""
         (G, H), (P, Q) = self.split(x), self.split(y)
-        return product_gap(G, H, P, Q), torch.maximum(_size(G) * _size(H), _size(P) * _size(Q))
+        norm = torch.linalg.matrix_norm
+        return product_gap(G, H, P, Q), torch.maximum(norm(G) * norm(H), norm(P) * norm(Q))
 
     def align(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the representative of the orbit of y nearest to x at the balanced points: orthogonal Procrustes.
@@ -230,10 +231,6 @@ class FixedRankQuotient(QuotientManifold):
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
-
-
-def _size(G: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(G)
 
 
 def _full_rank(G: Tensor) -> tuple[Tensor, Tensor]:

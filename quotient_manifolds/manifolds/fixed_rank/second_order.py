@@ -64,7 +64,7 @@ class Adjoint(NamedTuple):
 
 def expand(at: Pairing, z: Both) -> Step:
     """Prepare the step xi - Gamma(xi, xi) / 2 of one z: all of it that is h x h."""
-    # Only h x h work from here on, however tall G and H are: what the metric's change costs is independent of n and m.
+    # z enters by its products with left, right and itself alone: all that follows is h x h, however tall G and H are.
     inside = _cores((at.left, at.right), z)
     M = inside * at.unit  # left^T a: the velocity within the span of the point, and M + M^T that of its Gram matrix
     turn = at.unit.mT * at.back - _change(at.along, M + M.mT) @ at.back

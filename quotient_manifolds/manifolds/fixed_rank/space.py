@@ -49,6 +49,8 @@ class FixedRankSpace(HorizontalSpace):
         self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
         self._to = (frame.to_left @ absolute[0]).to(dtype), (frame.to_right @ absolute[1]).to(dtype)
         self._from = (relative[0] @ frame.from_left).to(dtype), (relative[1] @ frame.from_right).to(dtype)
+        # A vertical y moves entry (i, j) of left^T z_G by alpha_i y_ij and (j, i) of right^T z_H by -beta_j y_ij: all
+        # that a projection needs are the cosine and the sine of that direction in the plane of the two entries.
         hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
         self._cos, self._sin = (alpha[..., :, None] / hypotenuse).to(dtype), (beta[..., None, :] / hypotenuse).to(dtype)
 
