@@ -9,13 +9,11 @@ from typing import Any
 from quotient_manifolds.geometry import Geometry, Quotient, geometry_of
 from quotient_manifolds.symmetries import Symmetries
 
-Balls = list[tuple[Geometry, float]]
-
 _FLAT: dict[str | float, set[str]] = {"euclidean": {"norm"}, "adaptive": {"norm", "eta"}}
 _CURVED = {"norm", "geodesic", "eps", "biases"}
 
 
-def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any]) -> Balls:
+def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any]) -> list[tuple[Geometry, float]]:
     """Return each geometry with each of its radii, ascending.
 
     words: NAME or NAME:RADIUS,RADIUS; names without radii get `radii`. options: of geometries, None where not given;
@@ -36,7 +34,7 @@ def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, An
     return [(geometry, radius) for geometry, own in made for radius in own]
 
 
-def with_symmetries(wanted: Balls, symmetries: Symmetries) -> Balls:
+def with_symmetries(wanted: list[tuple[Geometry, float]], symmetries: Symmetries) -> list[tuple[Geometry, float]]:
     """Return the same balls, those of quotients in the quotient by these symmetries."""
     return [(replace(each, symmetries=symmetries) if isinstance(each, Quotient) else each, r) for each, r in wanted]
 

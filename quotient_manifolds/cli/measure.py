@@ -18,7 +18,7 @@ from quotient_manifolds.files import is_special
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.cli.balls import Balls
+    from quotient_manifolds.geometry import Geometry
     from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
 
 
@@ -195,7 +195,7 @@ def measure(
 
 def _measured(
     record: SharpnessRecord,
-    wanted: Balls,
+    wanted: list[tuple[Geometry, float]],
     ascend: Callable[..., MeasureResult],
     out: Path | None,
     show: Callable[[SharpnessRecord], None],
