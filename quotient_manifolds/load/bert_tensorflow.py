@@ -28,7 +28,13 @@ HEAD_WIDTH = 64
 # The order of MNLI's classes in google-research/bert (and so in McCoy, Min and Linzen, 2020).
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
 SKIPPED = re.compile(r".*/adam_[mv]|global_step")  # the optimizer's, not the model's
-LAST = {"kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
+LAST = {  # how the last part of a name is called here
+    "kernel": "weight",
+    "gamma": "weight",
+    "beta": "bias",
+    "output_weights": "classifier.weight",
+    "output_bias": "classifier.bias",
+}
 
 
 def load_bert(path: Path, cache: Path | None = None) -> nn.Module:
@@ -149,14 +155,12 @@ def _parameters(reader: Any, prefix: Path) -> Iterator[tuple[str, str, NDArray[n
 
 
 def parameter_name(variable: str) -> str:
-    """Return the parameter of a variable: bert/encoder/layer_0/output/dense/kernel is
+    """Return the parameter of a variable: of bert/encoder/layer_0/output/dense/kernel
     bert.encoder.layer.0.output.dense.weight, and so on.
     """
-    if variable in ("output_weights", "output_bias"):
-        return {"output_weights": "classifier.weight", "output_bias": "classifier.bias"}[variable]
-    *path, last = variable.split("/")
+    *path, last = variable.replace("/layer_", "/layer/").split("/")
     last = f"{last}.weight" if last.endswith("_embeddings") else LAST.get(last, last)
-    return ".".join([re.sub(r"^layer_(\d+)$", r"layer.\1", part) for part in path] + [last])
+    return ".".join([*path, last])
 
 
 def _config(tensors: Mapping[str, Tensor], prefix: Path, given: Path | None) -> dict[str, Any]:

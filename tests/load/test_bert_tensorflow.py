@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -124,6 +125,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     einops.rearrange(torch.zeros(1), "a -> a")  # which asks every library that is imported, once, for its tensors
     module = ModuleType("tensorflow")
+    module.__spec__ = ModuleSpec("tensorflow", None)  # libraries that are imported now ask whether it is there
     module.train = SimpleNamespace(load_checkpoint=load_checkpoint)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     return state
