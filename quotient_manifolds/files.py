@@ -49,6 +49,11 @@ def is_special(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
+def expanded(path: Path | str) -> Path:
+    """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
+
+
 def write_text(path: Path, text: str) -> None:
     """Write the text as UTF-8, whole, its line ends as they are."""
     with whole(path) as unfinished:

@@ -22,6 +22,7 @@ LEVELS = {
     "linalg": 0,
     "replica": 0,
     "files": 0,
+    "messages": 0,
     "progress": 0,
     "frames": 0,
     "statistics": 0,

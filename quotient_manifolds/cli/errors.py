@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
 
 from quotient_manifolds.cli.exits import INTERRUPTED, OUTPUT_CLOSED, discard_output
-
-_OURS = Path(__file__).resolve().parents[1]
-_LIBRARIES = tuple(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+from quotient_manifolds.messages import innermost, is_users, one_line
 
 
 class BadInput(click.ClickException):
@@ -34,7 +27,7 @@ class Commands(click.Group):
             return super().make_context(*args, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _one_sentence(), _warnings_in_one_line():
+        with _one_sentence(), _warnings_inone_line():
             return super().invoke(ctx)
 
 
@@ -58,15 +51,15 @@ def _one_sentence() -> Iterator[None]:
     except SystemExit as left:
         raise BadInput(_with_place(f"The program was told to end by sys.exit({left.code!r})", left)) from left
     except (ValueError, TypeError, ImportError, OSError, SyntaxError) as error:
-        raise BadInput(_with_place(_one_line(error), error)) from error
+        raise BadInput(_with_place(one_line(error), error)) from error
     except MemoryError as error:
-        raise BadInput(f"There is not enough memory for this: {_one_line(error)}") from error
+        raise BadInput(f"There is not enough memory for this: {one_line(error)}") from error
     except BaseException as error:
         if is_out_of_memory(error):
             raise BadInput(f"The device has not enough memory: {first_sentence(error)}") from error
         if place_in_users_code(error) is None:
             raise
-        raise BadInput(_with_place(f"{type(error).__name__}: {_one_line(error)}", error)) from error
+        raise BadInput(_with_place(f"{type(error).__name__}: {one_line(error)}", error)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -75,7 +68,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_sentence(error: BaseException) -> str:
-    return _one_line(error).partition(". ")[0]
+    return one_line(error).partition(". ")[0]
 
 
 def place_in_users_code(error: BaseException) -> str | None:
@@ -89,16 +82,10 @@ def place_in_users_code(error: BaseException) -> str | None:
         chain.append(cause)
         cause = cause.__cause__
     for each in reversed(chain):  # what was raised first says most
-        for frame in reversed(traceback.extract_tb(each.__traceback__)):
-            file = Path(frame.filename).resolve()
-            if not frame.filename.startswith("<") and not any(map(file.is_relative_to, (_OURS, *_LIBRARIES))):
-                where = "at import" if frame.name == "<module>" else f"in {frame.name}"
-                return f"{frame.filename}, line {frame.lineno}, {where}"
+        if (frame := innermost(each, is_users)) is not None:
+            where = "at import" if frame.name == "<module>" else f"in {frame.name}"
+            return f"{frame.filename}, line {frame.lineno}, {where}"
     return None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _with_place(sentence: str, error: BaseException) -> str:
@@ -107,7 +94,7 @@ def _with_place(sentence: str, error: BaseException) -> str:
 
 
 @contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
+def _warnings_inone_line() -> Iterator[None]:
     """Show a warning of the package as one line on standard error, and only the first of equal ones."""
     with warnings.catch_warnings():
         others = warnings.showwarning

@@ -104,7 +104,8 @@ def _rounded(value: Tensor, seed: int) -> Tensor:
 
 def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target: Path) -> None:
     """Write the directory beside OUT, read it again, and rename it, so that OUT is complete or not there."""
-    from quotient_manifolds.load import first_line, load_model
+    from quotient_manifolds.load import load_model
+    from quotient_manifolds.messages import first_line
 
     network.load_state_dict(dict(moved), strict=False)  # buffers stay
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:

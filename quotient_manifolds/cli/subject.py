@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from quotient_manifolds.cli.errors import BadInput, is_out_of_memory, place_in_users_code
-from quotient_manifolds.load import call_object, example_inputs, first_line, load_model, load_symmetries
+from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 
 # What a model raises on inputs that it cannot take.

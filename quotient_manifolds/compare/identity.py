@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
-from quotient_manifolds.compare.failing import is_users
 from quotient_manifolds.files import siblings
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.load.models import load_object
+from quotient_manifolds.messages import is_users
 from quotient_manifolds.symmetries import Symmetries
 
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from quotient_manifolds.compare.failing import sentence
 from quotient_manifolds.compare.identity import batch_hash, model_hash, symmetries_hash
 from quotient_manifolds.compare.measures import MeasureEntry
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.unit import Unit, plain, unit_key
 from quotient_manifolds.geometry import Geometry, Quotient
 from quotient_manifolds.load import Batches, Checkpoint, DataSource, load_checkpoint, load_symmetries
+from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel, TruncationError
 from quotient_manifolds.sharpness.losses import logits_and_labels

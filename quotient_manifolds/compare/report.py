@@ -51,7 +51,7 @@ def comparison_page(comparison: Comparison) -> Page:
             *([Fact(str(len(comparison.failure_groups)), "failures, listed below.")] if comparison.failures else []),
             *_best(comparison),
         ],
-        sections=[section for section in _sections(comparison) if section.blocks],
+        sections=list(_sections(comparison)),
     )
 
 

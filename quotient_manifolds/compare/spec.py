@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from quotient_manifolds.compare.failing import printable, sentence
 from quotient_manifolds.compare.measures import MeasureEntry, measures_of
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
 from quotient_manifolds.compare.spec_file import Place, Schema, SpecFile, read_yaml, validated
+from quotient_manifolds.files import expanded
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
-from quotient_manifolds.load.messages import expanded
 from quotient_manifolds.load.models import load_object
+from quotient_manifolds.messages import sentence, shown
 
 
 @final
@@ -165,7 +165,7 @@ def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints with names that can be printed: undecodable bytes and control characters as escapes."""
     names: dict[str, Checkpoint] = {}
     for each in checkpoints:
-        name = printable(each.name)
+        name = shown(each.name)
         while name in names:
             name += "*"
         names[name] = replace(each, name=name)
@@ -199,5 +199,5 @@ def _source(file: SpecFile, key: str, section: Any, base: Path) -> DataSource:
     with _at(file, key):
         source = DataSource(**settings)
         source.fingerprint()
-        source.check(2**31)
+        source.check()
     return source

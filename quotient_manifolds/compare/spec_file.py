@@ -24,6 +24,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from quotient_manifolds.load import DataSource
+from quotient_manifolds.messages import brief
 
 LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
 Place = tuple[str | int, ...]  # keys and indices from the top of the file
@@ -231,6 +232,4 @@ def _said(error: ErrorDetails, place: Place) -> str:
         return f"unknown key {place[-1]!r}; the keys here are {', '.join(section.model_fields)}"
     if error["type"] == "missing":
         return f"{where} is missing"
-    found = repr(error["input"])
-    shown = found if len(found) <= 80 else f"{found[:77]}..."
-    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}. Found {shown}"
+    return f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}. Found {brief(error['input'], 80)}"

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from quotient_manifolds.messages import brief
+
 
 @final
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def plain(value: Any, name: str) -> Any:
         return [plain(each, f"{name}[{index}]") for index, each in enumerate(value)]
     raise ValueError(
         f"{name} must be plain JSON (finite numbers, text, true, false, null, lists, objects with text keys) to be "
-        f"kept. Found {type(value).__name__} {_shortened(repr(value))}"
+        f"kept. Found {type(value).__name__} {brief(value, 80)}"
     )
 
 
@@ -74,10 +76,6 @@ def to_json(value: Any, name: str) -> str:
 def _is_unicode(text: str) -> bool:
     """Return False for half a surrogate pair, which stands for an undecodable byte in the name of a file."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _shortened(text: str, width: int = 80) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _alike(value: Any) -> Any:

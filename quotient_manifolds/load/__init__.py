@@ -7,7 +7,6 @@ from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
 from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs
 from quotient_manifolds.load.examples import Batches
-from quotient_manifolds.load.messages import first_line
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
 from quotient_manifolds.load.text import LabelledText, read_text_labels
 from quotient_manifolds.load.tokens import tokenised_batches
@@ -21,7 +20,6 @@ __all__ = [
     "call_object",
     "example_inputs",
     "find_checkpoints",
-    "first_line",
     "load_checkpoint",
     "load_clip_soup",
     "load_model",

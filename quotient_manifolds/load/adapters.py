@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import OWN_CODE, load_pretrained, loading, read_object, without_weights
-from quotient_manifolds.load.messages import expanded, first_line, shown
 from quotient_manifolds.load.untrusted import at_most, check_regular
 from quotient_manifolds.load.weights import Shapes, check_names, read_tensors, shapes_of
+from quotient_manifolds.messages import first_line, shown
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Kinds that are tensors and nothing else: others read tokenizers, import modules or fetch what their settings name.

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import siblings
 from quotient_manifolds.load.huggingface import load_pretrained, read_object, shapes_described
-from quotient_manifolds.load.messages import first_line
 from quotient_manifolds.load.weights import check_shapes, read_tensors, shapes_of
+from quotient_manifolds.messages import first_line
 
 ARCHITECTURE = "BertForSequenceClassification"
 CONVERSION = 1  # raise when what is written changes: older conversions are then made anew

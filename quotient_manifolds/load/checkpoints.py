@@ -12,12 +12,13 @@ from pathlib import Path
 
 from torch import nn
 
+from quotient_manifolds.files import expanded
 from quotient_manifolds.load.adapters import load_directory
 from quotient_manifolds.load.bert_tensorflow import load_bert, prefix_of
 from quotient_manifolds.load.clip_soup import load_clip_soup
-from quotient_manifolds.load.messages import expanded, first_line, shown
 from quotient_manifolds.load.models import call_module
 from quotient_manifolds.load.weights import SUFFIXES
+from quotient_manifolds.messages import first_line, shown
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.files import expanded
 from quotient_manifolds.load.checkpoints import Checkpoint
 from quotient_manifolds.load.example_inputs import accepted_by
 from quotient_manifolds.load.examples import Batches, Examples, Head, Labels, check_label, check_renaming
 from quotient_manifolds.load.huggingface import tokenizer_files
 from quotient_manifolds.load.image_arrays import ArrayExamples
 from quotient_manifolds.load.images import MODES, FolderExamples
-from quotient_manifolds.load.messages import expanded, shown
 from quotient_manifolds.load.preparation import Normalisation
 from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, read_examples
 from quotient_manifolds.load.tokens import TextExamples
+from quotient_manifolds.messages import shown
 
 FORMATS = {  # and the settings that mean something there
     "text": {"max_length", "tokenizer", "columns"},
@@ -110,8 +111,8 @@ class DataSource:
         batches = [_batch(model, examples.keyword, *each) for each in zip(inputs, labels, strict=True)]
         return Batches(batches, examples=len(rows), **made)
 
-    def check(self, num_labels: int) -> None:
-        """Raise ValueError naming the line or row of a label that a head of so many classes does not have.
+    def check(self, num_labels: int | None = None) -> None:
+        """Raise ValueError naming the line or row of a label that a head of so many classes (None: any) does not have.
 
         Words that only a model's configuration can say the class of are left to `batches`.
         """

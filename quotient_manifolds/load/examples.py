@@ -11,7 +11,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from quotient_manifolds.load.messages import brief
+from quotient_manifolds.messages import brief
 
 Labels = Mapping[str, int] | Sequence[int]
 """{name: class} for labels that are words (or numbers, by how they are written), or the new class of 0, 1, ...."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.messages import brief, first_line, shown
 from quotient_manifolds.load.untrusted import TooLarge, asked_network, at_most, check_config, check_regular, no_network
 from quotient_manifolds.load.weights import Shapes, shapes_in, shapes_of
+from quotient_manifolds.messages import brief, first_line, shown
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")

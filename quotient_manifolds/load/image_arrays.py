@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.load.examples import Examples, Labels, new_label
-from quotient_manifolds.load.messages import first_line, shown
 from quotient_manifolds.load.preparation import Normalisation, Preparation, normalising_home
+from quotient_manifolds.messages import first_line, shown
 
 CHANNELS = (1, 3)  # grey, RGB
 BOMB, RATIO = 2**26, 100  # bytes, and how many times its place in the file: no images or labels are packed so well

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from quotient_manifolds.load.examples import Examples, Head, Labels, named_label, new_label
-from quotient_manifolds.load.messages import first_line, shown
 from quotient_manifolds.load.preparation import Normalisation, Picture, Preparation, channels_first
+from quotient_manifolds.messages import first_line, shown
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # as Pillow calls them; others run programs

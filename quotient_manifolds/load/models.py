@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from quotient_manifolds.files import expanded
 from quotient_manifolds.load.adapters import load_directory
-from quotient_manifolds.load.messages import expanded, first_line
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries import Symmetries
 
 

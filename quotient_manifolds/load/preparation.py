@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.load.huggingface import PROCESSORS, has_image_processor, load_image_processor
-from quotient_manifolds.load.messages import first_line, shown
+from quotient_manifolds.messages import first_line, shown
 
 Picture = NDArray[np.uint8]  # (channels, height, width)
 

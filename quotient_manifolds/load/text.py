@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
+from quotient_manifolds.files import expanded
 from quotient_manifolds.load.examples import Labels, check_label, new_label
-from quotient_manifolds.load.messages import brief, expanded, shown
+from quotient_manifolds.messages import brief, shown
 
 COLUMNS = ("text", "text_pair", "label")
 TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv")

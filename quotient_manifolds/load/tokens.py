@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load.examples import Batches, Examples
 from quotient_manifolds.load.huggingface import has_tokenizer, load_tokenizer, read_config
-from quotient_manifolds.load.messages import brief, first_line, shown
 from quotient_manifolds.load.text import LabelledText
+from quotient_manifolds.messages import brief, first_line, shown
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
 MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's, or the text in a script it has not

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from quotient_manifolds.load.messages import shown
 from quotient_manifolds.load.weights import Shapes
+from quotient_manifolds.messages import shown
 
 # A model may have more parameters than its file: tied weights stand there once, quantised ones are packed.
 EXCESS = 8

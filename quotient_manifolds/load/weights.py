@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quotient_manifolds.load.messages import first_line, shown
+from quotient_manifolds.messages import first_line, shown
 
 SUFFIXES = (".pt", ".pth", ".safetensors")
 

@@ -67,7 +67,7 @@ def test_a_defect_of_ours_is_no_bad_input(monkeypatch: pytest.MonkeyPatch, bert:
     from quotient_manifolds import symmetries
 
     monkeypatch.setattr(symmetries, "count_symmetries", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a defect")))
-    monkeypatch.setattr("quotient_manifolds.cli.errors._OURS", Path(__file__).parents[2])
+    monkeypatch.setattr("quotient_manifolds.messages._PACKAGE", Path(__file__).parents[2])
     shown = call("inspect", bert)
     assert isinstance(shown.exception, ZeroDivisionError)
 

@@ -65,7 +65,7 @@ class ZooPage:
                 "hyperparameters, measures and radii were fixed before any correlation was looked at."
             ),
             facts=list(self._facts(measures)),
-            sections=[section for section in sections if section.blocks],
+            sections=sections,
         )
 
     def tau_table(self, measures: ZooMeasures, name: str, caption: str, labels: Mapping[str, str | None]) -> Table:
