@@ -26,7 +26,7 @@ import torch
 from click.testing import CliRunner
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, run_comparison
+from quotient_manifolds.compare import Comparison, Store, run, run_comparison
 from tests.zoos import HEAD, write_spec, write_zoo
 
 MEASURES = (
@@ -132,6 +132,7 @@ def noting(spec: Path, out: Path, log: Path, workers: int = 0) -> None:
     Store.finish = noted  # type: ignore[method-assign]
     if workers:
         start_workers_in_no_time()
+        run.ATTEMPTS = 1000  # chance kills three workers at one unit: what then happens is another test
     assert measure(spec, out, *(["--workers", str(workers)] if workers else [])) == 0
 
 
@@ -192,21 +193,29 @@ def workers_of(child: int) -> list[psutil.Process]:
 
 @needs_fork
 def test_twenty_kills_of_workers_and_of_who_leads_them_change_nothing(spec: Path, expected: Table) -> None:
-    """What leads is killed twice, and leaves no worker behind; workers are killed 18 times."""
+    """Who leads leaves no worker behind."""
     draw = random.Random(1)
-    out, log, kills = spec.parent / "led", spec.parent / "led.log", 0
+    kills = runs = 0
+    while kills < 18:
+        kills += killing_workers(spec, spec.parent / f"led_{runs}", draw)
+        assert table(spec.parent / f"led_{runs}") == expected
+        runs += 1
+    print(f"{kills} kills of workers, {2 * runs} of who led them")
+
+
+def killing_workers(spec: Path, out: Path, draw: random.Random) -> int:
+    """Measure all, and kill workers meanwhile, and twice who leads them; how many workers were killed."""
+    log, kills = out.with_suffix(".log"), 0
     for leads in (True, True, False):
         child = start(noting, spec, out, log, 2)
         begun = written(log).total()
-        until = begun + 15
         wait_until(lambda: written(log).total() > begun)  # noqa: B023
-        while written(log).total() < until:
-            time.sleep(draw.uniform(0, 0.3))
+        while written(log).total() < begun + 15:
+            time.sleep(draw.uniform(0, 0.02))
             if kills < 9 * (2 - leads) and (alive := workers_of(child)):
                 with suppress(psutil.NoSuchProcess):
                     draw.choice(alive).kill()
                     kills += 1
-                    # So that no unit is the last of three workers: that is another test.
                     seen = written(log).total()
                     wait_until(lambda: written(log).total() > seen or count(out) == UNITS)  # noqa: B023
         if leads:
@@ -216,9 +225,7 @@ def test_twenty_kills_of_workers_and_of_who_leads_them_change_nothing(spec: Path
             psutil.wait_procs(alive, timeout=60)
             assert not any(each.is_running() for each in alive)
     assert end_of(child) == 0
-    assert table(out) == expected
-    assert kills >= 9
-    print(f"{kills} kills of workers, 2 of who led them")
+    return kills
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
