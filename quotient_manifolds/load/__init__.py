@@ -8,6 +8,7 @@ from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs
 from quotient_manifolds.load.examples import Batches
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
+from quotient_manifolds.load.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.load.text import LabelledText, read_text_labels
 from quotient_manifolds.load.tokens import tokenised_batches
 
@@ -20,11 +21,14 @@ __all__ = [
     "call_object",
     "example_inputs",
     "find_checkpoints",
+    "generic_inputs",
     "load_checkpoint",
     "load_clip_soup",
     "load_model",
     "load_object",
     "load_symmetries",
+    "make_generic",
     "read_text_labels",
+    "small_copy",
     "tokenised_batches",
 ]

@@ -1,6 +1,7 @@
 """The continuous symmetries of a model's attention: found as data, proved by moving along them."""
 
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
+from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
@@ -24,6 +25,7 @@ __all__ = [
     "Count",
     "Evaluate",
     "Factor",
+    "FibreDimension",
     "Layout",
     "Match",
     "Matcher",
@@ -43,6 +45,7 @@ __all__ = [
     "balance",
     "bottleneck",
     "count_symmetries",
+    "fibre_dimension",
     "find_symmetries",
     "key_bias",
     "lora",

@@ -28,8 +28,8 @@ class ModelOutputs:
         training = [name or "the model" for name, module in model.named_modules() if module.training]
         if training:
             raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
-        self._model, self._evaluate = model, evaluate or _answer
-        self._cast = _double if double else unchanged
+        self._model, self._evaluate = model, evaluate or answer
+        self._cast = doubled if double else unchanged
         self._inputs = inputs
         self.params: Params = {name: self._cast(value.detach()) for name, value in model.named_parameters()}
         moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
@@ -47,7 +47,7 @@ class ModelOutputs:
         params = {name: value.clone() for name, value in (self.params | moved).items()}
         model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
         with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
-            outputs = _floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
+            outputs = floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
         return [output.detach() for output in outputs]
 
     def compare_with(self, params: Params) -> None:
@@ -87,7 +87,7 @@ class ModelOutputs:
         return max(map(_relative, third, self.outputs, infinite))
 
 
-def _answer(model: nn.Module, inputs: Any) -> Any:
+def answer(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -102,17 +102,17 @@ def _relative(difference: Tensor, reference: Tensor, same: Tensor) -> float:
     return change / size if size > 0 else change
 
 
-def _double(value: Tensor) -> Tensor:
+def doubled(value: Tensor) -> Tensor:
     """Return a floating point tensor in float64, any other as it is."""
     return value.double() if value.is_floating_point() else value
 
 
-def _floating(output: Any) -> list[Tensor]:
+def floating(output: Any) -> list[Tensor]:
     """Return the floating point tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):
-        return [tensor for item in output.values() for tensor in _floating(item)]
+        return [tensor for item in output.values() for tensor in floating(item)]
     if isinstance(output, (list, tuple)):
-        return [tensor for item in output for tensor in _floating(item)]
+        return [tensor for item in output for tensor in floating(item)]
     return []

@@ -1,0 +1,75 @@
+"""Compute in float64 what a model casts to a narrower type, with another eps in its norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+LARGEST_EPS = 2e-3  # Keras' norms have 1e-3; what is added to a tensor and is larger has a meaning of its own
+
+_CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+_SUMS = (Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, torch.add)
+_PLACE_OF_EPS = {  # norms by statistics of what they are given; those by running ones are linear whatever the eps
+    F.layer_norm: 4,
+    torch.layer_norm: 4,
+    torch.native_layer_norm: 4,
+    F.group_norm: 4,
+    torch.group_norm: 4,
+    F.rms_norm: 3,
+    torch.rms_norm: 3,
+    F.instance_norm: 7,
+}
+
+
+class DoublePrecision(TorchFunctionMode):
+    """Make every floating point result float64, whatever type the code under this mode asks for, and replace each eps.
+
+    Models with RMSNorm cast to float32 inside, and so do many softmaxes: their derivatives are right to 1e-8 only,
+    which hides a rank. eps: what to put for the eps of a norm, given as an argument (`F.layer_norm`) or added as a
+    number of at most LARGEST_EPS (`torch.rsqrt(variance + 1e-6)`); None leaves it as it is. `found_eps` says
+    afterwards whether there was one.
+    """
+
+    def __init__(self, eps: float | None = None) -> None:
+        super().__init__()
+        self.eps, self.found_eps = eps, False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tree_map(_widened, args), tree_map(_widened, kwargs or {})
+        if func in _CASTS:
+            return args[0].double()
+        if func in (torch.tensor, torch.full) and any(isinstance(value, float) for value in (*args, *kwargs.values())):
+            kwargs = {"dtype": torch.float64, **kwargs}  # the least float64, which masks attention, is no float32
+        if func in _PLACE_OF_EPS:
+            args, kwargs = self._with_eps(_PLACE_OF_EPS[func], args, kwargs)
+        elif func in _SUMS and len(args) == 2 and isinstance(args[1], float) and 0 < args[1] <= LARGEST_EPS:
+            self.found_eps = True
+            args = args if self.eps is None else (args[0], self.eps)
+        return tree_map(_double, func(*args, **kwargs))
+
+    def _with_eps(
+        self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self.found_eps = True
+        if self.eps is None:
+            return args, kwargs
+        if len(args) > place:
+            return (*args[:place], self.eps, *args[place + 1 :]), kwargs
+        return args, {**kwargs, "eps": self.eps}
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
+
+
+def _double(result: Any) -> Any:
+    return result.double() if isinstance(result, Tensor) and result.dtype in NARROW else result

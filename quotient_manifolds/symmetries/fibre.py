@@ -1,0 +1,234 @@
+"""The dimension of the fibre, all parameters with the same function: a rank, which needs no theory of symmetries.
+
+Let J be the Jacobian of theta -> (f_theta(x_1), ..., f_theta(x_N)). At a generic theta, and with enough generic inputs,
+the parameters with the same function as theta form a manifold of dimension P - rank J.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
+from quotient_manifolds.symmetries.jacobian import Jacobian
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled
+
+MOST_PARAMETERS = 5_000  # the rows of J take a few hours above, all else less
+BROKEN, WHOLE = 1e-2, 0.0  # the eps with which near symmetries are far from holding, and that with which they hold
+ROUNDING = 1e-10  # relative to the largest singular value: what lies above is no rounding of float64
+SMALLEST_GAP = 1e3
+SHOWN = 3  # singular values on each side of the gap
+
+
+@dataclass(frozen=True)
+class FibreDimension:
+    """State the dimension of a fibre, and what the statement rests on.
+
+    near: how many dimensions more there would be on these inputs if no norm had an eps; None where the model has no
+    derivatives then.
+    frozen: how many parameters were held fixed, because they ask for no gradient. above, below: singular values of the
+    Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at the gap.
+    unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that no input
+    asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for what
+    speaks against the dimension.
+    """
+
+    dimension: int
+    near: int | None
+    parameters: int
+    frozen: int
+    rank: int
+    above: tuple[float, ...]
+    below: tuple[float, ...]
+    gap: float
+    batches: int
+    outputs: int
+    unreached: Mapping[str, int]
+    doubts: tuple[str, ...]
+
+    @property
+    def certain(self) -> bool:
+        """Return whether nothing speaks against the dimension."""
+        return not self.doubts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, ready for JSON (an infinite gap is None)."""
+        return {**asdict(self), "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
+
+    def __str__(self) -> str:
+        """Write the report, some lines of text."""
+        near = f", and {self.near} near, which only the eps of norms breaks" if self.near else ""
+        above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
+        lines = [
+            f"dimension of the fibre: {self.dimension}{near}",
+            f"{self.parameters} parameters, less the rank {self.rank} of the Jacobian of {self.outputs} outputs",
+            f"singular values around the gap: {above} | {below}, a ratio of {self.gap:.0e}",
+        ]
+        if self.frozen:
+            lines.append(f"{self.frozen} frozen parameters are held fixed and not counted")
+        if self.unreached:
+            names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
+            lines.append(f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}")
+        return "\n".join([*lines, *(f"doubt: {doubt}" for doubt in self.doubts)])
+
+
+def fibre_dimension(
+    model: nn.Module, batches: Iterable[Any], *, evaluate: Evaluate | None = None, seed: int = 0
+) -> FibreDimension:
+    """Compute the dimension of {theta' : f_theta' = f_theta}, as P - rank J, J the Jacobian of all outputs.
+
+    P counts the parameters that ask for gradients, a tied one once. All is computed in float64, whatever the model
+    casts to, on copies of its structure. Rows of J come by reverse mode, some at a time, and are compressed to the
+    triangle R of a QR decomposition: it keeps the singular values, where J^T J loses those below the root of rounding.
+    The rank is where the singular values fall furthest, to below 1e-10 of the largest.
+
+    Exact and near: with every eps of a norm raised to 1e-2, what only the eps breaks is broken by as much as any other
+    direction, and P - rank J counts the exact ones; with every eps 0 it counts the near ones too.
+
+    batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
+    They have P outputs at the least, better three times as many. `evaluate(model, batch)` may choose the outputs.
+
+    The result doubts itself where the outputs are too few (the rank of J grows with the last fifth of them), where the
+    inputs are not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and
+    where the outputs do move along the kernel of J (`detach` or `no_grad` inside the model). It holds at this theta: at
+    special ones, such as gains of 1 and biases of 0, it may differ from what holds almost everywhere.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 4, bias=False)).eval()
+    >>> fibre_dimension(model, [torch.randn(1, 3) for _ in range(20)]).dimension  # GL(2) between the two layers
+    4
+
+    ValueError in train mode, for outputs that are random, NaN or do not depend on any parameter by autograd, for a
+    model that changes its buffers, for weights that are no finite floating point numbers (quantised ones), without
+    parameters or with more than 5,000 of them.
+    """
+    listed = _checked_batches(batches)
+    jacobian = _prepared(model, listed[0], evaluate, seed)
+    R, held, found_eps = jacobian.triangle(listed, BROKEN)
+    outputs = jacobian.rows
+    if not bool(torch.isfinite(R).all()):
+        raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
+    s, rank, gap = _gap(R)
+    t = (s / s[0].clamp_min(torch.finfo(s.dtype).tiny)).tolist()
+    whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
+    near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
+    unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
+    doubts = (
+        _no_gap(gap),
+        _too_few(rank, _gap(held)[1]),
+        _no_near(near),
+        _not_generic(jacobian, listed, R),
+        _cut_off(jacobian, listed[0], R, rank),
+    )
+    return FibreDimension(
+        dimension=R.shape[1] - rank,
+        near=near,
+        parameters=R.shape[1],
+        frozen=sum(w.numel() for w in model.parameters() if not w.requires_grad),
+        rank=rank,
+        above=tuple(t[max(0, rank - SHOWN) : rank]),
+        below=tuple(t[rank : rank + SHOWN]),
+        gap=gap,
+        batches=len(listed),
+        outputs=outputs,
+        unreached=dict(unreached),
+        doubts=tuple(doubt for doubt in doubts if doubt),
+    )
+
+
+def _checked_batches(batches: Any) -> list[Any]:
+    if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
+    listed = list(batches)
+    if not listed:
+        raise ValueError("a rank needs at least one batch of inputs. Found none.")
+    return listed
+
+
+def _prepared(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Jacobian:
+    check_model(model)
+    check_loaded(model)
+    own = dict(model.named_parameters())
+    check_weights(own, own)
+    counted = [name for name, w in own.items() if w.requires_grad]
+    size = sum(own[name].numel() for name in counted)
+    if not 0 < size <= MOST_PARAMETERS:
+        raise ValueError(
+            f"the dimension is computed for 1 to {MOST_PARAMETERS} parameters that ask for gradients. Found {size}"
+            f"{': make a small model of the same kind.' if size else '.'}"
+        )
+    ModelOutputs(model, batch, evaluate, double=False)  # raises where they are random or no numbers
+    params = {name: doubled(w.detach().clone()).requires_grad_(w.requires_grad) for name, w in own.items()}
+    return Jacobian(model, params, counted, evaluate or answer, generator_of(seed))
+
+
+def _gap(R: Tensor) -> tuple[Tensor, int, float]:
+    """Return the singular values, the rank, and the ratio of the values on both sides of it.
+
+    The rank r maximises s_r / s_(r+1) over those with s_(r+1) below rounding; beyond the last there is machine epsilon.
+    """
+    P = R.shape[1]
+    s = torch.cat([torch.linalg.svdvals(R), R.new_zeros(max(0, P - len(R)))])
+    if float(s[0]) == 0:
+        return s, 0, math.inf
+    t = torch.cat([s / s[0], s.new_zeros(1)]).clamp_min(torch.finfo(s.dtype).eps / 4)
+    ratio = torch.where(t[1:] < ROUNDING, t[:-1] / t[1:], 1.0)
+    rank = int(ratio.argmax()) + 1
+    return s, rank, float(ratio[rank - 1])
+
+
+def _no_gap(gap: float) -> str:
+    if gap >= SMALLEST_GAP:
+        return ""
+    return f"the singular values have no gap: where they are small they fall by a factor of {gap:.1f} at the most"
+
+
+def _too_few(rank: int, before: int) -> str:
+    if before < rank:  # as it is wherever the rows of J are independent
+        return f"inputs are too few: the last fifth of them lifts the rank from {before} to {rank}"
+    return ""
+
+
+def _no_near(near: int | None) -> str:
+    if near is None:
+        return "near symmetries cannot be told: with an eps of 0 the derivatives are infinite"
+    if near < 0:
+        return "near symmetries cannot be told: with an eps of 0 other neurons are active and the rank is larger"
+    return ""
+
+
+def _not_generic(jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> str:
+    """Return a doubt if the rank for all other parameters grows where tables of embeddings give anything at all."""
+    tables = {id(w) for m in jacobian.model.modules() if isinstance(m, nn.Embedding) for w in m.parameters()}
+    own = {name for name, w in jacobian.model.named_parameters() if id(w) in tables}
+    others = torch.tensor([name not in own for name in jacobian.names()], device=R.device)
+    if not tables or not bool(others.any()):
+        return ""
+    noisy = jacobian.triangle(batches, BROKEN, noise=True)[0]
+    grown = _gap(noisy[:, others])[1] - _gap(R[:, others])[1]
+    if grown <= 0:
+        return ""
+    return (
+        f"inputs are not generic: with noise added to the embeddings the rank grows by {grown}, so the dimension holds "
+        "on such inputs only; more different words or positions have to reach the layers"
+    )
+
+
+def _cut_off(jacobian: Jacobian, batch: Any, R: Tensor, rank: int) -> str:
+    """Return a doubt if the outputs move to first order along the kernel of J, as they do where gradients are cut off.
+
+    A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
+    """
+    P = R.shape[1]
+    if rank == P:
+        return ""
+    kernel = torch.linalg.svd(R).Vh[rank:]
+    along, across = (torch.randn(n, generator=jacobian.generator, dtype=R.dtype).to(R.device) for n in (P - rank, P))
+    if jacobian.moved(batch, along @ kernel, BROKEN) <= 1e-2 * jacobian.moved(batch, across, BROKEN):
+        return ""
+    return "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"

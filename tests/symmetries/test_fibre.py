@@ -1,0 +1,337 @@
+"""The dimension of the fibre: counts that are known exactly, and inputs and models that do not give one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quotient_manifolds.load import generic_inputs, make_generic, small_copy
+from quotient_manifolds.symmetries import FibreDimension, fibre_dimension, random_move
+
+ONE_HEAD = {"hidden_size": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
+BERT = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 5, "type_vocab_size": 1}
+HUGGING_FACE: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], int, int]] = {
+    "GPT-2": (lambda: transformers.GPT2Model(transformers.GPT2Config()), {}, 194, 1),
+    "Llama": (lambda: transformers.LlamaModel(transformers.LlamaConfig(num_key_value_heads=8)), {}, 48, 1),
+    "Llama with a head": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig()),
+        {**ONE_HEAD, "intermediate_size": 7, "vocab_size": 9},
+        60,
+        1,
+    ),
+    "BERT": (lambda: transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False), BERT, 125, 3),
+    "OPT": (lambda: transformers.OPTModel(transformers.OPTConfig()), {}, 222, 1),
+}
+
+
+class NanoGPT(nn.Module):
+    """Written by hand, as nanoGPT is: packed projection, GELU, an untied head without bias."""
+
+    def __init__(self, d: int = 8, heads: int = 2, ff: int = 12, words: int = 11, positions: int = 6) -> None:
+        super().__init__()
+        self.heads = heads
+        self.wte, self.wpe = nn.Embedding(words, d), nn.Embedding(positions, d)
+        self.ln_1, self.ln_2, self.ln_f = nn.LayerNorm(d), nn.LayerNorm(d), nn.LayerNorm(d)
+        self.c_attn, self.attn_proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.c_fc, self.mlp_proj = nn.Linear(d, ff), nn.Linear(ff, d)
+        self.lm_head = nn.Linear(d, words, bias=False)
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1]))
+        packed = self.c_attn(self.ln_1(x)).unflatten(-1, (3, self.heads, -1))  # (batch, position, 3, head, h)
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        x = x + self.attn_proj(mixed)
+        x = x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x))))
+        return self.lm_head(self.ln_f(x))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+def words(count: int, *shape: int, vocabulary: int = 11) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary, shape, generator=generator) for _ in range(count)]
+
+
+def gaussians(count: int, *shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+def counts(found: FibreDimension) -> tuple[int, int | None, tuple[str, ...]]:
+    return found.dimension, found.near, found.doubts
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_small_copies_have_the_fibre_that_was_counted_by_hand(name: str) -> None:
+    make, sizes, dimension, near = HUGGING_FACE[name]
+    with torch.device("meta"):
+        large = make()
+    model = small_copy(large, **{"vocab_size": 11, **sizes})
+    found = fibre_dimension(model, generic_inputs(model))
+    assert counts(found) == (dimension, near, ())
+    assert found.gap > 1e8
+    assert found.above[-1] > 1e-7 > 1e-14 > found.below[0]
+    assert found.unreached == ({"decoder.embed_positions.weight": 16} if name == "OPT" else {})
+
+
+def test_a_model_written_by_hand_has_the_fibre_that_was_counted_by_hand() -> None:
+    assert counts(fibre_dimension(make_generic(NanoGPT()), words(35, 1, 6))) == (231, 1, ())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
+def test_a_product_of_two_matrices_has_the_fibre_of_its_rank(n: int, r: int, m: int, seed: int) -> None:
+    """W2 W1 of inner width r: the image has the dimension of matrices of rank k = min(n, r, m), k (n + m - k)."""
+    model = make_generic(nn.Sequential(nn.Linear(n, r, bias=False), nn.Linear(r, m, bias=False)), seed=seed)
+    k = min(n, r, m)
+    found = fibre_dimension(model, gaussians(4 * n + 4, 2, n))
+    assert found.dimension == n * r + r * m - k * (n + m - k)
+    assert found.near == 0
+    assert found.certain
+
+
+@pytest.mark.parametrize("widths", [(3, 5, 2), (2, 4, 3, 2)])
+def test_every_hidden_relu_neuron_has_a_scale(widths: tuple[int, ...]) -> None:
+    layers = [layer for n, m in itertools.pairwise(widths) for layer in (nn.Linear(n, m), nn.ReLU())]
+    model = make_generic(nn.Sequential(*layers[:-1]))
+    assert counts(fibre_dimension(model, gaussians(40, 10, widths[0]))) == (sum(widths[1:-1]), 0, ())
+
+
+def test_the_dimension_is_the_same_along_an_orbit() -> None:
+    model = make_generic(Attention())
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(random_move(model, seed=1))
+    inputs = gaussians(20, 1, 3, 4)
+    assert counts(fibre_dimension(model, inputs)) == counts(fibre_dimension(moved, inputs)) == (24, 0, ())
+
+
+class WrittenOut(nn.Module):
+    """A norm written out, in float32, between two layers without bias: what goes into it can be scaled, nearly."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.first, self.second = nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).float()
+        return self.second(x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5])
+def test_what_only_an_eps_breaks_is_near_whatever_the_eps(eps: float) -> None:
+    """The function knows A^T A and B A, 6 + 6 numbers of 12 + 8, and nearly A up to scale only."""
+    found = fibre_dimension(make_generic(WrittenOut(eps)), gaussians(30, 1, 3))
+    assert counts(found) == ((9, 0, ()) if eps == 0 else (8, 1, ()))
+
+
+class Cube(torch.autograd.Function):
+    """A derivative written by hand, without a rule for vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy((3 * grad * x**2).numpy())
+
+
+class Cubes(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[1](Cube.apply(self[0](x)))
+
+
+def test_derivatives_that_come_one_at_a_time_only_do_as_well() -> None:
+    model = make_generic(Cubes(nn.Linear(3, 2, bias=False), nn.Linear(2, 2)))
+    assert counts(fibre_dimension(model, gaussians(20, 1, 3))) == (2, 0, ())
+
+
+class Masked(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        lowest = torch.finfo(x.dtype).min
+        return torch.maximum(torch.maximum(super().forward(x), torch.full((), lowest)), torch.tensor(lowest))
+
+
+def test_masks_by_the_least_number_of_a_type_are_no_obstacle() -> None:
+    assert counts(fibre_dimension(make_generic(Masked(3, 2)), gaussians(20, 1, 3))) == (0, 0, ())
+
+
+def test_a_tied_parameter_counts_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False))
+    model[2].weight = model[0].weight
+    found = fibre_dimension(make_generic(model), gaussians(10, 1, 3))
+    assert (found.parameters, found.dimension) == (9, 0)
+
+
+def test_frozen_parameters_are_held_fixed_and_reported() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False)))
+    model[0].weight.requires_grad_(False)
+    found = fibre_dimension(model, gaussians(10, 1, 3))
+    assert (found.parameters, found.frozen, found.dimension) == (8, 6, 0)
+    assert "6 frozen parameters are held fixed" in str(found)
+
+
+def test_the_model_is_not_changed() -> None:
+    model = make_generic(NanoGPT())
+    model.wte.padding_idx = 3
+    before = copy.deepcopy(model.state_dict())
+    fibre_dimension(model, words(3, 1, 6))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(w.grad is None and w.dtype == torch.float32 for w in model.parameters())
+    assert model.wte.padding_idx == 3
+
+
+def test_it_is_plain_data_and_a_report() -> None:
+    found = fibre_dimension(make_generic(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))), gaussians(20, 1, 3))
+    assert json.loads(json.dumps(found.to_dict()))["dimension"] == found.dimension == 6
+    assert str(found).startswith("dimension of the fibre: 6\n17 parameters, less the rank 11")
+
+
+def one_of(found: FibreDimension, doubt: str) -> bool:
+    return not found.certain and any(doubt in each for each in found.doubts) and f"doubt: {doubt}" in str(found)
+
+
+@pytest.mark.parametrize("count", [1, 5, 9])
+def test_too_few_inputs_are_noticed(count: int) -> None:
+    assert one_of(fibre_dimension(make_generic(NanoGPT()), words(count, 1, 6)), "inputs are too few")
+
+
+def test_words_that_are_too_few_points_for_a_layer_are_noticed() -> None:
+    """A parallel MLP without positions is asked at 11 points only."""
+    with torch.device("meta"):
+        large = transformers.GPTNeoXModel(transformers.GPTNeoXConfig())
+    model = small_copy(large, vocab_size=11)
+    found = fibre_dimension(model, generic_inputs(model))
+    assert found.dimension == 330
+    assert one_of(found, "inputs are not generic")
+
+
+def test_more_words_are_enough() -> None:
+    """A parallel MLP and rotary attention of GPT-NeoX: 164 dimensions with 11 words, and one for each word more."""
+    with torch.device("meta"):
+        large = transformers.GPTNeoXModel(transformers.GPTNeoXConfig())
+    model = small_copy(large)
+    assert counts(fibre_dimension(model, generic_inputs(model))) == (164 + 29, 1, ())
+
+
+def test_a_spectrum_without_a_gap_is_noticed() -> None:
+    inputs = [x * torch.logspace(0, -24, 25) for x in gaussians(50, 1, 25)]
+    assert one_of(
+        fibre_dimension(make_generic(nn.Linear(25, 1, bias=False)), inputs), "the singular values have no gap"
+    )
+
+
+class CutOff(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.hidden = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seen(x) + self.hidden(x).detach()
+
+
+def test_gradients_cut_off_inside_the_model_are_noticed() -> None:
+    assert one_of(fibre_dimension(make_generic(CutOff()), gaussians(20, 1, 3)), "the outputs move where")
+
+
+def test_an_eps_that_keeps_a_norm_finite_leaves_near_symmetries_open() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(3, 2, bias=False), nn.LayerNorm(2)))
+    found = fibre_dimension(model, [*gaussians(20, 1, 3), torch.zeros(1, 3)])
+    assert found.near is None
+    assert one_of(found, "near symmetries cannot be told")
+
+
+class Counting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def quantised() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.ones(2, 3, dtype=torch.int8), requires_grad=False)
+    return model.eval()
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(3, 2).requires_grad_(False).eval()
+
+
+def not_finite() -> nn.Module:
+    model = nn.Linear(3, 2).eval()
+    nn.init.constant_(model.bias, float("nan"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout()), "train mode"),
+        (lambda: Counting().eval(), "changes its buffer 'calls'"),
+        (quantised, "dequantise"),
+        (frozen, "Found 0"),
+        (not_finite, "NaN"),
+        (lambda: nn.Linear(3, 2000).eval(), "small model of the same kind"),
+        (lambda: nn.Linear(3, 2, device="meta").eval(), "load the weights"),
+    ],
+)
+def test_a_model_without_a_dimension_is_refused(make: Callable[[], nn.Module], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fibre_dimension(make(), gaussians(3, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "error"),
+    [
+        ("a name", gaussians(1, 1, 3), TypeError),
+        (nn.Linear(3, 2).eval(), torch.zeros(1, 3), TypeError),
+        (nn.Linear(3, 2).eval(), {"input": torch.zeros(1, 3)}, TypeError),
+        (nn.Linear(3, 2).eval(), [], ValueError),
+    ],
+)
+def test_anything_else_is_refused(model: Any, batches: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="Found"):
+        fibre_dimension(model, batches)
+
+
+def test_inputs_use_every_word_and_every_position() -> None:
+    with torch.device("meta"):
+        large = transformers.GPT2Model(transformers.GPT2Config())
+    inputs = generic_inputs(small_copy(large))
+    assert {tuple(each["input_ids"].shape) for each in inputs} == {(1, 6)}
+    assert torch.cat([each["input_ids"] for each in inputs[:7]]).unique().tolist() == list(range(40))
+
+
+def test_a_small_copy_needs_a_configuration() -> None:
+    with pytest.raises(ValueError, match="NanoGPT has none"):
+        small_copy(NanoGPT())
+    with torch.device("meta"):
+        large = transformers.GPT2Model(transformers.GPT2Config())
+    with pytest.raises(ValueError, match="makes no small copy"):
+        small_copy(large, n_embd=7)
