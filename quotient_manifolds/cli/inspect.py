@@ -19,7 +19,7 @@ from quotient_manifolds.cli.options import (
     report_option,
     symmetries_option,
 )
-from quotient_manifolds.cli.terminal import Terminal
+from quotient_manifolds.cli.terminal import Terminal, progress_bars
 from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Fact, Table
 from quotient_manifolds.version import VERSION
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from quotient_manifolds.load import Certificate
     from quotient_manifolds.symmetries import Count, PairProof, Proof, Symmetries
 
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 @click.argument("model")
 @inputs_option
 @symmetries_option
+@click.option(
+    "--certify", is_flag=True, help="Say how many of all continuous symmetries these are, on a small copy of the model."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the record to this JSON file.")
 @report_option
@@ -43,6 +47,7 @@ def inspect(
     model: str,
     inputs: str | None,
     symmetries: str | None,
+    certify: bool,
     as_json: bool,
     out: Path | None,
     report: Path | None,
@@ -59,6 +64,10 @@ def inspect(
     likewise. Also printed: how much of the model is redundant, and the singular values of G H^T in every pair. Inputs
     are made from the model's configuration; a model without one needs --inputs.
 
+    With --certify, a small model with random weights is made of the class and the settings of MODEL, which must be a
+    Hugging Face model: all parameters with the same function as its own have a dimension that needs no theory of
+    symmetries (the parameters less the rank of the Jacobian of all outputs), and what is found is counted against it.
+
     The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
     """
     check_outputs([model], out=out, report=report)
@@ -72,6 +81,7 @@ def inspect(
     with inputs_for(network, inputs, seed=seed) as given:
         proof = prove_symmetries(network, given, found, seed=seed)
     count = count_symmetries(network, found)
+    certificate = _certificate(network, seed, quiet) if certify else None
     about = described(network, model)
     record = {
         "version": VERSION,
@@ -80,12 +90,17 @@ def inspect(
         "symmetries": found.to_dict(),
         "proof": proof.to_dict(),
         "count": count.to_dict(),
+        **({"certificate": certificate.to_dict()} if certificate else {}),
     }
     title = f"{type(network).__name__}, {count.parameters:,} parameters"
     tables = [_pairs(title, found, proof, count)] if found.pairs else []
     if found.translations:
         tables.append(_translations("Translations of biases" if tables else title, found, proof))
+    if certificate:
+        tables.append(_dimensions(certificate))
     sentences = list(_sentences(network, found, proof, count))
+    if certificate:
+        sentences += str(certificate.fibre).splitlines()
     if out is not None:
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
     if report is not None:
@@ -98,6 +113,25 @@ def inspect(
         Terminal().show(*about, *tables, *sentences)
     if not proof.all_proved:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+def _certificate(network: nn.Module, seed: int, quiet: bool) -> Certificate:
+    from quotient_manifolds.load import certify
+
+    with progress_bars(quiet=quiet) as progress:
+        return certify(network, seed=seed, progress=progress)
+
+
+def _dimensions(certificate: Certificate) -> Table:
+    """Return a row for each family that a small copy has, and one for what is not found."""
+    found, fibre = certificate.found, certificate.fibre
+    rows = [{"family": family, "dimension": str(size)} for family, size in found.families.items()]
+    rows += [
+        {"family": "not found", "dimension": str(certificate.missing)},
+        {"family": "all parameters with the same function", "dimension": str(fibre.dimension)},
+    ]
+    caption = f"The fibre of a {certificate.model} of width 8 and {certificate.blocks} block"
+    return Table.of("dimensions", caption, rows, words={"family"})
 
 
 def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:
@@ -118,7 +152,7 @@ def _facts(proof: Proof, count: Count) -> list[Fact]:
     proved = sum(each.verdict == "proved" for each in every)
     return [
         Fact(f"{proved} of {len(every)}", "symmetries are proved."),
-        Fact(f"{count.share:.2%}", f"of the parameters are redundant: {count.group:,} of {count.parameters:,}."),
+        Fact(f"{count.share:.2%}", f"of the parameters are redundant: {count.dimension:,} of {count.parameters:,}."),
     ]
 
 
@@ -127,8 +161,8 @@ def _sentences(network: nn.Module, symmetries: Symmetries, proof: Proof, count: 
     rest = sum(sizes[name] for name in symmetries.rest)
     yield f"Changes are relative to the output, whose own rounding noise is {proof.noise:.1e}; float64."
     yield (
-        f"The symmetry group has {count.group:,} dimensions, {count.share:.2%} of the parameters "
-        f"({count.pairs:,} of pairs, {count.translations:,} of translations)."
+        f"The symmetry group has {count.dimension:,} dimensions, {count.share:.2%} of the parameters "
+        f"({', '.join(f'{size:,} {family}' for family, size in count.families.items())})."
     )
     yield f"In no pair: {len(symmetries.rest)} tensors, {rest:,} parameters (--json names them)."
     yield from (f"No symmetry: {refusal}" for refusal in symmetries.refused)

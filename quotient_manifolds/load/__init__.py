@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quotient_manifolds.load.certificate import Certificate, certify
 from quotient_manifolds.load.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
 from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
 from quotient_manifolds.load.data_source import DataSource
@@ -14,11 +15,13 @@ from quotient_manifolds.load.tokens import tokenised_batches
 
 __all__ = [
     "Batches",
+    "Certificate",
     "Checkpoint",
     "ClipClassifier",
     "DataSource",
     "LabelledText",
     "call_object",
+    "certify",
     "example_inputs",
     "find_checkpoints",
     "generic_inputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,30 +30,32 @@ class Conditioning:
 
 @dataclass(frozen=True)
 class Count:
-    """Count dimensions: of all parameters, of the pairs' groups (h^2, 1 or 2 a head), and of the translations."""
+    """Count dimensions: of all parameters, and of the symmetries by family.
+
+    families: by the kind of pairs (h^2, 1 or 2 a head) and of translations, such as "query/key" and "key bias".
+    """
 
     parameters: int
-    pairs: int
-    translations: int
+    families: Mapping[str, int]
     conditioning: tuple[Conditioning, ...]
 
     @property
-    def group(self) -> int:
+    def dimension(self) -> int:
         """Return the dimension of the symmetry group: that many directions change nothing, wherever ranks are full."""
-        return self.pairs + self.translations
+        return sum(self.families.values())
 
     @property
     def share(self) -> float:
         """Return the share of all directions in parameter space that is redundant."""
-        return self.group / self.parameters if self.parameters else 0.0
+        return self.dimension / self.parameters if self.parameters else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON (an infinite ratio is None)."""
         conditioning = [
             {**asdict(each), "ratio": each.ratio if each.ratio < float("inf") else None} for each in self.conditioning
         ]
-        dimensions = {"parameters": self.parameters, "pairs": self.pairs, "translations": self.translations}
-        return {**dimensions, "group": self.group, "share": self.share, "conditioning": conditioning}
+        dimensions = {"parameters": self.parameters, "families": dict(self.families), "dimension": self.dimension}
+        return {**dimensions, "share": self.share, "conditioning": conditioning}
 
 
 def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
@@ -64,10 +67,14 @@ def count_symmetries(model: nn.Module, symmetries: Symmetries) -> Count:
     check_symmetries(symmetries)
     params = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(params, symmetries.names)
+    families = Counter[str]()
+    for pair in symmetries.pairs:
+        families[pair.kind] += pair.group_dimension
+    for translation in symmetries.translations:
+        families[translation.kind] += translation.dimension
     return Count(
         parameters=sum(value.numel() for value in params.values()),
-        pairs=sum(pair.group_dimension for pair in symmetries.pairs),
-        translations=sum(translation.dimension for translation in symmetries.translations),
+        families=dict(families),
         conditioning=tuple(_conditioning(pair, params) for pair in symmetries.pairs),
     )
 

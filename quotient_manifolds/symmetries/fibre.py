@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.jacobian import Jacobian
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled
@@ -79,7 +80,12 @@ class FibreDimension:
 
 
 def fibre_dimension(
-    model: nn.Module, batches: Iterable[Any], *, evaluate: Evaluate | None = None, seed: int = 0
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    evaluate: Evaluate | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> FibreDimension:
     """Compute the dimension of {theta' : f_theta' = f_theta}, as P - rank J, J the Jacobian of all outputs.
 
@@ -93,6 +99,7 @@ def fibre_dimension(
 
     batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
     They have P outputs at the least, better three times as many. `evaluate(model, batch)` may choose the outputs.
+    progress: called with what is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the outputs are too few (the rank of J grows with the last fifth of them), where the
     inputs are not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and
@@ -108,7 +115,7 @@ def fibre_dimension(
     parameters or with more than 5,000 of them.
     """
     listed = _checked_batches(batches)
-    jacobian = _prepared(model, listed[0], evaluate, seed)
+    jacobian = _prepared(model, listed[0], evaluate, seed, progress)
     R, held, found_eps = jacobian.triangle(listed, BROKEN)
     outputs = jacobian.rows
     if not bool(torch.isfinite(R).all()):
@@ -150,7 +157,9 @@ def _checked_batches(batches: Any) -> list[Any]:
     return listed
 
 
-def _prepared(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int) -> Jacobian:
+def _prepared(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int, progress: Progress | None
+) -> Jacobian:
     check_model(model)
     check_loaded(model)
     own = dict(model.named_parameters())
@@ -164,7 +173,7 @@ def _prepared(model: nn.Module, batch: Any, evaluate: Evaluate | None, seed: int
         )
     ModelOutputs(model, batch, evaluate, double=False)  # raises where they are random or no numbers
     params = {name: doubled(w.detach().clone()).requires_grad_(w.requires_grad) for name, w in own.items()}
-    return Jacobian(model, params, counted, evaluate or answer, generator_of(seed))
+    return Jacobian(model, params, counted, evaluate or answer, generator_of(seed), progress)
 
 
 def _gap(R: Tensor) -> tuple[Tensor, int, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quotient_manifolds.progress import Progress
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
@@ -28,9 +29,11 @@ class Jacobian:
         counted: list[str],
         evaluate: Evaluate,
         noise: torch.Generator,
+        progress: Progress | None = None,
     ) -> None:
         self.model, self.generator, self.rows = model, noise, 0
         self._params, self._counted, self._evaluate = params, counted, evaluate
+        self._progress = progress or (lambda what, finished, total: None)
 
     def names(self) -> list[str]:
         """Return the name of the parameter that each column belongs to."""
@@ -53,6 +56,7 @@ class Jacobian:
                 cut = max(0, held_from - start)
                 first.add(chunk[:cut])
                 rest.add(chunk[cut:])
+            self._progress(f"Jacobian, eps {eps:g}{', noise' * noise}", index + 1, len(batches))
         held = first.R()
         first.add(rest.R())
         return first.R(), held, found_eps

@@ -42,8 +42,9 @@ def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -
     count = count_symmetries(model, find_symmetries(model))
     assert count.parameters == len(flat)
     # 2 pairs x 2 heads x 2^2, and 2 biases x 4
-    assert (count.pairs, count.translations, count.group) == (16, 8, 24)
-    assert len(flat) - int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == count.group
+    assert count.families == {"query/key": 8, "value/output": 8, "key bias": 4, "value/output bias": 4}
+    assert count.dimension == 24
+    assert len(flat) - int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == count.dimension
     assert count.share == pytest.approx(24 / 80)
 
 
@@ -62,11 +63,11 @@ def test_other_groups_count_their_own_dimensions() -> None:
     dimensions = {"GL(h)": 20, "GL(1, C)": 10}
     for acts, dimension in dimensions.items():
         pair = SymmetricPair("p", "query/key", G, H, acts)  # type: ignore[arg-type]
-        assert count_symmetries(model, Symmetries((pair,))).group == dimension
+        assert count_symmetries(model, Symmetries((pair,))).dimension == dimension
     neurons = tuple(
         Factor((ParameterView.of(x, getattr(model, x), "rows heads -> heads rows 1", {}),)) for x in ("G", "H")
     )
-    assert count_symmetries(model, Symmetries((SymmetricPair("p", "MLP", *neurons, "GL+(1)"),))).group == 2
+    assert count_symmetries(model, Symmetries((SymmetricPair("p", "MLP", *neurons, "GL+(1)"),))).dimension == 2
 
 
 def test_conditioning_is_that_of_the_dense_products() -> None:
