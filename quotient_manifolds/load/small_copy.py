@@ -13,6 +13,7 @@ from quotient_manifolds.symmetries.outputs import floating
 
 LENGTH, WORDS = 6, 40  # words enough to be generic where a layer sees them without their positions
 ENOUGH = 3  # times as many outputs as parameters
+TOGETHER = 64  # outputs of a batch, about: fewer and larger batches spare time, but each row costs a pass through all
 SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic, and ReLU neurons stay alive
 
 _SIZES: dict[str, Any] = {
@@ -59,7 +60,7 @@ def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: 
     config = getattr(model, "config", None)
     if not hasattr(config, "to_diff_dict"):
         raise ValueError(
-            f"A small copy is made from a Hugging Face configuration, and {type(model).__name__} has none: make a "
+            f"A small copy is made from a configuration of Hugging Face's, and {type(model).__name__} has none: make a "
             "small model of the same kind by hand."
         )
     try:
@@ -103,7 +104,7 @@ def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
 
 
 def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -> list[dict[str, Tensor]]:
-    """Return inputs of one example each that a small Hugging Face model accepts, `enough` times P outputs in all.
+    """Return inputs of a few examples each that a small Hugging Face model accepts, `enough` times P outputs in all.
 
     Text goes through random orders of all words, one after the other, over all positions, so each word and each
     position is seen in many contexts; token types are random; images and sounds are Gaussian.
@@ -113,17 +114,22 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
     failure: Exception | None = None
     for length in range(LENGTH, 0, -1):  # RoBERTa's positions, for one, begin after that of padding
         chosen: list[dict[str, Tensor]] = []
-        outputs = 0
         try:
-            for example in _examples(model, seed, length):
-                with torch.no_grad():
-                    outputs += sum(value.numel() for value in floating(model(**example)))
-                chosen.append(example)
-                if outputs >= wanted or not outputs:
-                    return chosen
+            examples = _examples(model, seed, length)
+            chosen.append(next(examples))
+            with torch.no_grad():
+                outputs = sum(value.numel() for value in floating(model(**chosen[0])))
+            while outputs and len(chosen) * outputs < wanted:
+                chosen.append(next(examples))
+            size = max(1, TOGETHER // max(1, outputs))
+            return [_joined(chosen[start : start + size]) for start in range(0, len(chosen), size)]
         except (IndexError, RuntimeError) as error:
             failure = failure or error
     raise ValueError(f"{type(model).__name__} takes no inputs made for it: {' '.join(str(failure).split())}")
+
+
+def _joined(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
 
 
 def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Tensor]]:

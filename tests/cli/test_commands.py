@@ -50,6 +50,17 @@ def test_inspect_json_accounts_for_every_parameter(bert: Path, tmp_path: Path) -
     assert paired.isdisjoint(record["symmetries"]["rest"])
 
 
+def test_inspect_counts_what_it_finds_against_the_fibre(bert: Path, mine: str, tmp_path: Path) -> None:
+    shown = call("inspect", bert, "--certify", "--out", tmp_path / "record.json")
+    certificate = json.loads((tmp_path / "record.json").read_text())["certificate"]
+    assert shown.exit_code == 0
+    assert certificate["found"]["families"].keys() == {"query/key", "value/output", "key bias", "value/output bias"}
+    assert certificate["fibre"]["dimension"] == certificate["found"]["dimension"] + certificate["missing"]
+    assert "dimension of the fibre" in shown.stdout
+    assert "not found" in shown.stdout
+    refused(call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"), "has none: make a small model of the same kind by hand")
+
+
 def test_inspect_quiet_prints_nothing(bert: Path) -> None:
     shown = call("inspect", bert, "--quiet")
     assert (shown.exit_code, shown.output) == (0, "")

@@ -1,0 +1,41 @@
+"""How much of the fibre of a small copy is found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+from quotient_manifolds.load import certify
+
+
+def test_what_is_found_is_counted_against_all_there_is() -> None:
+    seen: list[tuple[str, int, int]] = []
+    certificate = certify(
+        GPT2Model(GPT2Config(n_embd=16, n_layer=3, n_head=4)), vocab_size=11, progress=lambda *what: seen.append(what)
+    )
+    assert certificate.found.families == {
+        "query/key": 32,
+        "value/output": 32,
+        "key bias": 8,
+        "value/output bias": 8,
+    }
+    assert (certificate.fibre.dimension, certificate.missing) == (194, 114)
+    assert certificate.fibre.certain
+    assert "not found: 114" in str(certificate)
+    assert json.loads(json.dumps(certificate.to_dict()))["found"]["dimension"] == 80
+    assert all(0 < finished <= total for _, finished, total in seen)
+    assert {finished / total for _, finished, total in seen} >= {1.0}
+
+
+def test_the_copy_is_of_the_class_and_the_settings_of_the_model() -> None:
+    wide, deep = (BertModel(BertConfig(hidden_size=size, num_attention_heads=4)) for size in (16, 32))
+    sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}
+    assert certify(wide, **sizes).to_dict() == certify(deep, **sizes).to_dict()
+
+
+def test_a_model_without_a_configuration_is_refused() -> None:
+    with pytest.raises(ValueError, match="Sequential has none"):
+        certify(nn.Sequential(nn.Linear(2, 2)))
