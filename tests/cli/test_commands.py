@@ -58,7 +58,10 @@ def test_inspect_counts_what_it_finds_against_the_fibre(bert: Path, mine: str, t
     assert certificate["fibre"]["dimension"] == certificate["found"]["dimension"] + certificate["missing"]
     assert "dimension of the fibre" in shown.stdout
     assert "not found" in shown.stdout
-    refused(call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"), "has none: make a small model of the same kind by hand")
+    refused(
+        call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"),
+        "has none: make a small model of the same kind by hand",
+    )
 
 
 def test_inspect_quiet_prints_nothing(bert: Path) -> None:
