@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         balance,
         count_symmetries,
         find_symmetries,
+        fold_norms,
         prove_symmetries,
         random_move,
     )
@@ -95,6 +96,7 @@ __all__ = [
     "cross_entropy",
     "example_inputs",
     "find_symmetries",
+    "fold_norms",
     "gradient_norm",
     "hessian_trace",
     "legacy_sharpness",

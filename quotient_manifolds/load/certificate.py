@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from torch import nn
@@ -15,6 +16,7 @@ from quotient_manifolds.symmetries import (
     count_symmetries,
     fibre_dimension,
     find_symmetries,
+    fold_norms,
     prove_symmetries,
 )
 
@@ -24,8 +26,8 @@ from quotient_manifolds.symmetries import (
 class Certificate:
     """Compare the dimension of a small copy's fibre with the dimensions of the symmetries that are found in it.
 
-    model: the class of the model. blocks: of the copy. fibre: P - rank J of the copy. found: what `find_symmetries` has
-    in the copy, of which only what is proved there is counted.
+    model: the class of the model. blocks: of the copy. fibre: P - rank J of the copy. found: what `find_symmetries` and
+    `fold_norms` have in the copy, of which only what is proved there is counted.
     """
 
     model: str
@@ -73,4 +75,8 @@ def certify(
     fibre = fibre_dimension(small, batches, seed=seed, progress=progress)
     symmetries = find_symmetries(small)
     proof = prove_symmetries(small, batches[0], symmetries, seed=seed)
-    return Certificate(type(model).__name__, blocks, fibre, count_symmetries(small, proof.proved(symmetries)))
+    count = count_symmetries(small, proof.proved(symmetries))
+    families = Counter(count.families)
+    for scale in fold_norms(small, batches[0]).scales:
+        families.update(scale.families)
+    return Certificate(type(model).__name__, blocks, fibre, replace(count, families=dict(families)))

@@ -7,6 +7,7 @@ from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
+from quotient_manifolds.symmetries.norms import FoldedNorms, NormScale, fold_norms
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
 from quotient_manifolds.symmetries.projections import attention_layout
@@ -26,9 +27,11 @@ __all__ = [
     "Evaluate",
     "Factor",
     "FibreDimension",
+    "FoldedNorms",
     "Layout",
     "Match",
     "Matcher",
+    "NormScale",
     "Obstacle",
     "PairProof",
     "ParameterView",
@@ -47,6 +50,7 @@ __all__ = [
     "count_symmetries",
     "fibre_dimension",
     "find_symmetries",
+    "fold_norms",
     "key_bias",
     "lora",
     "neurons",

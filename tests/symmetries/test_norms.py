@@ -1,0 +1,299 @@
+"""Gains and biases of norms taken into the layers that read them: found by recording the computation, for any class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quotient_manifolds.load import make_generic
+from quotient_manifolds.sharpness import cross_entropy, gradient_norm, worst_case_sharpness
+from quotient_manifolds.symmetries import fold_norms
+
+D = 8
+
+
+class Handwritten(nn.Module):
+    """A block of a transformer as people write it: fused projections, cut apart; a norm written out; einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.ones(D)), nn.Parameter(torch.zeros(D))
+        self.scale = nn.Parameter(torch.ones(D))
+        self.to_qkv, self.to_out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.up = nn.Parameter(torch.randn(2, D, D))
+        self.down = nn.Linear(2 * D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
+        q, k, v = (part.unflatten(-1, (2, 4)).mT for part in self.to_qkv(n * self.gain + self.shift).chunk(3, dim=-1))
+        mixed = torch.einsum("...dih,...djh->...dij", q, k).softmax(-1) @ v
+        x = x + self.to_out(mixed.mT.flatten(-2))
+        r = self.scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+        first, second = (r @ part for part in self.up)
+        return x + self.down(torch.cat([F.gelu(first), second], -1))
+
+
+class Twice(nn.Module):
+    """One norm in two places, both read by linear layers, one of which is a part of the other's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(D), nn.Linear(D, D), nn.Linear(D, D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(self.norm(x)).tanh()))
+
+
+def pre_norm() -> nn.Module:
+    return nn.TransformerEncoderLayer(D, 2, 12, norm_first=True, batch_first=True)
+
+
+def decoder() -> nn.Module:
+    return nn.TransformerDecoderLayer(D, 2, 12, norm_first=True, batch_first=True)
+
+
+def hugging_face(name: str, **settings: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        return getattr(transformers, name)(getattr(transformers, name.partition("Model")[0] + "Config")(**settings))
+
+    return make
+
+
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+WORDS = {"input_ids": torch.arange(12).view(2, 6) % 11}
+SIZES = {"hidden_size": D, "num_attention_heads": 2, "intermediate_size": 12, "num_hidden_layers": 1}
+TEXT = {**SIZES, "vocab_size": 11, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GPT2 = {
+    "n_embd": D,
+    "n_head": 2,
+    "n_layer": 1,
+    "vocab_size": 11,
+    "n_positions": 6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+# How a model is made, its inputs, the names that are constant afterwards.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Any, set[str]]] = {
+    "torch, norms first": (pre_norm, X, {f"norm{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")}),
+    "torch, norms last": (lambda: nn.TransformerEncoderLayer(D, 2, 12, batch_first=True), X, set()),
+    "torch decoder": (decoder, (X, X), {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}),
+    "handwritten": (Handwritten, X, {"gain", "shift", "scale"}),
+    "a norm in two places": (Twice, X, {"norm.weight"}),
+    "GPT-2": (
+        hugging_face("GPT2Model", **GPT2),
+        WORDS,
+        {f"h.0.ln_{i}.{kind}" for i in (1, 2) for kind in ("weight", "bias")},
+    ),
+    "Llama": (
+        hugging_face("LlamaModel", **TEXT, num_key_value_heads=1),
+        WORDS,
+        {"layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight"},
+    ),
+    "BERT": (hugging_face("BertModel", **TEXT), WORDS, set()),
+    "ViT": (
+        hugging_face("ViTModel", **SIZES, image_size=8, patch_size=4),
+        {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))},
+        {f"layers.0.layernorm_{place}.{kind}" for place in ("before", "after") for kind in ("weight", "bias")},
+    ),
+}
+
+
+def generic(make: Callable[[], nn.Module]) -> nn.Module:
+    return make_generic(make()).double()
+
+
+def answer(model: nn.Module, inputs: Any) -> Tensor:
+    if isinstance(inputs, dict):
+        return model(**inputs).last_hidden_state.detach()
+    out: Tensor = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    return out.detach()
+
+
+def doubled(inputs: Any) -> Any:
+    return torch.utils._pytree.tree_map(lambda x: x.double() if x.is_floating_point() else x, inputs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_function_stays_and_gains_are_one(name: str) -> None:
+    make, inputs, constant = MODELS[name]
+    model, inputs = generic(make), doubled(inputs)
+    before = {name: w.detach().clone() for name, w in model.named_parameters()}
+    folded = fold_norms(model, inputs)
+    assert set(folded.constant) == constant
+    assert all(torch.equal(w, before[name]) for name, w in model.named_parameters())  # nothing is done to the model
+    expected = answer(model, inputs)
+    model.load_state_dict(folded.params, strict=False)
+    torch.testing.assert_close(answer(model, inputs), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
+    biases = {scale.bias for scale in folded.scales}
+    for name in folded.constant:
+        value = 0.0 if name in biases else 1.0
+        assert bool((folded.params[name] == value).all()), name
+
+
+def rescaled(model: nn.Module, readers: dict[tuple[str, str], tuple[str, ...]], size: float, seed: int) -> nn.Module:
+    """The same function: gain a g, bias a b + c; each reader's W / a, and its bias less what c adds. Done by hand."""
+    moved = copy.deepcopy(model)
+    params = dict(moved.named_parameters())
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for (gain, bias), all_of_them in readers.items():
+            a = (size * torch.randn(D, generator=draw, dtype=torch.float64)).exp()
+            c = torch.randn(D, generator=draw, dtype=torch.float64) if bias else torch.zeros(D, dtype=torch.float64)
+            params[gain].mul_(a)
+            if bias:
+                params[bias].mul_(a).add_(c)
+            for weight in all_of_them:
+                params[weight].div_(a)
+                if bias:
+                    other = weight.replace("in_proj_weight", "in_proj_bias").replace(".weight", ".bias")
+                    params[other].sub_(params[weight] @ c)
+    return moved
+
+
+NORM_FIRST = {
+    ("norm1.weight", "norm1.bias"): ("self_attn.in_proj_weight",),
+    ("norm2.weight", "norm2.bias"): ("linear1.weight",),
+}
+ATTENTION, MLP = "layers.0.self_attn", "layers.0.mlp"
+LLAMA = {
+    ("layers.0.input_layernorm.weight", ""): tuple(f"{ATTENTION}.{x}_proj.weight" for x in "qkv"),
+    ("layers.0.post_attention_layernorm.weight", ""): (f"{MLP}.gate_proj.weight", f"{MLP}.up_proj.weight"),
+}
+
+
+@pytest.mark.parametrize(("name", "readers"), [("torch, norms first", NORM_FIRST), ("Llama", LLAMA)])
+@given(size=st.floats(0.0, 3.0), seed=st.integers(0, 2**31))
+def test_every_model_of_the_function_has_the_same(
+    name: str, readers: dict[tuple[str, str], tuple[str, ...]], size: float, seed: int
+) -> None:
+    make, inputs, _ = MODELS[name]
+    model, inputs = generic(make), doubled(inputs)
+    moved = rescaled(model, readers, size, seed)
+    torch.testing.assert_close(answer(moved, inputs), answer(model, inputs), rtol=1e-7, atol=1e-7)
+    here, there = (fold_norms(each, inputs).params for each in (model, moved))
+    for key, w in here.items():
+        torch.testing.assert_close(there[key], w, rtol=1e-9, atol=1e-9 * float(w.abs().max()))
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = pre_norm(), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layer(x).mean(1))
+        return out
+
+
+def test_measures_at_the_folded_parameters_do_not_see_how_a_norm_shares_its_size() -> None:
+    model = generic(Classifier)
+    readers = {
+        tuple(f"layer.{name}" for name in norm): tuple(f"layer.{name}" for name in all_of_them)
+        for norm, all_of_them in NORM_FIRST.items()
+    }
+    moved = rescaled(model, readers, 1.0, seed=0)  # type: ignore[arg-type]
+    batch = X.double(), torch.tensor([0, 2])
+
+    def measured(model: nn.Module, geometry: str) -> list[float]:
+        rise = worst_case_sharpness(model, cross_entropy, [batch], geometry=geometry, radius=0.05, steps=5)
+        return [rise.mean, gradient_norm(model, cross_entropy, [batch], geometry=geometry).mean]
+
+    for each in (model, moved):
+        folded = fold_norms(each, X.double())
+        each.canonical = copy.deepcopy(each)  # type: ignore[assignment]
+        each.canonical.load_state_dict(folded.params)
+        for name, w in each.canonical.named_parameters():
+            w.requires_grad_(name not in folded.constant)
+    for geometry in ("inv", "mix", "adaptive"):
+        here, there = (measured(each.canonical, geometry) for each in (model, moved))  # type: ignore[arg-type]
+        assert there == pytest.approx(here, rel=1e-9)
+    plain, changed = (measured(copy_without(each), "inv") for each in (model, moved))
+    assert changed[0] > 1.2 * plain[0]  # without folding they do see it
+
+
+def copy_without(model: nn.Module) -> nn.Module:
+    twin = Classifier().double().eval()
+    twin.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("canonical.")})
+    return twin
+
+
+class Shared(nn.Module):
+    """A linear layer that reads a norm, and something else besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x)) + self.linear(x)
+
+
+class Residual(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        return n + self.linear(n)
+
+
+class Slowed(Shared):
+    """A product with a parameter that is no matrix of the model's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) @ (self.linear.weight * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (Shared, "addmm uses linear"),
+        (Residual, "add reads what it gives"),
+        (Slowed, "something else than a parameter"),
+        (lambda: nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)), "the model answers with what it gives"),
+        (lambda: nn.Sequential(nn.LayerNorm(D), nn.ReLU(), nn.Linear(D, D)), "relu reads what it gives"),
+    ],
+)
+def test_a_gain_that_something_else_needs_stays(make: Callable[[], nn.Module], why: str) -> None:
+    folded = fold_norms(generic(make), X.double())
+    assert folded.scales == folded.constant == ()
+    (refused,) = folded.refused
+    assert why in refused.reason
+
+
+def test_a_gain_of_zero_goes_into_the_reader() -> None:
+    model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3)))
+    with torch.no_grad():
+        model[0].weight[2] = 0.0  # type: ignore[index, union-attr]
+    folded = fold_norms(model, X.double())
+    assert set(folded.constant) == {"0.weight", "0.bias"}
+    assert folded.change < 1e-12
+
+
+def test_a_bias_that_no_reader_can_hold_stays_with_the_norm() -> None:
+    model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3, bias=False)))
+    folded = fold_norms(model, X.double())
+    assert folded.constant == ("0.weight",)
+    assert not folded.scales[0].bias_is_free
+    assert folded.change < 1e-12
+
+
+def test_float32_parameters_stay_float32() -> None:
+    model = make_generic(pre_norm())
+    folded = fold_norms(model, X)
+    assert {w.dtype for w in folded.params.values()} == {torch.float32}
+    expected = model(X).detach()
+    model.load_state_dict(folded.params)
+    torch.testing.assert_close(model(X).detach(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_is_training_is_refused() -> None:
+    with pytest.raises(ValueError, match="eval"):
+        fold_norms(pre_norm(), X)
