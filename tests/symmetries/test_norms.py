@@ -53,6 +53,17 @@ class Twice(nn.Module):
         return self.b(self.norm(self.a(self.norm(x)).tanh()))
 
 
+class Repeated(nn.Module):
+    """One linear layer that reads one norm of two things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a = nn.LayerNorm(D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.norm(x)) * self.a(self.norm(x.roll(1, -1) ** 2))
+
+
 def pre_norm() -> nn.Module:
     return nn.TransformerEncoderLayer(D, 2, 12, norm_first=True, batch_first=True)
 
@@ -89,6 +100,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, set[str]]] = {
     "torch decoder": (decoder, (X, X), {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}),
     "handwritten": (Handwritten, X, {"gain", "shift", "scale"}),
     "a norm in two places": (Twice, X, {"norm.weight"}),
+    "a layer that reads twice": (Repeated, X, {"norm.weight", "norm.bias"}),
     "GPT-2": (
         hugging_face("GPT2Model", **GPT2),
         WORDS,
@@ -141,7 +153,7 @@ def test_the_function_stays_and_gains_are_one(name: str) -> None:
 
 
 def rescaled(model: nn.Module, readers: dict[tuple[str, str], tuple[str, ...]], size: float, seed: int) -> nn.Module:
-    """The same function: gain a g, bias a b + c; each reader's W / a, and its bias less what c adds. Done by hand."""
+    """The same function: gain a g, bias a b + c; each reader's W / a + u / (a g), and its bias less what these add."""
     moved = copy.deepcopy(model)
     params = dict(moved.named_parameters())
     draw = torch.Generator().manual_seed(seed)
@@ -155,8 +167,11 @@ def rescaled(model: nn.Module, readers: dict[tuple[str, str], tuple[str, ...]], 
             for weight in all_of_them:
                 params[weight].div_(a)
                 if bias:
-                    other = weight.replace("in_proj_weight", "in_proj_bias").replace(".weight", ".bias")
-                    params[other].sub_(params[weight] @ c)
+                    other = params[weight.replace("in_proj_weight", "in_proj_bias").replace(".weight", ".bias")]
+                    other.sub_(params[weight] @ c)
+                    u = size * torch.randn(len(other), generator=draw, dtype=torch.float64)
+                    params[weight].add_(torch.outer(u, 1 / params[gain]))  # n has mean 0
+                    other.sub_(u * (params[bias] / params[gain]).sum())
     return moved
 
 
