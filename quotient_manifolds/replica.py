@@ -1,4 +1,4 @@
-"""A model as a function of its parameters: what runs is a copy of its structure, and the model itself is never touched.
+"""Evaluate a model as a function of its parameters: what runs is a copy of its structure; the model is never touched.
 
 `torch.func.functional_call` swaps parameters on the user's own modules and puts them back afterwards. That goes wrong
 where a module is used twice, where an interrupt falls between the two, where two threads measure one model, and where

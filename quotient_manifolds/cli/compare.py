@@ -1,4 +1,4 @@
-"""quotient-manifolds compare: every measure of every checkpoint of a zoo, into a store that survives a crash."""
+"""Compare checkpoints: run every measure on every one, into a store that survives a crash, and rank the measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quotient-manifolds demo: the whole path on real transformers, from training to the report."""
+"""Show the whole path on real transformers, from training to the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quotient-manifolds export: what a store holds, as a table for other programs."""
+"""Export what a store holds as a table for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1797 grey images of 8 x 8 pixels, split once into training and test images."""
+"""Split scikit-learn's handwritten digits, 1797 grey images of 8 x 8 pixels, into training and test images."""
 
 from __future__ import annotations
 

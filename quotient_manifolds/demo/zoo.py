@@ -1,4 +1,4 @@
-"""A zoo of small vision transformers, trained or fine-tuned on digits, each once and in a process of its own."""
+"""Train or fine-tune a zoo of small vision transformers on digits, each once and in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and data from disk: never by unpickling, never from the network, errors in one sentence."""
+"""Load models and data from disk: never by unpickling, never from the network, with errors of one sentence."""
 
 from __future__ import annotations
 

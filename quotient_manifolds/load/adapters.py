@@ -1,4 +1,4 @@
-"""Hugging Face directories: a whole model, or an adapter of peft and the base model that it names."""
+"""Load a Hugging Face directory: a whole model, or an adapter of peft on the base model that it names."""
 
 from __future__ import annotations
 

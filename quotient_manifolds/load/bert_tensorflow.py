@@ -1,4 +1,4 @@
-"""BERT classifiers of google-research/bert: TensorFlow-1 checkpoints, converted once to a Hugging Face directory."""
+"""Load TensorFlow-1 checkpoints of google-research/bert classifiers, converted once to a Hugging Face directory."""
 
 from __future__ import annotations
 

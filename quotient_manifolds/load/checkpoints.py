@@ -1,4 +1,4 @@
-"""The models of a zoo: found by patterns, named, and each read by the loader of its format."""
+"""Find the models of a zoo by patterns, name them, and read each by the loader of its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLIP's vision transformer with a linear head, read from the state dicts of model soups (Wortsman et al., 2022)."""
+"""Load CLIP's vision transformer with a linear head from a state dict of model soups (Wortsman et al., 2022)."""
 
 from __future__ import annotations
 

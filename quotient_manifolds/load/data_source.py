@@ -1,4 +1,4 @@
-"""Where batches come from: one description of a data set, whatever its format."""
+"""Describe where batches come from: a data set, whatever its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that a model accepts, made from its configuration."""
+"""Make inputs that a model accepts from its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled examples, whatever their format: the classes that their labels name, and the inputs when they are wanted."""
+"""Read labelled examples of any format: the classes that labels name at once, the inputs when they are wanted."""
 
 from __future__ import annotations
 

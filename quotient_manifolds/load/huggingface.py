@@ -1,4 +1,4 @@
-"""The one door to transformers: a model, its tokenizer and its image processor from a directory, safely and offline."""
+"""Load a model, its tokenizer and its image processor by transformers, which only this module imports, offline."""
 
 from __future__ import annotations
 

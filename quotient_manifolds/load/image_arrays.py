@@ -1,4 +1,4 @@
-"""Images and labels from a .npz file, of which headers and the rows that are wanted are read."""
+"""Read images and labels from a .npz file: its headers, and only those rows that are wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images from folders, one folder for each class."""
+"""Read images from folders, one folder for each class."""
 
 from __future__ import annotations
 

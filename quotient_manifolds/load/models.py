@@ -1,4 +1,4 @@
-"""Models and functions of the user's by name: a Hugging Face directory, or package.module:function."""
+"""Load models and functions of the user's by name: a Hugging Face directory, or package.module:function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pixels as a model expects them: resized, cropped and normalised as its directory says, or as the user does."""
+"""Prepare images as a model expects them: resized, cropped, normalised as its directory says, or as the user does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled text from JSONL, CSV and TSV files, with errors that name the line."""
+"""Read labelled text from JSONL, CSV and TSV files, with errors that name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labelled texts as batches of tokens."""
+"""Turn labelled texts into batches of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protection against directories of unknown origin: they may not fill the memory, use the network, or hang a process.
+"""Keep directories of unknown origin from filling the memory, using the network, or hanging a process.
 
 A configuration is a few lines of text that can ask for anything. Before and while a model is built from it, what it
 asks for is compared with the headers of the weights, and every request to a network is refused.

@@ -1,4 +1,4 @@
-"""Files of weights: tensors by name, read without running code that may be in a file, and every one accounted for."""
+"""Read files of weights by name, without running code that may be in a file, and account for every tensor."""
 
 from __future__ import annotations
 

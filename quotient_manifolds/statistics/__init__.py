@@ -1,4 +1,4 @@
-"""How well a measure ranks models: correlations over models, and how far they can be trusted."""
+"""Tell how well a measure ranks models: correlations over models, and how far they can be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far measures agree with each other."""
+"""Tell how far measures agree with each other."""
 
 from __future__ import annotations
 

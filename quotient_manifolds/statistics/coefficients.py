@@ -1,4 +1,4 @@
-"""Kendall's, Spearman's and Pearson's coefficients of many samples at once, plain and partial."""
+"""Compute Kendall's, Spearman's and Pearson's coefficients of many samples at once, plain and partial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of one value a model, with gaps where a measurement failed, as arrays."""
+"""Turn columns of one value a model, with gaps where a measurement failed, into arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Correlations over models, with a bootstrap interval and a permutation p-value."""
+"""Compute correlations over models, with a bootstrap interval and a permutation p-value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The continuous symmetries of a model's attention: found as data, proved by moving along them."""
+"""Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
 
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension

@@ -1,4 +1,4 @@
-"""From a layout (data) and an attention module to its symmetric pairs, its bias translations, and what is refused.
+"""Derive the symmetric pairs of an attention module, its bias translations, and what is refused, from its layout.
 
 Per head, the scores (W_Q x + b_Q)' (W_K y + b_K) see query and key through G H^T only, G = [W_Q'; b_Q'],
 H = [W_K'; b_K'], and the output sum_j W_O[:, j] (W_V y + b_V)_j sees value and output so, G = [W_V'; b_V'], H = W_O.

@@ -1,4 +1,4 @@
-"""What a module's forward pass computes, as far as its source tells: a softmax whose result enters a product.
+"""Tell from its source whether a module's forward pass computes a softmax whose result enters a product.
 
 Followed are methods of the module, of its ancestors too, and functions of the package they stand in, by name; other
 modules that it calls speak for themselves. Where there is no source (a prompt, exec), the names that the compiled code

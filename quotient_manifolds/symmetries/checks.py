@@ -1,4 +1,4 @@
-"""What the functions of this package take: one sentence for anything else."""
+"""Check what the functions of this package take, with one sentence for anything else."""
 
 from __future__ import annotations
 

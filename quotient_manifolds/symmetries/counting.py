@@ -1,4 +1,4 @@
-"""How much of a model is redundant, and how well conditioned its pairs are."""
+"""Count how much of a model is redundant, and compute how well conditioned its pairs are."""
 
 from __future__ import annotations
 

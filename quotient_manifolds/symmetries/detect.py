@@ -1,4 +1,4 @@
-"""What looks like attention: by the name of its class, the names of its projections, or what its forward pass does.
+"""Notice what looks like attention: by its class's name, its projections' names, or what its forward pass does.
 
 Nothing here finds a symmetry. It only keeps attention that no layout is known for from being passed over in silence, so
 it would rather name too much than too little; what is named by its behaviour alone is said to be so.

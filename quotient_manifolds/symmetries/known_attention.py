@@ -1,4 +1,4 @@
-"""The table of known attention: one row for each layout of classes of torch, transformers 4 and 5, and timm, by name.
+"""List known attention: a row for each layout of classes of torch, transformers 4 and 5, and timm, by name.
 
 No library is imported: rows name classes whose forward pass was read, and attributes. What stands between projection
 and product is in the row and not found in the attributes, which look the same with rotary embeddings or norms and

@@ -1,4 +1,4 @@
-"""Layouts as data: where an attention class keeps its projections, and what stands between them and their product."""
+"""Describe where an attention class keeps its projections, and what stands between them and their product, as data."""
 
 from __future__ import annotations
 

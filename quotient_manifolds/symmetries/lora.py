@@ -1,4 +1,4 @@
-"""Low-rank adapters of peft: a layer sees B and A through B A only, so GL(r) acts by (B Z^-1, Z A).
+"""Find the symmetry of peft's low-rank adapters: a layer sees B A only, so GL(r) acts by (B Z^-1, Z A).
 
 The scale in front (alpha / r, or alpha / sqrt(r) for rsLoRA) does not matter unless it is 0. DoRA divides by the norm
 of the columns of W + B A, which sees the product only as well: the symmetry stays. An adapter that the forward pass

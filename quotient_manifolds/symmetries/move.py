@@ -1,4 +1,4 @@
-"""Moving a model along its symmetry orbit: new parameters, the same function."""
+"""Move a model along its symmetry orbit: new parameters, the same function."""
 
 from __future__ import annotations
 

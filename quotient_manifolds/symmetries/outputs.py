@@ -1,4 +1,4 @@
-"""How much a model's outputs change from some parameters to others, and how much of that is rounding."""
+"""Compute how much a model's outputs change from some parameters to others, and how much of that is rounding."""
 
 from __future__ import annotations
 

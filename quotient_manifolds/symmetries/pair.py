@@ -1,4 +1,4 @@
-"""Symmetric pairs: where their two factors live among a model's named parameters, as data and never as code."""
+"""Represent symmetric pairs: where the two factors are among a model's named parameters, as data, never as code."""
 
 from __future__ import annotations
 

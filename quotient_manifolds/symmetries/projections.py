@@ -1,4 +1,4 @@
-"""Layouts from paths: of three Linears, or of one that holds queries, keys and values in any of the usual orders."""
+"""Make layouts of paths: to three Linears, or to one that holds queries, keys and values in any usual order."""
 
 from __future__ import annotations
 

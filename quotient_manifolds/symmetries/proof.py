@@ -1,4 +1,4 @@
-"""What moving along symmetries did to a model's output, and what that shows."""
+"""Hold what moving along symmetries did to a model's output, and judge what that shows."""
 
 from __future__ import annotations
 

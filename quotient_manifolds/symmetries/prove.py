@@ -1,4 +1,4 @@
-"""Are the symmetries true? Move along the orbit and compare outputs; move one side only and see them change.
+"""Prove symmetries: move along the orbit and compare outputs; move one side only and see them change.
 
 Everything runs in float64 on copies of the model's structure; the model itself is never touched. Models that cast to
 float32 inside (softmax, norms) round there whatever their weights' dtype, so each model's rounding noise is measured,

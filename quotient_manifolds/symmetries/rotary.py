@@ -1,4 +1,4 @@
-"""Rotary embeddings: of GL(h) on queries and keys only what commutes with every rotation survives.
+"""Describe what rotary embeddings leave of GL(h) on queries and keys: what commutes with every rotation.
 
 Scores are q' R(i - j) k with R block-diagonal in planes of distinct frequencies, so A acts plane by plane as a complex
 number: GL(1, C) for each plane of each key head. Coordinates that do not rotate keep a GL of their own.

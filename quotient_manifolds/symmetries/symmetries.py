@@ -1,4 +1,4 @@
-"""What a model, or one module of it, was found to have: pairs, translations, and what is neither, with the reason."""
+"""Hold what was found in a model, or in one module: pairs, translations, and what is neither, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translations: biases that attention does not need, and that move without changing the model's function.
+"""Represent translations: biases that attention does not need, and that move without changing its function.
 
 Softmax over keys ignores what all keys add to a score, so the key bias does nothing; attention weights add up to one,
 so a value bias reaches the output as a constant, which the output bias can hold just as well. Neither is true of a key

@@ -1,4 +1,4 @@
-"""Two layers in a row: the pairs of bottlenecks (no activation between) and of neurons (an activation between).
+"""Find the pairs of two layers in a row: bottlenecks (no activation between) and neurons (an activation between).
 
 x -> W_2 (W_1 x + b_1) + b_2: the model sees W_2 [W_1 b_1] only, so GL(r) acts between them.
 W_2 relu(W_1 x + b_1): a positive factor passes a ReLU, so GL+(1) acts between a neuron's row of [W_1 b_1] and its
