@@ -47,7 +47,7 @@ RECORD = "training.json"  # what made the model in a directory, and the digest o
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """Hold what decides a trained model besides the data: AdamW's settings, batches, regularisation, seed."""
 
     learning_rate: float
@@ -59,10 +59,10 @@ class Recipe:
     seed: int
 
 
-def draw_recipe(index: int, *, seed: int = 0, steps: int | None = None) -> Recipe:
+def draw_recipe(index: int, *, seed: int = 0, steps: int | None = None) -> TrainingRecipe:
     """Draw recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
     draw = np.random.default_rng([seed, index])
-    return Recipe(
+    return TrainingRecipe(
         learning_rate=float(f"{10 ** draw.uniform(-3.2, -2.2):.3g}"),
         weight_decay=float(f"{10 ** draw.uniform(-4.0, 0.0):.3g}"),
         batch_size=int(draw.choice([16, 32, 64])),
@@ -75,7 +75,7 @@ def draw_recipe(index: int, *, seed: int = 0, steps: int | None = None) -> Recip
 
 def train_zoo(
     folder: Path,
-    recipes: Mapping[str, Recipe],
+    recipes: Mapping[str, TrainingRecipe],
     data: Path,
     *,
     architecture: Mapping[str, Any] = ARCHITECTURE,
@@ -165,7 +165,9 @@ def digest(directory: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _train_into(recipe: Recipe, data: Path, common: Mapping[str, Any], start: Path | None, folder: Path) -> None:
+def _train_into(
+    recipe: TrainingRecipe, data: Path, common: Mapping[str, Any], start: Path | None, folder: Path
+) -> None:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name]) for name in ("images", "labels"))
     train(recipe, images, labels, common["architecture"], start).save_pretrained(folder, safe_serialization=True)
@@ -198,7 +200,7 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def train(
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     images: Tensor,
     labels: Tensor,
     architecture: Mapping[str, Any] = ARCHITECTURE,

@@ -19,7 +19,15 @@ from quotient_manifolds import demo
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.demo.digits import Digits, load_digits, shifted
-from quotient_manifolds.demo.zoo import ARCHITECTURE, RECORD, Recipe, draw_recipe, each_finished, train, train_zoo
+from quotient_manifolds.demo.zoo import (
+    ARCHITECTURE,
+    RECORD,
+    TrainingRecipe,
+    draw_recipe,
+    each_finished,
+    train,
+    train_zoo,
+)
 from quotient_manifolds.load import load_model
 
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -81,7 +89,9 @@ def test_data_that_is_there_stays_untouched(digits: Digits, tmp_path: Path) -> N
 # ---- the zoo and what is kept of it
 
 
-def zoo(folder: Path, data: Path, recipes: Mapping[str, Recipe] = RECIPES, **settings: object) -> dict[str, Weights]:
+def zoo(
+    folder: Path, data: Path, recipes: Mapping[str, TrainingRecipe] = RECIPES, **settings: object
+) -> dict[str, Weights]:
     train_zoo(folder, recipes, data, **{"architecture": SMALL, **settings})  # type: ignore[arg-type]
     return {
         name: {key: value.clone() for key, value in load_model(folder / name).state_dict().items()} for name in recipes
@@ -104,7 +114,7 @@ def test_recipes_differ_and_do_not_depend_on_how_many_are_drawn() -> None:
 
 def test_training_is_deterministic_learns_and_leaves_the_global_generator_alone(digits: Digits) -> None:
     images, labels = digits.train_images, digits.train_labels
-    recipe = Recipe(0.004, 0.01, batch_size=16, label_smoothing=0.1, shift=1, steps=30, seed=0)
+    recipe = TrainingRecipe(0.004, 0.01, batch_size=16, label_smoothing=0.1, shift=1, steps=30, seed=0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     first, second = train(recipe, images, labels), train(recipe, images, labels)
     assert torch.equal(torch.get_rng_state(), state)

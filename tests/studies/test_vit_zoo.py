@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.demo.digits import load_digits
-from quotient_manifolds.demo.zoo import ARCHITECTURE, Recipe, train
+from quotient_manifolds.demo.zoo import ARCHITECTURE, TrainingRecipe, train
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.load import load_model
 from quotient_manifolds.sharpness import cross_entropy, worst_case_sharpness
@@ -23,7 +23,7 @@ from studies.zoos.measures import ZooMeasures
 from tests.studies.runs import check_mended, check_record, check_second_run, check_written, run, silent
 
 SMALL = ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-STILL = Recipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
+STILL = TrainingRecipe(1e-12, 0.0, batch_size=8, label_smoothing=0.0, shift=0, steps=1, seed=5)
 
 
 # ---- the data

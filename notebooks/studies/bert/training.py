@@ -23,7 +23,7 @@ LONGEST = 64  # tokens of a pair, at most
 
 @final
 @dataclass(frozen=True)
-class Recipe:
+class FineTuningRecipe:
     """Hold what decides a fine-tuned model besides the data: AdamW's settings, batches, regularisation, seed."""
 
     learning_rate: float
@@ -48,10 +48,10 @@ class Scores:
     test_error: float
 
 
-def draw_recipe(index: int, *, seed: int, epochs: int | None = None) -> Recipe:
+def draw_recipe(index: int, *, seed: int, epochs: int | None = None) -> FineTuningRecipe:
     """Return recipe number `index` of the zoo that `seed` names; it does not depend on how many others are drawn."""
     draw = np.random.default_rng([seed, index])
-    return Recipe(
+    return FineTuningRecipe(
         learning_rate=float(f"{10 ** draw.uniform(-4.3, -3.3):.3g}"),
         weight_decay=float(f"{10 ** draw.uniform(-4.0, 0.0):.3g}"),
         batch_size=int(draw.choice([8, 16, 32])),
@@ -76,7 +76,7 @@ def pretrained_encoder() -> Path:
 
 
 @one_thread()
-def fine_tune(recipe: Recipe, pairs: Sequence[Pair], architecture: Mapping[str, Any] | None = None) -> Any:
+def fine_tune(recipe: FineTuningRecipe, pairs: Sequence[Pair], architecture: Mapping[str, Any] | None = None) -> Any:
     """Train and return a BERT that says whether premises entail hypotheses; torch's global generator is left alone.
 
     architecture: of a model with random weights in place of the pretrained one.

@@ -16,7 +16,7 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from studies.bert.sentences import Pair, test_pairs, training_pairs, write_pairs
 from studies.bert.training import (
-    Recipe,
+    FineTuningRecipe,
     Scores,
     draw_recipe,
     fine_tune,
@@ -93,7 +93,7 @@ def _places(folder: Path, name: str) -> tuple[Path, Path]:
 
 def train_models(
     folder: Path,
-    recipes: Mapping[str, Recipe],
+    recipes: Mapping[str, FineTuningRecipe],
     train: Sequence[Pair],
     test: Sequence[Pair],
     size: Size,
@@ -113,7 +113,11 @@ def train_models(
 
 
 def _make(
-    recipe: Recipe, train: Sequence[Pair], test: Sequence[Pair], architecture: Mapping[str, Any] | None, folder: Path
+    recipe: FineTuningRecipe,
+    train: Sequence[Pair],
+    test: Sequence[Pair],
+    architecture: Mapping[str, Any] | None,
+    folder: Path,
 ) -> None:
     model = fine_tune(recipe, train, architecture)
     save(model, folder)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.demo.digits import Digits, load_digits, shifted
-from quotient_manifolds.demo.zoo import ARCHITECTURE, Recipe, draw_recipe, train_zoo, write_scores
+from quotient_manifolds.demo.zoo import ARCHITECTURE, TrainingRecipe, draw_recipe, train_zoo, write_scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 
@@ -26,7 +26,7 @@ SHIFT = 1  # pixels, up to
 NOISE = 0.3  # standard deviation, where that of the clean pixels is 1
 SEED = 6  # of split, disturbance and recipes
 
-START_RECIPE = Recipe(2e-3, 1e-2, batch_size=32, label_smoothing=0.0, shift=0, steps=400, seed=0)
+START_RECIPE = TrainingRecipe(2e-3, 1e-2, batch_size=32, label_smoothing=0.0, shift=0, steps=400, seed=0)
 
 RELATED: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "rotated": lambda images, labels: (images.rot90(1, (2, 3)), labels),
