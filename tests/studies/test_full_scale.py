@@ -152,4 +152,4 @@ def test_the_command_writes_specs_and_page(tmp_path: Path) -> None:
 
 
 def test_the_committed_page_is_what_the_command_writes() -> None:
-    assert full_scale_page() == (ROOT / "notebooks" / PAGE).read_text(encoding="utf-8"), "run `study results`"
+    assert full_scale_page() == (ROOT / "notebooks" / PAGE).read_text(encoding="utf-8"), "run `make study NAME=results`"

@@ -26,9 +26,9 @@ from studies.paper import TAU
 from studies.results.claims import claims
 from studies.results.estimates import RULES, Estimate
 from studies.results.page import BEGIN, END, PAGE, into_page, results_page, write_results
+from studies.results.paper_and_here import NOT_RUN, beyond, figures, table_one
 from studies.results.pictures import pictures
 from studies.results.records import Records
-from studies.results.rows import NOT_RUN, beyond, figures, table_one
 from studies.results.zoos import weighted_tau
 from studies.zoos.measures import WORST
 from studies.zoos.page import Cost
@@ -428,7 +428,7 @@ def test_every_committed_record_is_in_the_page() -> None:
     page = (NOTEBOOKS / PAGE).read_text(encoding="utf-8")
     for line in page.splitlines():
         for name, path in STUDIES.items():
-            if f"`study {name}`" in line and (COMMITTED / path).exists():
+            if f"`make study NAME={name}`" in line and (COMMITTED / path).exists():
                 assert NOT_RUN not in line, line
     assert sum(path.stat().st_size for path in NOTEBOOKS.glob("results/*")) < 300_000
     check_form(page)

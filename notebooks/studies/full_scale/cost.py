@@ -15,7 +15,7 @@ from quotient_manifolds.sharpness import Measure, cross_entropy
 from studies.full_scale.experiments import FullScale
 
 if TYPE_CHECKING:
-    from quotient_manifolds.compare.measures import MeasureEntry
+    from quotient_manifolds.compare.measure_entries import MeasureEntry
 
 GPU = "A100"
 PEAK = 19.5e12  # operations a second in float32, without tensor cores: the maker's figure
@@ -123,7 +123,7 @@ class _Tiny(nn.Module):
 
 def _plan(experiment: FullScale) -> tuple[int, int, tuple[MeasureEntry, ...]]:
     """Return batch size, number of batches and measures, as the spec has them."""
-    from quotient_manifolds.compare.measures import measures_of
+    from quotient_manifolds.compare.measure_entries import measures_of
     from quotient_manifolds.compare.spec_file import read_yaml, validated
 
     with experiment.path() as path:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from studies.markdown import table
 from studies.results.claims import ZOOS, said
+from studies.results.paper_and_here import NOT_RUN, table_one
 from studies.results.records import Records
-from studies.results.rows import NOT_RUN, table_one
 from studies.results.zoos import DiagonalZoo, Zoo
 from studies.wording import minus
 

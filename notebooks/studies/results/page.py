@@ -19,9 +19,9 @@ from studies.results.details import (
     short_table,
 )
 from studies.results.estimates import RULES
+from studies.results.paper_and_here import NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 from studies.results.pictures import pictures, write_pictures
 from studies.results.records import Records
-from studies.results.rows import NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 
 PAGE = "results.md"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -90,7 +90,7 @@ def _rows(rows: Iterable[Row]) -> str:
 
 
 def _source(row: Row) -> str:
-    found = [f"`study {row.study}`", f"[record](records/{RECORDS[row.study]})"] if row.study else []
+    found = [f"`make study NAME={row.study}`", f"[record](records/{RECORDS[row.study]})"] if row.study else []
     return lines([*found, f"[notebook {row.notebook}]({NOTEBOOKS[row.notebook]})"] if row.notebook else found)
 
 

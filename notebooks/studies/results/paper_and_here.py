@@ -1,4 +1,4 @@
-"""The table of the page: what the paper found, and what was found here."""
+"""Hold the table of the page: what the paper found, and what was found here."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from studies.bert.zoo import FULL
 from studies.paper import MARGIN
 from studies.results.estimates import RULES
+from studies.results.paper_and_here import NOTEBOOKS
 from studies.results.records import Records
-from studies.results.rows import NOTEBOOKS
 from studies.results.zoos import Zoo
 
 LEAD = """\
