@@ -13,7 +13,7 @@ try:
     )
     from quotient_manifolds.compare.forecast import Forecast, forecast
     from quotient_manifolds.compare.inventory import Inventory
-    from quotient_manifolds.compare.measures import MeasureEntry
+    from quotient_manifolds.compare.measure_entries import MeasureEntry
     from quotient_manifolds.compare.report import summary_tables
     from quotient_manifolds.compare.run import run_comparison
     from quotient_manifolds.compare.spec import Spec, read_spec

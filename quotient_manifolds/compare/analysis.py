@@ -18,7 +18,7 @@ from quotient_manifolds.compare.comparison import (
     default_targets,
 )
 from quotient_manifolds.compare.inventory import Inventory
-from quotient_manifolds.compare.measures import MeasureEntry
+from quotient_manifolds.compare.measure_entries import MeasureEntry
 from quotient_manifolds.compare.measuring import SPLITS, Task
 from quotient_manifolds.compare.scores import Scores, pooled, unmatched, with_gaps
 from quotient_manifolds.compare.store import Store

@@ -15,7 +15,7 @@ import torch
 
 from quotient_manifolds.compare.comparison import FailureGroup
 from quotient_manifolds.compare.inventory import Inventory
-from quotient_manifolds.compare.measures import MeasureEntry
+from quotient_manifolds.compare.measure_entries import MeasureEntry
 from quotient_manifolds.compare.measuring import Identity, Loaded, job_of, load, setting_of, tasks_of
 from quotient_manifolds.compare.scores import unmatched
 from quotient_manifolds.compare.spec import Spec

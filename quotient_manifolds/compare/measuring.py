@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from quotient_manifolds.compare.identity import batch_hash, model_hash, symmetries_hash
-from quotient_manifolds.compare.measures import MeasureEntry
+from quotient_manifolds.compare.measure_entries import MeasureEntry
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.unit import Unit, plain, unit_key
 from quotient_manifolds.geometry import Geometry, Quotient

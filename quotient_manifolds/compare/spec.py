@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from quotient_manifolds.compare.measures import MeasureEntry, measures_of
+from quotient_manifolds.compare.measure_entries import MeasureEntry, measures_of
 from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
-from quotient_manifolds.compare.spec_file import Place, Schema, SpecFile, read_yaml, validated
+from quotient_manifolds.compare.spec_file import KeyPath, Schema, SpecFile, read_yaml, validated
 from quotient_manifolds.files import expanded
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
@@ -145,7 +145,7 @@ def _at(file: SpecFile, *place: str | int) -> Iterator[None]:
 def _measures(file: SpecFile, top: Schema) -> tuple[MeasureEntry, ...]:
     found: dict[str, MeasureEntry] = {}
     for index, section in enumerate(top.measures):
-        place: Place = ("measures", index)
+        place: KeyPath = ("measures", index)
         with _at(file, *place):
             for each in measures_of(
                 section.measure,

@@ -27,9 +27,9 @@ from quotient_manifolds.load import DataSource
 from quotient_manifolds.messages import brief
 
 LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
-Place = tuple[str | int, ...]  # keys and indices from the top of the file
+KeyPath = tuple[str | int, ...]  # keys and indices from the top of the file
 
-Kind = Literal[
+MeasureKind = Literal[
     "worst-case",
     "average-case",
     "legacy-worst-case",
@@ -46,7 +46,7 @@ def _as_list(value: Any) -> Any:
 
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(gt=0, lt=2**31)]  # more would never be done
+PositiveInt = Annotated[int, Field(gt=0, lt=2**31)]  # more would never be done
 AsList = BeforeValidator(_as_list)  # one or several
 Names = Annotated[list[str], AsList]
 
@@ -67,7 +67,7 @@ class CheckpointSection(_Section):
 
 def _data_section() -> type[_Section]:
     """Make a section of the fields of `DataSource`, which checks their values, but for the size of whole numbers."""
-    sized: dict[Any, Any] = {int: Count, int | None: Count | None}
+    sized: dict[Any, Any] = {int: PositiveInt, int | None: PositiveInt | None}
     hints = get_type_hints(DataSource)
     fields: dict[str, Any] = {
         each.name: (sized.get(hints[each.name], hints[each.name]), ... if each.default is MISSING else each.default)
@@ -90,7 +90,7 @@ else:
 class MeasureSection(_Section):
     """Ask for a kind of measure, in one or several geometries, at one or several radii, with the options of both."""
 
-    measure: Kind
+    measure: MeasureKind
     geometry: Annotated[list[str | float], AsList] = Field(default_factory=list)
     radius: Annotated[list[PositiveFloat], AsList] = Field(default_factory=list)
     warm_start: bool = False
@@ -100,10 +100,10 @@ class MeasureSection(_Section):
     geodesic: str | None = None
     eps: float | None = None
     biases: str | None = None
-    steps: Count | None = None
+    steps: PositiveInt | None = None
     restarts: Annotated[int, Field(lt=2**31)] | None = None
     tolerance: float | None = None
-    samples: Count | None = None
+    samples: PositiveInt | None = None
     products: str | None = None
     layer: str | None = None
     method: str | None = None
@@ -146,7 +146,7 @@ class SpecFile:
 
     path: Path
     content: Any
-    lines: dict[Place, int]
+    lines: dict[KeyPath, int]
 
     def line(self, place: Sequence[str | int]) -> int:
         """Return the line of a key or item; of what holds it if there is none."""
@@ -156,16 +156,16 @@ class SpecFile:
 
 def read_yaml(path: Path) -> SpecFile:
     """Read plain YAML 1.2. Raises ValueError, one sentence with the line, for other files and keys given twice."""
-    lines: dict[Place, int] = {}
+    lines: dict[KeyPath, int] = {}
     seen: set[int] = set()
 
-    def value_of(node: Any, place: Place) -> Any:
+    def value_of(node: Any, place: KeyPath) -> Any:
         if id(node) in seen:  # a few aliases can stand for billions of values
             raise ValueError(f"{path}, line {lines[place]}: this is an alias; write out what it stands for.")
         seen.add(id(node))
         if isinstance(node, SequenceNode):
             for index, each in enumerate(node.value):
-                here: Place = (*place, index)
+                here: KeyPath = (*place, index)
                 lines[here] = lines[place] if id(each) in seen else each.start_mark.line + 1
             return [value_of(each, (*place, index)) for index, each in enumerate(node.value)]
         if not isinstance(node, MappingNode):
@@ -216,16 +216,16 @@ def validated(file: SpecFile) -> Schema:
         raise ValueError(f"{file.path}, line {file.line(place)}: {_said(found[0], place)}.") from None
 
 
-def _place(file: SpecFile, error: ErrorDetails) -> Place:
+def _place(file: SpecFile, error: ErrorDetails) -> KeyPath:
     """Return keys and indices alone: pydantic adds which of several kinds it tried."""
-    place: Place = ()
+    place: KeyPath = ()
     for step in error["loc"]:
         if (*place, step) in file.lines:
             place = (*place, step)
     return (*place, error["loc"][-1]) if error["type"] == "missing" else place
 
 
-def _said(error: ErrorDetails, place: Place) -> str:
+def _said(error: ErrorDetails, place: KeyPath) -> str:
     where = ".".join(map(str, place))
     if error["type"] == "extra_forbidden":
         section = SECTIONS[str(place[0])] if len(place) > 1 else Schema

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Spec, read_spec
-from quotient_manifolds.compare.measures import MEASURES
+from quotient_manifolds.compare.measure_entries import MEASURES
 from quotient_manifolds.compare.spec_file import Schema, read_yaml
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.sharpness import (
