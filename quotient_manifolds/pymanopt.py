@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, HorizontalSpace, QuotientManifold
 
+__all__ = ["SOLVERS", "Minimum", "as_pymanopt", "minimize"]
+
 Array = Any  # a float64 numpy array, or the tuple of them that is a point of some of pymanopt's own manifolds
 
 SOLVERS: Mapping[str, str] = {
