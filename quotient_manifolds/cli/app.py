@@ -19,7 +19,7 @@ from quotient_manifolds.version import VERSION
 @click.group(cls=Commands, epilog=EXIT_CODES)
 @click.version_option(VERSION, prog_name="quotient-manifolds")
 def cli() -> None:
-    """Symmetries of neural networks, and sharpness that does not change along them."""
+    """Find symmetries of neural networks, and measure sharpness that does not change along them."""
 
 
 for each in (compare, demo, export, inspect, measure, move, orbit):

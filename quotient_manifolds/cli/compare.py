@@ -143,7 +143,7 @@ def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
 
 
 def duration(seconds: float | None) -> str:
-    """The time in the unit that suits it."""
+    """Return the time in the unit that suits it."""
     if seconds is None:
         return "unknown"
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):

@@ -12,5 +12,5 @@ OUTPUT_CLOSED = 141  # as if ended by SIGPIPE, like other programs whose reader 
 
 
 def discard_output() -> None:
-    """Lose what is still in the buffer: when Python ends, it would be written to a reader that has left."""
+    """Discard what is still in the buffer: when Python ends, it would be written to a reader that has left."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

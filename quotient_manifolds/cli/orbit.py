@@ -65,10 +65,10 @@ def orbit(
 ) -> None:
     """Measure the sharpness of MODEL before and after moving it along its symmetry orbit.
 
-    MODEL is a Hugging Face directory or package.module:function. Each head's pairs are moved by A = SCALE times a
-    Gaussian matrix, which changes no output. The loss is the mean squared distance of the output, on example inputs,
-    from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of loading. Inputs are
-    made from the model's configuration; a model without one needs --inputs.
+    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function. Each head's pairs are moved by
+    A = SCALE times a Gaussian matrix, which changes no output. The loss is the mean squared distance of the output, on
+    example inputs, from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of
+    loading. Inputs are made from the model's configuration; a model without one needs --inputs.
 
     SharpnessRecord.load reads the file OUT, and its frame() makes a table.
     """

@@ -64,7 +64,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """Return those of all that is left and could be timed, with the loading; None where nothing could."""
+        """Return the seconds of all that is left and could be timed, with loading; None where nothing could."""
         known = [each.total for each in self.measures if each.total is not None]
         return sum(known) + self.to_load * self.loading if known else None
 

@@ -33,7 +33,7 @@ class Inventory:
         return repr((VERSION, self.spec.dtype, checkpoint.loader, files, *self._data, *self._functions))
 
     def learn(self, name: str, identity: Identity, fingerprint: str) -> None:
-        """Keep what the loading of a checkpoint has told; fingerprint: from before it was loaded."""
+        """Keep what loading a checkpoint has shown of it; fingerprint: that of its files before it was loaded."""
         if self._loaded.get(name) != identity:
             self._loaded[name] = identity
             self.store.remember(fingerprint, identity.to_dict())
@@ -57,7 +57,7 @@ class Inventory:
         return [] if identity is None else tasks_of(checkpoint.name, identity, self.spec.measures)
 
     def all_tasks(self) -> list[Task]:
-        """Return those of all checkpoints, in the order of the spec."""
+        """Return all there is to measure on all checkpoints, in the order of the spec."""
         return [task for checkpoint in self.spec.checkpoints for task in self.tasks(checkpoint)]
 
     def seconds(self) -> dict[str, list[float]]:

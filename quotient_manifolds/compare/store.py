@@ -87,7 +87,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let others write."""
+        """Close the file, and let another process write."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -162,13 +162,13 @@ class Store:
         return {(checkpoint, key): message for checkpoint, key, message in found}
 
     def mend(self, checkpoint: str) -> None:
-        """Forget the failure of a checkpoint as a whole: it loads now."""
+        """Forget that a checkpoint failed as a whole, because it has loaded now."""
         if (checkpoint, None) in self.failures():
             with self._transaction() as connection:
                 connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
 
     def remember(self, fingerprint: str, value: Any) -> None:
-        """Keep plain JSON under a fingerprint, instead of what was there: what would take a model's loading to know."""
+        """Keep plain JSON under a fingerprint, in place of what was there: what only a loaded model tells."""
         with self._transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, to_json(value, "value")])
 
@@ -191,7 +191,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Do all of it or nothing; it is on disk when this returns."""
+        """Run what is inside as one transaction: all of it or nothing, and on disk when this returns."""
         connection = self._alive()
         with self._sentences():
             try:

@@ -63,7 +63,7 @@ class PairBlock:
         self._write(self.space.follow(z, order or self.order)[0], out)
 
     def linearise(self, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
-        """Do the same; return the pull-back of the gradients of all parameters at a point."""
+        """Write the pairs, moved as `move` does, into `out`; return the pull-back of gradients there to z."""
         rows = self._rows(out)
         pull_back = self._linearised(z, rows)
         if len(self.pairs) > 1:

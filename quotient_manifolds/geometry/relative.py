@@ -35,7 +35,7 @@ class RelativeSpace(HorizontalSpace):
         return egrad * self.point
 
     def project(self, z: Tensor) -> Tensor:
-        """Keep z where its entry can move: the ball holds vertical vectors too, which move nothing."""
+        """Set z to 0 where the entry of the point is 0 and cannot move; vertical vectors stay, which move nothing."""
         return z * (self.point != 0)
 
     def relative_speed(self, z: Tensor) -> Tensor:

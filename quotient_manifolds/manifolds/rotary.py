@@ -185,5 +185,5 @@ def _column(x: Tensor) -> Tensor:
 
 
 def _like(x: Tensor) -> Tensor:
-    """Undo `_column`."""
+    """Return what `_column` was given."""
     return x[..., 0].unflatten(-1, (-1, 2))

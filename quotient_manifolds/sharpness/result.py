@@ -156,12 +156,12 @@ class MeasureResult(JsonRecord):
 
     @property
     def loss_steps(self) -> tuple[tuple[float, ...], ...]:
-        """Return, for every batch, the losses of the best climb, its start first."""
+        """Return for every batch the losses of the best climb, its start first."""
         return tuple(each.losses for each in self.batches)
 
     @property
     def norms(self) -> tuple[float | None, ...]:
-        """Return, for every batch, the length of the worst direction."""
+        """Return for every batch the length of the worst direction."""
         return tuple(each.norm for each in self.batches)
 
     @property
