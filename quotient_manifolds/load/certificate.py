@@ -37,7 +37,7 @@ class Certificate:
 
     @property
     def missing(self) -> int:
-        """Return the dimension of the fibre less that of the symmetries found: how many directions nobody has named."""
+        """Return the dimension of the fibre less that of the symmetries found: how many directions no family names."""
         return self.fibre.dimension - self.found.dimension
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,8 +65,10 @@ def certify(
     """Compute the dimension of the fibre of a small copy of a Hugging Face model, and how much of it is found.
 
     Where `missing` is 0, every continuous symmetry that the copy has at generic parameters is known; of the model it
-    says as much as the copy is like it. blocks, settings: of the copy, as for `small_copy`. progress: called with what
-    is being computed, how much of it is finished, and the total.
+    says as much as the copy is like it. The dimensions of families are added up, so what two of them share counts twice
+    and `missing` is too small by it: with a single head as wide as the model, query/key and the directions that no
+    reader of a LayerNorm sees share one dimension per block. blocks, settings: of the copy, as for `small_copy`.
+    progress: called with what is being computed, how much of it is finished, and the total.
 
     Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).
     """

@@ -17,6 +17,19 @@ from quotient_manifolds.symmetries.trace import Operation, Trace, key
 
 KIND = "norm"
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
+CENTRED = 1e-5  # of the mean size of the channels: so small is a mean of 0, where a norm computes in float32
+_NORMS = frozenset(
+    [
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "_batch_norm_no_update",
+        "cudnn_batch_norm",
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +111,9 @@ class NormScale:
 class FoldedNorms:
     """Hold the parameters of the same function whose norms have gain 1 and bias 0, where their readers can hold them.
 
-    params: all parameters of the model. scales: the norms that were folded. constant: names of the gains that are 1
-    and of the biases that are 0 now. refused: norms that keep theirs, with the reason. change: of the output, relative.
+    params: all parameters of the model, a tied one once, in the model's precision. scales: the norms that were folded.
+    constant: names of the gains that are 1 and of the biases that are 0 now. refused: norms that keep theirs, with the
+    reason. change: of the output, relative, in float64, before the parameters are rounded to the model's precision.
     """
 
     params: Params
@@ -124,7 +138,10 @@ def fold_norms(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = Non
     taken off n, rows of W diag(gain) have mean 0 afterwards.
 
     inputs and `evaluate` as for `prove_symmetries`. Each norm is tried on them in float64, and one that changes the
-    output is not folded. `constant` names what is to be frozen for measures that should not see the gains:
+    output is not folded. What the model does not run on these inputs is not seen: an expert that no token goes to, a
+    branch, an embedding that is tied to a reader where the inputs are embeddings. Elsewhere the function may then
+    differ, so give inputs that go everywhere. A vector of gains that scales anything else is treated as a norm's.
+    `constant` names what is to be frozen for measures that should not see the gains:
 
     >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
     >>> folded = fold_norms(layer, torch.randn(2, 3, 8))
@@ -132,7 +149,8 @@ def fold_norms(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = Non
     ('norm1.weight', 'norm2.weight', 'norm1.bias', 'norm2.bias')
     >>> _ = layer.load_state_dict(folded.params)
 
-    Raises ValueError in train mode, and for weights that are no finite floating point numbers.
+    Raises ValueError in train mode, for outputs that are empty, random or NaN, and for weights that are no finite
+    floating point numbers.
     """
     check_model(model)
     own = {name: value.detach() for name, value in model.named_parameters()}
@@ -176,6 +194,8 @@ def find_norms(
             refused.append(Refused(gain, KIND, result))
         else:
             found.append(result)
+    others = dict(item for operation in trace.operations for item in _not_followed(trace, operation))
+    refused += [Refused(gain, KIND, reason) for gain, reason in others.items() if gain not in answers]
     return found, refused
 
 
@@ -189,7 +209,19 @@ class _Answer:
     operations: tuple[Operation, ...]
 
 
+def _not_followed(trace: Trace, operation: Operation) -> Iterator[tuple[str, str]]:
+    """Yield the gain of a norm that is not of the form gain * n + bias along the last axis, with that reason."""
+    if operation.name in _NORMS and len(operation.inputs) > 1 and key(operation.inputs[1]) in trace.parts:
+        yield trace.parts[key(operation.inputs[1])][0], f"{operation.name} does not scale the last axis alone"
+    if operation.name == "add" and len(operation.inputs) == 1 and (gain := _vector(trace, operation.inputs[0])):
+        total = operation.outputs[0]
+        if any(user.name in _NORMS or (user.name == "mul" and len(user.inputs) == 2) for user in trace.users(total)):
+            yield gain, "a number is added to it before it scales"
+
+
 def _answers(trace: Trace, operation: Operation) -> Iterator[_Answer]:
+    if any(output.is_nested for output in operation.outputs):  # its channels have no common shape to be followed in
+        return
     if operation.name in ("native_layer_norm", "_fused_rms_norm"):
         _, _, gain, *others = operation.arguments
         bias = others[0] if operation.name == "native_layer_norm" else None
@@ -324,8 +356,11 @@ def _once(readers: list[Reader]) -> Iterator[Reader]:
 
 
 def _is_centred(trace: Trace, answer: _Answer) -> bool:
-    """Return whether the channels of n have mean 0, up to rounding."""
+    """Return whether the channels of n have mean 0, up to rounding; numbers that are all 0 do not say."""
+    if answer.operations[0].name == "native_layer_norm":
+        return True
     gain = trace.params[answer.gain].double().flatten()
     shift = trace.params[answer.bias].double().flatten() if answer.bias else 0.0
     n = (answer.y.double() - shift) / gain
-    return bool((n.mean(dim=-1).abs() <= 1e-3 * n.abs().mean(dim=-1)).all())
+    size = n.abs().mean(dim=-1)
+    return bool((n.mean(dim=-1).abs() <= CENTRED * size).all() and (size > 0).any())

@@ -21,7 +21,7 @@ class ModelOutputs:
     """Evaluate a model as a function of its parameters on one input, and compare with what its own parameters give.
 
     In float64, or without `double` in the model's own precision. Raises ValueError in train mode, and for outputs that
-    are NaN, not repeatable or hold no floating point tensor.
+    are empty, NaN, not repeatable or hold no floating point tensor.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None, double: bool = True) -> None:
@@ -37,6 +37,8 @@ class ModelOutputs:
         self.outputs = self.at({})
         if not self.outputs:
             raise ValueError("the model's output holds no floating point tensor that could be compared.")
+        if not any(output.numel() for output in self.outputs):
+            raise ValueError("the model's output on these inputs is empty: nothing can be compared.")
         if any(bool(torch.isnan(output).any()) for output in self.outputs):
             raise ValueError("the model's output on these inputs contains NaN: nothing can be compared.")
         if self.change({}) > 1e-6:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
 
 # Operations that move numbers and change none; a cast rounds them, which is none of their meaning.
 _VIEWS = frozenset(
@@ -57,12 +57,14 @@ class Operation:
     @property
     def is_view(self) -> bool:
         """Return whether it moves numbers and changes none."""
-        return self.name in _VIEWS
+        return self.name in _VIEWS and self.call is not torch.ops.aten.view.dtype
 
     def moved(self, numbers: Tensor) -> tuple[Tensor, ...]:
         """Apply a view to other numbers in place of its input."""
         if self.name in ("_to_copy", "detach", "alias", "clone"):
             return (numbers,)
+        if self.name in ("view", "_unsafe_view", "reshape"):  # numbers may lie in memory in another way
+            return (numbers.reshape(self.outputs[0].shape),)
         found = self.call(numbers, *self.arguments[1:], **self.options)
         return (found,) if isinstance(found, Tensor) else tuple(found)
 
@@ -72,6 +74,8 @@ Key = tuple[Any, ...]
 
 def key(tensor: Tensor) -> Key:
     """Return what tells a tensor from others that are alive: autograd makes new objects of the same memory."""
+    if tensor.is_nested or tensor.layout != torch.strided:  # several memories, or none that can be asked for
+        return (id(tensor),)
     storage = tensor.untyped_storage().data_ptr()
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
@@ -93,22 +97,22 @@ class _Recorder(TorchDispatchMode):
 
 
 class Trace:
-    """Run the model once on the inputs and hold what it computed.
+    """Run the model once on the inputs, in float64, and hold what it computed.
 
     operations: in the order of their calls. outputs: the model's floating point ones. params: by name, as they were
     used. One parameter may be used in parts, and by several operations: `parts` tells which numbers of it a tensor is.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
-        self.params = {name: w.detach().clone() for name, w in model.named_parameters()}
-        copy = replica(model, {name: nn.Parameter(w, requires_grad=False) for name, w in self.params.items()})
+        self.params = {name: doubled(w.detach().clone()) for name, w in model.named_parameters()}
+        copy = replica(model, {name: nn.Parameter(w, requires_grad=False) for name, w in self.params.items()}, doubled)
         self.params = dict(copy.named_parameters())
         fast = torch.backends.mha.get_fastpath_enabled()
         recorder = _Recorder()
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # one fused operation would hide all of a torch layer
             with torch.no_grad(), recorder:
-                found = (evaluate or answer)(copy, private_batch(inputs))
+                found = (evaluate or answer)(copy, private_batch(inputs, doubled))
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
         self.operations = recorder.operations

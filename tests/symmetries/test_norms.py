@@ -309,6 +309,126 @@ def test_float32_parameters_stay_float32() -> None:
     torch.testing.assert_close(model(X).detach(), expected, rtol=1e-4, atol=1e-5)
 
 
+class SumOfGain(Shared):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * (1 + self.norm.weight))
+
+
+class TwoAxes(Shared):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm((5, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (SumOfGain, "a number is added to it"),
+        (TwoAxes, "does not scale the last axis alone"),
+        (lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(D, 3)), "does not scale the last axis alone"),
+        (lambda: nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(D, 3)), "does not scale the last axis alone"),
+    ],
+)
+def test_a_norm_of_another_form_is_refused_by_name(make: Callable[[], nn.Module], why: str) -> None:
+    folded = fold_norms(generic(make), X.double())
+    assert folded.scales == ()
+    (refused,) = folded.refused
+    assert why in refused.reason
+    assert refused.name.endswith("weight")
+
+
+class Gain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.linear = nn.Parameter(torch.ones(D)), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.gain * x)
+
+
+def test_zeros_do_not_make_a_norm_one_that_takes_off_means() -> None:
+    model, x = generic(Gain), X.double()
+    folded = fold_norms(model, 0 * x)
+    assert folded.constant == ("gain",)
+    expected = model(x)
+    model.load_state_dict(folded.params)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_layer_norm_is_centred_in_any_precision_and_with_gains_of_zero() -> None:
+    model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3))).bfloat16()
+    with torch.no_grad():
+        model[0].weight[2] = 0.0  # type: ignore[index, union-attr]
+    (scale,) = fold_norms(model, X.bfloat16()).scales
+    assert scale.centred
+
+
+class Transposed(nn.Module):
+    """A weight and an answer that become contiguous on the way, and are viewed in another shape then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.weight = nn.LayerNorm(D), nn.Parameter(torch.randn(2, D, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.transpose(0, 1).contiguous().view(D, 6)
+        return self.norm(x).transpose(0, 1).contiguous().view(-1, D) @ weight
+
+
+def test_what_is_copied_and_then_viewed_is_followed() -> None:
+    folded = fold_norms(generic(Transposed), X.double())
+    assert folded.constant == ("norm.weight",)
+    assert folded.change < 1e-12
+
+
+class Reinterpreted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        return self.linear(n) + n.view(torch.int64).shape[0]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged)
+        return self.linear(self.norm(rows)).to_padded_tensor(0.0)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.eye(5, dtype=x.dtype).to_sparse() @ self.linear(self.norm(x[0]))
+
+
+@pytest.mark.parametrize(
+    ("make", "constant"), [(Reinterpreted, ()), (Nested, ()), (Sparse, ("norm.weight", "norm.bias"))]
+)
+def test_tensors_without_a_memory_of_their_own_do_no_harm(
+    make: Callable[[], nn.Module], constant: tuple[str, ...]
+) -> None:
+    folded = fold_norms(generic(make), X.double())
+    assert folded.constant == constant
+    assert folded.change < 1e-12
+
+
+def test_empty_outputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        fold_norms(generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3))), X[:0].double())
+
+
 def test_a_model_that_is_training_is_refused() -> None:
     with pytest.raises(ValueError, match="eval"):
         fold_norms(pre_norm(), X)
