@@ -54,7 +54,7 @@ def test_inspect_counts_what_it_finds_against_the_fibre(bert: Path, mine: str, t
     shown = call("inspect", bert, "--certify", "--out", tmp_path / "record.json")
     certificate = json.loads((tmp_path / "record.json").read_text())["certificate"]
     assert shown.exit_code == 0
-    assert certificate["found"]["families"].keys() == {"query/key", "value/output", "key bias", "value/output bias"}
+    assert certificate["found"]["families"].keys() >= {"query/key", "value/output", "key bias", "gain of a norm"}
     assert certificate["fibre"]["dimension"] == certificate["found"]["dimension"] + certificate["missing"]
     assert "dimension of the fibre" in shown.stdout
     assert "not found" in shown.stdout
