@@ -7,7 +7,7 @@ from quotient_manifolds.load.checkpoints import Checkpoint, find_checkpoints, lo
 from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
 from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs
-from quotient_manifolds.load.examples import Batches
+from quotient_manifolds.load.labelled_examples import Batches
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
 from quotient_manifolds.load.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.load.text import LabelledText, read_text_labels

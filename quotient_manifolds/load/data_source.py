@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.checkpoints import Checkpoint
 from quotient_manifolds.load.example_inputs import accepted_by
-from quotient_manifolds.load.examples import Batches, Examples, Head, Labels, check_label, check_renaming
 from quotient_manifolds.load.huggingface import tokenizer_files
 from quotient_manifolds.load.image_arrays import ArrayExamples
 from quotient_manifolds.load.images import MODES, FolderExamples
+from quotient_manifolds.load.labelled_examples import Batches, Examples, Head, Labels, check_label, check_renaming
 from quotient_manifolds.load.preparation import Normalisation
 from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, read_examples
 from quotient_manifolds.load.tokens import TextExamples

@@ -15,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quotient_manifolds.load.examples import Examples, Labels, new_label
+from quotient_manifolds.load.labelled_examples import Examples, Labels, new_label
 from quotient_manifolds.load.preparation import Normalisation, Preparation, normalising_home
 from quotient_manifolds.messages import first_line, shown
 

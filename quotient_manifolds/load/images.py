@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor, nn
 
-from quotient_manifolds.load.examples import Examples, Head, Labels, named_label, new_label
+from quotient_manifolds.load.labelled_examples import Examples, Head, Labels, named_label, new_label
 from quotient_manifolds.load.preparation import Normalisation, Picture, Preparation, channels_first
 from quotient_manifolds.messages import first_line, shown
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load.examples import Labels, check_label, new_label
+from quotient_manifolds.load.labelled_examples import Labels, check_label, new_label
 from quotient_manifolds.messages import brief, shown
 
 COLUMNS = ("text", "text_pair", "label")

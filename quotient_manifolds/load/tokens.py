@@ -10,8 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.examples import Batches, Examples
 from quotient_manifolds.load.huggingface import has_tokenizer, load_tokenizer, read_config
+from quotient_manifolds.load.labelled_examples import Batches, Examples
 from quotient_manifolds.load.text import LabelledText
 from quotient_manifolds.messages import brief, first_line, shown
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.load import DataSource, example_inputs, find_checkpoints, load_checkpoint, load_model
-from quotient_manifolds.load.examples import Head
+from quotient_manifolds.load.labelled_examples import Head
 from tests import hugging_face
 from tests.refusals import one_sentence
 

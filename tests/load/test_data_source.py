@@ -18,7 +18,7 @@ from quotient_manifolds.load import (
     DataSource,
     load_model,
 )
-from quotient_manifolds.load.examples import Head
+from quotient_manifolds.load.labelled_examples import Head
 from quotient_manifolds.sharpness import cross_entropy
 from tests import hugging_face
 from tests.image_files import PLAIN, paint, pictures, write_npz
