@@ -26,7 +26,7 @@ from quotient_manifolds.compare.unit import unit_key
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import BatchResult
-from quotient_manifolds.statistics import KINDS, Correlation, agreement, correlation, partial_correlation
+from quotient_manifolds.statistics import COEFFICIENTS, Correlation, agreement, correlation, partial_correlation
 from quotient_manifolds.version import VERSION
 
 
@@ -100,11 +100,11 @@ def _rankings(
         return ()
     found: list[Ranking] = []
     given = inventory.spec.given
-    total = len(comparison.labels) * len(targets) * (len(KINDS) + len(given))
+    total = len(comparison.labels) * len(targets) * (len(COEFFICIENTS) + len(given))
     for measure, target in product(comparison.labels, targets):
         x, y = comparison.column(measure), comparison.column(target)
         computed: list[tuple[tuple[str, ...], list[Any], Callable[[], Correlation]]] = [
-            ((), [kind, x, y], partial(correlation, x, y, kind)) for kind in KINDS
+            ((), [kind, x, y], partial(correlation, x, y, kind)) for kind in COEFFICIENTS
         ]
         for name in given:
             values = comparison.column(name)

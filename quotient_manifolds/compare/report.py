@@ -15,7 +15,7 @@ from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
-from quotient_manifolds.statistics import FEW_MODELS, KINDS, NAMES, Correlation, Kind, holm
+from quotient_manifolds.statistics import COEFFICIENT_NAMES, COEFFICIENTS, FEW_MODELS, Correlation, Kind, holm
 
 
 def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path) -> None:
@@ -155,7 +155,7 @@ def _ranking(comparison: Comparison) -> Iterator[Block]:
     if comparison.few_models:
         yield Note("Few models", [comparison.few_models])
     yield _tau_table(comparison)
-    for kind in KINDS:
+    for kind in COEFFICIENTS:
         if kind != "kendall-b":
             yield _kind_table(comparison, kind)
     if partial := [each for each in comparison.rankings if each.given]:
@@ -178,7 +178,7 @@ def _kind_table(comparison: Comparison, kind: Kind) -> Table:
         if not each.given and each.correlation.kind == kind
     ]
     columns = ["Measure", "Against", "Value", "Interval", "p", "p, Holm", "Models"]
-    return Table(f"table-{kind}", NAMES[kind], columns, rows, [False] * 2 + [True] * 5)
+    return Table(f"table-{kind}", COEFFICIENT_NAMES[kind], columns, rows, [False] * 2 + [True] * 5)
 
 
 def _partial_table(partial: list[Ranking]) -> Table:

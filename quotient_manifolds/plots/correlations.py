@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from quotient_manifolds.plots.canvas import Plot, Style, canvas
-from quotient_manifolds.statistics import NAMES, Agreement
+from quotient_manifolds.statistics import COEFFICIENT_NAMES, Agreement
 
 CELL = 0.62  # inches
 
@@ -36,7 +36,7 @@ def agreement_figure(agreement: Agreement) -> Plot:
         axes.set_yticks(np.arange(count) + 0.5, agreement.names)
         axes.tick_params(length=0)
         axes.grid(visible=False)
-    return Plot(figure, f"{NAMES[agreement.kind]} between {count} measures. {_extremes(agreement)}")
+    return Plot(figure, f"{COEFFICIENT_NAMES[agreement.kind]} between {count} measures. {_extremes(agreement)}")
 
 
 def _readable(background: Sequence[float]) -> str:

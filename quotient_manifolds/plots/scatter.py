@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.plots.canvas import STYLES, Plot, Style, canvas, extent, numbers, plain, plain_ticks, style_of
-from quotient_manifolds.statistics import NAMES, Correlation
+from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation
 from quotient_manifolds.statistics.columns import Numbers
 
 LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
@@ -140,7 +140,7 @@ def _key(figure: Any, axes: Sequence[Any], colour: Colour) -> None:
 
 
 def _title(panel: Panel) -> str:
-    return "" if panel.correlation is None else f"{NAMES[panel.correlation.kind]} {panel.correlation}"
+    return "" if panel.correlation is None else f"{COEFFICIENT_NAMES[panel.correlation.kind]} {panel.correlation}"
 
 
 def _words(panel: Panel, y_label: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quotient_manifolds.statistics.agreement import Agreement, agreement
-from quotient_manifolds.statistics.coefficients import KINDS, NAMES, Kind
+from quotient_manifolds.statistics.coefficients import COEFFICIENT_NAMES, COEFFICIENTS, Kind
 from quotient_manifolds.statistics.correlation import (
     FEW_MODELS,
     Correlation,
@@ -14,9 +14,9 @@ from quotient_manifolds.statistics.correlation import (
 )
 
 __all__ = [
+    "COEFFICIENTS",
+    "COEFFICIENT_NAMES",
     "FEW_MODELS",
-    "KINDS",
-    "NAMES",
     "Agreement",
     "Correlation",
     "Kind",

@@ -11,8 +11,8 @@ from scipy import stats
 from quotient_manifolds.statistics.columns import Floats
 
 Kind = Literal["kendall-a", "kendall-b", "spearman", "pearson"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-NAMES: dict[Kind, str] = {
+COEFFICIENTS: tuple[Kind, ...] = get_args(Kind)
+COEFFICIENT_NAMES: dict[Kind, str] = {
     "kendall-a": "Kendall’s tau-a",
     "kendall-b": "Kendall’s tau-b",
     "spearman": "Spearman’s rho",
@@ -23,7 +23,7 @@ NAMES: dict[Kind, str] = {
 NOTHING_LEFT = 1e-10
 
 
-def check_kind(kind: str, kinds: tuple[str, ...] = KINDS) -> None:
+def check_kind(kind: str, kinds: tuple[str, ...] = COEFFICIENTS) -> None:
     if kind not in kinds:
         raise ValueError(f"The kind of correlation must be one of {', '.join(map(repr, kinds))}, found {kind!r}.")
 

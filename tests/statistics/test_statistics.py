@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from quotient_manifolds.statistics import (
-    KINDS,
+    COEFFICIENTS,
     Agreement,
     Correlation,
     Kind,
@@ -72,14 +72,16 @@ def test_tau_by_hand() -> None:
     assert correlation(x, y, "kendall-b", **CHEAP).value == pytest.approx(2 / math.sqrt(5 * 3))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_value_is_that_of_the_oracle(kind: Kind) -> None:
     for x, y in (TIED, columns(1, 30), columns(2, 2), [1e-300 * np.arange(4), [1e200, 3e200, 2e200, 5e200]]):
         assert correlation(x, y, kind, **CHEAP).value == pytest.approx(ORACLES[kind](x, y), abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=12), st.sampled_from(KINDS))
+@given(
+    st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=12), st.sampled_from(COEFFICIENTS)
+)
 def test_value_with_any_ties(pairs: list[tuple[int, int]], kind: Kind) -> None:
     x, y = zip(*pairs, strict=True)
     found = correlation(x, y, kind, **CHEAP).value
@@ -90,7 +92,7 @@ def test_value_with_any_ties(pairs: list[tuple[int, int]], kind: Kind) -> None:
 
 
 def test_what_is_not_defined_is_none() -> None:
-    for kind in KINDS:
+    for kind in COEFFICIENTS:
         constant = correlation([1, 2, 3, 4, 5], [7, 7, 7, 7, 7], kind)
         assert (constant.value, constant.low, constant.high, constant.p_value) == (None, None, None, None)
         assert constant.models == 5
@@ -134,7 +136,7 @@ def test_a_correlation_reads_as_value_and_interval() -> None:
 # ---- intervals
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_interval_is_the_percentile_bootstrap_over_models(kind: Kind) -> None:
     x, y = columns(3, 14, slope=1.0)
     found = correlation(x, y, kind, resamples=3000, confidence=0.9, permutations=9)
@@ -176,7 +178,7 @@ def test_seed_decides() -> None:
     assert again[0].value == again[2].value
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_resamples_without_a_coefficient_are_counted_and_do_not_decide(kind: Kind) -> None:
     # a resample without the last model, or with it alone, is constant in y: (5/6)^6 + (1/6)^6 of them
     found = correlation([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 1], kind, resamples=2000, permutations=9)
@@ -189,7 +191,7 @@ def test_resamples_without_a_coefficient_are_counted_and_do_not_decide(kind: Kin
 # ---- p-values
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_p_value_counts_all_permutations_of_few_models(kind: Kind) -> None:
     x, y = (column[:6] for column in TIED)
     found = correlation(x, y, kind)
@@ -215,7 +217,7 @@ def uniform(p_values: list[float | None]) -> bool:
     return bool(stats.kstest(np.array(p_values, dtype=float), "uniform").pvalue > 1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_p_value_is_uniform_where_nothing_is_related(kind: Kind) -> None:
     rng = np.random.default_rng(0)
     draws = [rng.normal(size=(2, 15)) for _ in range(150)]
@@ -383,7 +385,7 @@ def test_partial_correlation_refuses_in_one_sentence() -> None:
 # ---- agreement
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COEFFICIENTS)
 def test_agreement_is_pandas_matrix_with_gaps_left_out_by_pair(kind: Kind) -> None:
     rng = np.random.default_rng(1)
     frame = pd.DataFrame(rng.normal(size=(14, 4)).round(1), columns=list("abcd"))
