@@ -20,6 +20,7 @@ from quotient_manifolds.compare.measuring import Emit, Job, measure_job
 
 OFTEN = 0.2  # seconds between two messages on how far a worker is
 PATIENCE = 120.0  # seconds without any worker on this machine, after which none is hoped for
+GONE = "The Dask scheduler is gone. What was measured is kept: run again."
 _SETTINGS = {
     # A unit whose worker died is tried again here, without those that were finished before it.
     "distributed.scheduler.allowed-failures": 0,
@@ -42,7 +43,13 @@ class Cluster:
     @property
     def size(self) -> int:
         """Return how many jobs run at once; at least one, for workers may still be about to join."""
-        return max(1, len(self._client.nthreads()))
+        return max(1, self._workers())
+
+    def _workers(self) -> int:
+        try:
+            return len(self._client.nthreads())
+        except (OSError, TimeoutError) as error:
+            raise ConnectionError(GONE) from error
 
     def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None:
         """Hand out the jobs and emit what their workers emit, in this thread.
@@ -71,7 +78,7 @@ class Cluster:
             try:
                 message = inbox.get(timeout=5)
             except queue.Empty:
-                if self._client.nthreads():
+                if self._workers():
                     seen = time.monotonic()
                 elif self._local and time.monotonic() - seen > PATIENCE:
                     raise ConnectionError(
@@ -91,7 +98,7 @@ class Cluster:
                 for each in message.result():
                     emit(json.loads(each))
             elif message.status != "error":
-                raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.")
+                raise ConnectionError(GONE)
             elif type(message.exception()).__name__ != "KilledWorker":
                 raise message.exception()
             elif (again := lost(job)) is not None:
@@ -138,38 +145,50 @@ def cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator
     try:
         import dask
         from distributed import Client, LocalCluster
+        from distributed.comm.addressing import get_address_host_port
     except ImportError as error:
         raise ImportError(
             "Several workers need dask.distributed, which is not installed: "
             'pip install "quotient-manifolds[distributed]".'
         ) from error
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1. Found {workers}")
+    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
+        raise ValueError(f"workers must be a whole number, at least 1. Found {workers!r}")
     if workers is not None and scheduler is not None:
         raise ValueError(
             "Give workers, to start some on this machine, or scheduler, to join a running cluster; not both"
         )
+    if scheduler is not None and not isinstance(scheduler, str):
+        raise ValueError(f"scheduler must be the address of one, such as 'tcp://node1:8786'. Found {scheduler!r}")
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"Every worker needs a GPU of its own, and this machine has {devices}: give {devices} workers")
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # that a worker died is said in words of ours
+    for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # that a worker or scheduler died is said in words of ours
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(_SETTINGS))
         if scheduler is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            address = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    memory_limit=0,
-                    dashboard_address=None,
-                    local_directory=folder,
-                    silence_logs=logging.CRITICAL,
-                    preload=[_DEAF_TO_CTRL_C],
+            try:
+                address = stack.enter_context(
+                    LocalCluster(
+                        n_workers=workers,
+                        threads_per_worker=1,
+                        memory_limit=0,
+                        dashboard_address="127.0.0.1:0",  # a second command's is not in the way of a first's
+                        local_directory=folder,
+                        silence_logs=logging.CRITICAL,
+                        preload=[_DEAF_TO_CTRL_C],
+                    )
                 )
-            )
+            except RuntimeError as error:
+                raise ValueError(
+                    f"No worker could be started ({error}) A script that gives workers needs "
+                    "`if __name__ == '__main__':` around what it does, for every worker imports it."
+                ) from error
         else:
             address = scheduler
         try:
+            if scheduler is not None and not scheduler.startswith("inproc://"):
+                get_address_host_port(scheduler)  # a client that finds this out itself takes a minute to end
             client = stack.enter_context(Client(address, set_as_default=False))
         except (OSError, ValueError) as error:
             raise ValueError(

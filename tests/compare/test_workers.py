@@ -332,7 +332,10 @@ def without_new_workers(spec: Path, out: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": 0}, "workers must be at least 1"),
+        ({"workers": 0}, "workers must be a whole number, at least 1"),
+        ({"workers": True}, "workers must be a whole number, at least 1"),
+        ({"workers": "2"}, "workers must be a whole number, at least 1"),
+        ({"scheduler": 8786}, "scheduler must be the address of one"),
         ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, "not both"),
         ({"workers": 99, "device": "cuda"}, "Every worker needs a GPU of its own"),
         ({"scheduler": "nowhere"}, "No Dask scheduler could be joined at nowhere"),
@@ -341,6 +344,68 @@ def without_new_workers(spec: Path, out: Path) -> None:
 def test_workers_that_cannot_be_had(spec: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run_comparison(spec, spec.parent / "none", **options)
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "tcp://127.0.0.1", "http://127.0.0.1:8786", "ucx://node:1"])
+def test_an_address_that_is_none_is_refused_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Before a client is made of it, which would wait for a minute when it is thrown away."""
+    monkeypatch.setattr("distributed.Client", None)
+    with pytest.raises(ValueError, match="No Dask scheduler could be joined"):
+        run_comparison(spec, spec.parent / "none", scheduler=address)
+
+
+def test_a_scheduler_that_ends_amid_measuring_is_told_in_one_sentence(spec: Path) -> None:
+    out = spec.parent / "no_scheduler"
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--no-dashboard",
+        ],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as scheduler:
+        try:
+            assert scheduler.stderr is not None
+            said = next(line for line in scheduler.stderr if "Scheduler at:" in line)
+            running = command(spec, out, "--quiet", "--scheduler", said.split()[-1])
+            while "Receive client connection" not in next(scheduler.stderr):
+                pass
+            time.sleep(2)  # it has been given the jobs
+        finally:
+            scheduler.kill()
+    _, complained = running.communicate(timeout=120)
+    assert running.returncode == 2
+    assert complained == "Error: The Dask scheduler is gone. What was measured is kept: run again.\n"
+
+
+def test_a_scheduler_that_ends_while_it_is_asked_for_its_workers() -> None:
+    from quotient_manifolds.compare import cluster
+
+    class Client:
+        def nthreads(self) -> None:
+            raise OSError("in <TCP (closed)>: Connection reset by peer")
+
+    with pytest.raises(ConnectionError, match="The Dask scheduler is gone"):
+        _ = cluster.Cluster(Client(), local=False).size
+
+
+def test_a_script_that_its_workers_would_run_is_told_so(spec: Path, tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    call = f"run_comparison({str(spec)!r}, {str(tmp_path / 'out')!r}, workers=1)"
+    script.write_text(f"from quotient_manifolds.compare import run_comparison\n{call}\n")
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: No worker could be started")
+    assert "__main__" in last
 
 
 def test_dask_is_wanted_for_workers_only(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
