@@ -11,11 +11,11 @@ from torch import nn
 
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
-    canonical,
     check_rank,
     is_measured,
     measured_parameters,
     scales_outside,
+    without_needless_biases,
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
@@ -159,7 +159,7 @@ class Quotient(Geometry):
                 "pairs of the model"
             )
         if self.biases == "quotient":
-            pairs, point = canonical(pairs, symmetries.translations, point)
+            pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements

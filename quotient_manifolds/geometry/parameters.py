@@ -45,7 +45,7 @@ def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], mode
     return not frozen
 
 
-def canonical(
+def without_needless_biases(
     pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params
 ) -> tuple[list[SymmetricPair], Params]:
     """Set needless biases to zero, let the output biases make up for them, and return the pairs without these rows."""

@@ -11,12 +11,15 @@ from torch import nn
 from quotient_manifolds.load.small_copy import generic_inputs, small_copy
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries import (
+    MATCHERS,
     Count,
     FibreDimension,
+    bottleneck,
+    canonical,
     count_symmetries,
     fibre_dimension,
     find_symmetries,
-    fold_norms,
+    neurons,
     prove_symmetries,
 )
 
@@ -27,7 +30,7 @@ class Certificate:
     """Compare the dimension of a small copy's fibre with the dimensions of the symmetries that are found in it.
 
     model: the class of the model. blocks: of the copy. fibre: P - rank J of the copy. found: what `find_symmetries` and
-    `fold_norms` have in the copy, of which only what is proved there is counted.
+    `canonical` have in the copy, of which only what is proved there is counted.
     """
 
     model: str
@@ -75,10 +78,9 @@ def certify(
     small = small_copy(model, blocks=blocks, seed=seed, **settings)
     batches = generic_inputs(small, seed=seed)
     fibre = fibre_dimension(small, batches, seed=seed, progress=progress)
-    symmetries = find_symmetries(small)
+    symmetries = find_symmetries(small, matchers=(*MATCHERS, neurons, bottleneck))
     proof = prove_symmetries(small, batches[0], symmetries, seed=seed)
     count = count_symmetries(small, proof.proved(symmetries))
     families = Counter(count.families)
-    for scale in fold_norms(small, batches[0]).scales:
-        families.update(scale.families)
+    families.update(canonical(small, batches[0]).families)
     return Certificate(type(model).__name__, blocks, fibre, replace(count, families=dict(families)))

@@ -1,5 +1,6 @@
 """Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
 
+from quotient_manifolds.symmetries.canonical import Canonical, canonical
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
@@ -7,12 +8,13 @@ from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
-from quotient_manifolds.symmetries.norms import FoldedNorms, NormScale, fold_norms
+from quotient_manifolds.symmetries.norms import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
 from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.streams import Exchange, UnreadMean
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Symmetries
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
@@ -22,12 +24,13 @@ __all__ = [
     "HOW_TO",
     "LAYOUTS",
     "MATCHERS",
+    "Canonical",
     "Conditioning",
     "Count",
     "Evaluate",
+    "Exchange",
     "Factor",
     "FibreDimension",
-    "FoldedNorms",
     "Layout",
     "Match",
     "Matcher",
@@ -44,13 +47,14 @@ __all__ = [
     "SymmetricPair",
     "Symmetries",
     "Translation",
+    "UnreadMean",
     "attention_layout",
     "balance",
     "bottleneck",
+    "canonical",
     "count_symmetries",
     "fibre_dimension",
     "find_symmetries",
-    "fold_norms",
     "key_bias",
     "lora",
     "neurons",

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quotient_manifolds.symmetries.checks import check_model, check_weights
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Operation, Trace, key
 
-KIND = "norm"
-HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
 CENTRED = 1e-5  # of the mean size of the channels: so small is a mean of 0, where a norm computes in float32
 _NORMS = frozenset(
     [
@@ -61,6 +57,7 @@ class NormScale:
     readers: tuple[Reader, ...]
     centred: bool
     size: int
+    kind: ClassVar[str] = "norm"
 
     @property
     def families(self) -> dict[str, int]:
@@ -107,81 +104,8 @@ class NormScale:
         params[self.gain] = torch.ones_like(params[self.gain])
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedNorms:
-    """Hold the parameters of the same function whose norms have gain 1 and bias 0, where their readers can hold them.
-
-    params: all parameters of the model, a tied one once, in the model's precision. scales: the norms that were folded.
-    constant: names of the gains that are 1 and of the biases that are 0 now. refused: norms that keep theirs, with the
-    reason. change: of the output, relative, in float64, before the parameters are rounded to the model's precision.
-    """
-
-    params: Params
-    scales: tuple[NormScale, ...]
-    refused: tuple[Refused, ...]
-    change: float
-
-    @property
-    def constant(self) -> tuple[str, ...]:
-        """Return the names of gains and biases that are the same for every model of this function."""
-        biases = (scale.bias for scale in self.scales if scale.bias_is_free)
-        return tuple(dict.fromkeys((*(scale.gain for scale in self.scales), *biases)))
-
-
-def fold_norms(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None) -> FoldedNorms:
-    """Return the parameters of the same function whose norms have gain 1 and bias 0, taken into the layers that read.
-
-    A norm answers y = gain * n + bias. Where only linear maps read it, W y + b = (W diag(gain)) n + (b + W bias): the
-    function does not tell how gain and W share their size, but every measure of the weights does. The norm's answer is
-    followed in one recorded run on the inputs, through views, casts and parts, so no class needs to be known: LayerNorm
-    and RMSNorm, of torch or written out, in front of Linear, Conv1D or fused projections. If the mean over channels is
-    taken off n, rows of W diag(gain) have mean 0 afterwards.
-
-    inputs and `evaluate` as for `prove_symmetries`. Each norm is tried on them in float64, and one that changes the
-    output is not folded. What the model does not run on these inputs is not seen: an expert that no token goes to, a
-    branch, an embedding that is tied to a reader where the inputs are embeddings. Elsewhere the function may then
-    differ, so give inputs that go everywhere. A vector of gains that scales anything else is treated as a norm's.
-    `constant` names what is to be frozen for measures that should not see the gains:
-
-    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
-    >>> folded = fold_norms(layer, torch.randn(2, 3, 8))
-    >>> folded.constant
-    ('norm1.weight', 'norm2.weight', 'norm1.bias', 'norm2.bias')
-    >>> _ = layer.load_state_dict(folded.params)
-
-    Raises ValueError in train mode, for outputs that are empty, random or NaN, and for weights that are no finite
-    floating point numbers.
-    """
-    check_model(model)
-    own = {name: value.detach() for name, value in model.named_parameters()}
-    check_weights(own, own)
-    with torch.no_grad():
-        outputs = ModelOutputs(model, inputs, evaluate)
-        found, refused = find_norms(model, inputs, evaluate)
-        most = HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0))
-
-        def folded(scales: list[NormScale]) -> Params:
-            params = {name: value.clone() for name, value in outputs.params.items()}
-            for scale in scales:
-                scale.fold(params)
-            return params
-
-        params = folded(found)
-        if not outputs.change(params) <= most:
-            false = [scale for scale in found if not outputs.change(folded([scale])) <= most]
-            refused += [Refused(scale.gain, KIND, "taking it into its readers changes the output") for scale in false]
-            found = [scale for scale in found if scale not in false]
-            params = folded(found)
-        change = outputs.change(params)
-    stored = {name: value.to(own[name].dtype) for name, value in params.items()}
-    return FoldedNorms(stored, tuple(found), tuple(refused), change)
-
-
-def find_norms(
-    model: nn.Module, inputs: Any, evaluate: Evaluate | None = None
-) -> tuple[list[NormScale], list[Refused]]:
+def find_norms(trace: Trace) -> tuple[list[NormScale], list[Refused]]:
     """Return the norms whose gain the layers that read them can hold, and the others with the reason."""
-    trace = Trace(model, inputs, evaluate)
     answers: dict[str, list[_Answer]] = {}
     for operation in trace.operations:
         for each in _answers(trace, operation):
@@ -191,11 +115,11 @@ def find_norms(
     for gain, its in answers.items():
         result = _norm(trace, gain, its)
         if isinstance(result, str):
-            refused.append(Refused(gain, KIND, result))
+            refused.append(Refused(gain, NormScale.kind, result))
         else:
             found.append(result)
     others = dict(item for operation in trace.operations for item in _not_followed(trace, operation))
-    refused += [Refused(gain, KIND, reason) for gain, reason in others.items() if gain not in answers]
+    refused += [Refused(gain, NormScale.kind, reason) for gain, reason in others.items() if gain not in answers]
     return found, refused
 
 
@@ -265,7 +189,7 @@ def _norm(trace: Trace, gain: str, answers: list[_Answer]) -> NormScale | str:
     for each in answers:
         channels = torch.arange(each.y.shape[-1]).expand(each.y.shape)
         for y, numbers in trace.follow(each.y, channels):
-            if any(key(y) == key(output) for output in trace.outputs):
+            if trace.is_output(y):
                 return "the model answers with what it gives"
             for operation in trace.users(y):
                 if operation.is_view or id(operation) in own:
@@ -277,7 +201,10 @@ def _norm(trace: Trace, gain: str, answers: list[_Answer]) -> NormScale | str:
                 reading |= {id(operation), *reader[1]}
     if not readers:
         return "nothing reads it"
-    if tied := _tied(trace, gain, bias, readers, own | reading):
+    parts = [(name, torch.arange(trace.params[name].numel())) for name in (gain, bias) if name]
+    parts += [(reader.weight, reader.elements) for reader in readers]
+    parts += [(reader.bias, reader.bias_elements) for reader in readers if reader.bias_elements is not None]
+    if tied := trace.used_besides(parts, own | reading):
         return tied
     return NormScale(
         gain, bias, tuple(_once(readers)), all(_is_centred(trace, each) for each in answers), trace.params[gain].numel()
@@ -286,64 +213,19 @@ def _norm(trace: Trace, gain: str, answers: list[_Answer]) -> NormScale | str:
 
 def _reader(trace: Trace, operation: Operation, y: Tensor, channels: Tensor) -> tuple[Reader, set[int]] | str:
     """Return the linear map by which an operation reads y and what else computes it, or why there is none."""
-    places = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
-    if operation.name not in places:
+    if operation.name not in ("mm", "bmm", "addmm"):
         return f"{operation.name} reads what it gives"
-    left, right = (operation.arguments[place] for place in places[operation.name])
-    first = key(left) == key(y)
-    if first:
-        matrix, along = right, channels.flatten(0, -2)
-    else:
-        matrix, along = left, channels.mT.flatten(0, -2)
-    name, elements = trace.parts.get(key(matrix), ("", matrix))
-    if not name or elements.ndim > 3:
-        return f"{operation.name} multiplies what it gives by something else than a parameter"
-    if elements.ndim == 3:
-        elements = elements[0] if bool((elements == elements[:1]).all()) else elements[:0]
-    if not len(elements) or not bool((along == along[:1]).all()):
+    left = operation.arguments[-2]
+    along = (channels if key(left) == key(y) else channels.mT).flatten(0, -2)
+    if not bool((along == along[:1]).all()):
         return f"{operation.name} reads its channels in several orders"
-    elements = elements if first else elements.mT
-    adding = operation if operation.name == "addmm" else _added_after(trace, operation)
-    if first and adding is not None and _plain(adding):
-        for bias, numbers in (trace.parts[key(each)] for each in adding.inputs if key(each) in trace.parts):
-            if bias != name and numbers.numel() == elements.shape[1]:
-                return Reader(name, elements, along[0], bias, numbers.flatten()), {id(adding)}
-    return Reader(name, elements, along[0]), set()
-
-
-def _plain(operation: Operation) -> bool:
-    return operation.options.get("alpha", 1) == operation.options.get("beta", 1) == 1
-
-
-def _added_after(trace: Trace, product: Operation) -> Operation | None:
-    """Return the sum with a product that comes before anything else is done with it: torch adds biases so at times."""
-    y = product.outputs[0]
-    users = [user for view, _ in trace.follow(y, y) for user in trace.users(view) if not user.is_view]
-    first = min(users, key=trace.operations.index, default=None)
-    if first is None or len(first.inputs) != 2:
-        return None
-    alone = all(user is first for user in users)
-    return first if first.name == "add_" or (first.name == "add" and alone) else None
-
-
-def _tied(trace: Trace, gain: str, bias: str, readers: list[Reader], known: set[int]) -> str:
-    """Return what else uses the numbers that a move would change; nothing if nothing does."""
-    touched: dict[str, Tensor] = {}
-    for name, elements in (
-        *((gain, None), *([(bias, None)] if bias else [])),
-        *((reader.weight, reader.elements) for reader in readers),
-        *((reader.bias, reader.bias_elements) for reader in readers if reader.bias),
-    ):
-        mask = touched.setdefault(name, torch.zeros(trace.params[name].numel(), dtype=torch.bool))
-        mask[slice(None) if elements is None else elements.flatten()] = True
-    for operation in trace.operations:
-        if operation.is_view or id(operation) in known:
-            continue
-        for tensor in operation.inputs:
-            name, numbers = trace.parts.get(key(tensor), ("", tensor))
-            if name in touched and bool(touched[name][numbers.flatten()].any()):
-                return f"{operation.name} uses {name} too"
-    return ""
+    if key(left) != key(y):  # W y
+        weight, elements = trace.part(left)
+        if weight:
+            return Reader(weight, elements.mT, along[0]), set()
+    elif (found := trace.linear(operation)) is not None:
+        return Reader(found.weight, found.elements, along[0], found.bias, found.bias_elements), {id(found.adding)}
+    return f"{operation.name} multiplies what it gives by something else than a parameter"
 
 
 def _once(readers: list[Reader]) -> Iterator[Reader]:

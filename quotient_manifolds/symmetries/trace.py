@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,10 @@ class Operation:
         return (found,) if isinstance(found, Tensor) else tuple(found)
 
 
+SUMS = ("add", "add_")
 Key = tuple[Any, ...]
+Part = tuple[str, Tensor]
+"""A tensor that is cut out of a parameter: its name, and for every entry the flat index in it."""
 
 
 def key(tensor: Tensor) -> Key:
@@ -78,6 +81,26 @@ def key(tensor: Tensor) -> Key:
         return (id(tensor),)
     storage = tensor.untyped_storage().data_ptr()
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+
+
+def is_plain(operation: Operation) -> bool:
+    """Return whether a sum has no factors."""
+    return operation.options.get("alpha", 1) == operation.options.get("beta", 1) == 1
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """Hold x -> x M + b, where M (in, out) and b (out,) are numbers of parameters, by flat indices.
+
+    y: the answer, with b if there is one. adding: the operation that adds b, where it is one of its own.
+    """
+
+    weight: str
+    elements: Tensor
+    y: Tensor
+    bias: str = ""
+    bias_elements: Tensor | None = None
+    adding: Operation | None = None
 
 
 class _Recorder(TorchDispatchMode):
@@ -121,7 +144,7 @@ class Trace:
         for operation in self.operations:
             for used in {key(tensor): tensor for tensor in operation.inputs}:
                 self._users.setdefault(used, []).append(operation)
-        self.parts: dict[Key, tuple[str, Tensor]] = {}
+        self.parts: dict[Key, Part] = {}
         for name, w in self.params.items():
             for tensor, numbers in self.follow(w, torch.arange(w.numel(), device=w.device).view_as(w)):
                 self.parts[key(tensor)] = name, numbers
@@ -142,3 +165,54 @@ class Trace:
             for operation in self.users(one):
                 if operation.is_view and key(operation.inputs[0]) == key(one):
                     waiting += zip(operation.outputs, operation.moved(its), strict=True)
+
+    def is_output(self, tensor: Tensor) -> bool:
+        """Return whether the model answers with the tensor."""
+        return any(key(tensor) == key(output) for output in self.outputs)
+
+    def part(self, matrix: Tensor) -> Part:
+        """Return the parameter that a matrix, or one for every example, is numbers of, and which; no name if none."""
+        name, elements = self.parts.get(key(matrix), ("", matrix))
+        if name and elements.ndim == 3:
+            return (name, elements[0]) if bool((elements == elements[:1]).all()) else ("", matrix)
+        return (name, elements) if elements.ndim == 2 else ("", matrix)
+
+    def linear(self, operation: Operation) -> LinearMap | None:
+        """Return the linear map that an operation computes with a parameter on the right; None if it does not."""
+        if operation.name not in ("mm", "bmm", "addmm"):
+            return None
+        weight, elements = self.part(operation.arguments[-1])
+        if not weight or not elements.numel():
+            return None
+        adding = operation if operation.name == "addmm" else self.first_sum(operation)
+        if adding is not None and is_plain(adding):
+            for bias, numbers in (self.parts[key(each)] for each in adding.inputs if key(each) in self.parts):
+                if bias != weight and numbers.numel() == elements.shape[1]:
+                    own = None if adding is operation else adding
+                    return LinearMap(weight, elements, adding.outputs[0], bias, numbers.flatten(), own)
+        return LinearMap(weight, elements, operation.outputs[0])
+
+    def first_sum(self, product: Operation) -> Operation | None:
+        """Return the sum with a product that comes before anything else is done with it: torch adds biases so."""
+        y = product.outputs[0]
+        users = [user for view, _ in self.follow(y, y) for user in self.users(view) if not user.is_view]
+        first = min(users, key=self.operations.index, default=None)
+        if first is None or len(first.inputs) != 2:
+            return None
+        alone = all(user is first for user in users)
+        return first if first.name == "add_" or (first.name == "add" and alone) else None
+
+    def used_besides(self, parts: Iterable[Part], known: Set[int]) -> str:
+        """Return what else than the operations known (by id) uses these numbers of parameters; "" if nothing does."""
+        touched: dict[str, Tensor] = {}
+        for name, elements in parts:
+            mask = touched.setdefault(name, torch.zeros(self.params[name].numel(), dtype=torch.bool))
+            mask[elements.flatten()] = True
+        for operation in self.operations:
+            if operation.is_view or id(operation) in known:
+                continue
+            for tensor in operation.inputs:
+                name, numbers = self.parts.get(key(tensor), ("", tensor))
+                if name in touched and bool(touched[name][numbers.flatten()].any()):
+                    return f"{operation.name} uses {name} too"
+        return ""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from quotient_manifolds.load import make_generic
 from quotient_manifolds.sharpness import cross_entropy, gradient_norm, worst_case_sharpness
-from quotient_manifolds.symmetries import fold_norms
+from quotient_manifolds.symmetries import NormScale, canonical
 
 D = 8
 
@@ -140,13 +140,13 @@ def test_the_function_stays_and_gains_are_one(name: str) -> None:
     make, inputs, constant = MODELS[name]
     model, inputs = generic(make), doubled(inputs)
     before = {name: w.detach().clone() for name, w in model.named_parameters()}
-    folded = fold_norms(model, inputs)
+    folded = canonical(model, inputs)
     assert set(folded.constant) == constant
     assert all(torch.equal(w, before[name]) for name, w in model.named_parameters())  # nothing is done to the model
     expected = answer(model, inputs)
     model.load_state_dict(folded.params, strict=False)
     torch.testing.assert_close(answer(model, inputs), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
-    biases = {scale.bias for scale in folded.scales}
+    biases = {scale.bias for scale in folded.freedoms if isinstance(scale, NormScale)}
     for name in folded.constant:
         value = 0.0 if name in biases else 1.0
         assert bool((folded.params[name] == value).all()), name
@@ -195,7 +195,7 @@ def test_every_model_of_the_function_has_the_same(
     model, inputs = generic(make), doubled(inputs)
     moved = rescaled(model, readers, size, seed)
     torch.testing.assert_close(answer(moved, inputs), answer(model, inputs), rtol=1e-7, atol=1e-7)
-    here, there = (fold_norms(each, inputs).params for each in (model, moved))
+    here, there = (canonical(each, inputs).params for each in (model, moved))
     for key, w in here.items():
         torch.testing.assert_close(there[key], w, rtol=1e-9, atol=1e-9 * float(w.abs().max()))
 
@@ -224,7 +224,7 @@ def test_measures_at_the_folded_parameters_do_not_see_how_a_norm_shares_its_size
         return [rise.mean, gradient_norm(model, cross_entropy, [batch], geometry=geometry).mean]
 
     for each in (model, moved):
-        folded = fold_norms(each, X.double())
+        folded = canonical(each, X.double())
         each.canonical = copy.deepcopy(each)  # type: ignore[assignment]
         each.canonical.load_state_dict(folded.params)
         for name, w in each.canonical.named_parameters():
@@ -240,6 +240,70 @@ def copy_without(model: nn.Module) -> nn.Module:
     twin = Classifier().double().eval()
     twin.load_state_dict({name: w for name, w in model.state_dict().items() if not name.startswith("canonical.")})
     return twin
+
+
+class Embedded(nn.Module):
+    """Two tables, a vector for all and a block that writes, of which LayerNorms alone read the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(7, D), nn.Parameter(torch.randn(1, 5, D))
+        self.first, self.norm = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.up, self.down, self.head = nn.Linear(D, 6), nn.Linear(6, D), nn.Linear(D, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places
+        x = x + self.down(F.gelu(self.up(self.first(x))))
+        return self.head(self.norm(x))
+
+
+IDS = torch.arange(10).view(2, 5) % 7
+
+
+def test_a_stream_that_norms_alone_read_tells_no_means_and_no_exchange() -> None:
+    model = generic(Embedded)
+    expected, found = answer(model, IDS), canonical(model, IDS)
+    means = {"mean that no norm reads": 7 + 5 + 6 + 1, "vector between tables": D - 1}
+    norms = {"gain of a norm": 2 * D, "bias of a norm": 2 * D, "direction no reader of a norm sees": 6 + 3}
+    assert found.families == {**norms, **means}
+    moved = copy.deepcopy(model)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        vector = torch.randn(D, generator=draw, dtype=torch.float64)
+        moved.words.weight += vector + torch.randn(7, 1, generator=draw, dtype=torch.float64)
+        moved.places -= vector - torch.randn(1, 5, 1, generator=draw, dtype=torch.float64)
+        moved.down.weight += torch.randn(6, generator=draw, dtype=torch.float64)
+        moved.down.bias += 3.0
+    torch.testing.assert_close(answer(moved, IDS), expected)
+    there = canonical(moved, IDS).params
+    for name, w in found.params.items():
+        torch.testing.assert_close(there[name], w, rtol=1e-10, atol=1e-10)
+    model.load_state_dict(found.params)
+    torch.testing.assert_close(answer(model, IDS), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.places.mean(dim=(0, 1)), torch.zeros(D).double(), rtol=0, atol=1e-12)
+
+
+class Scaled(Embedded):
+    """What is read besides, by a product."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + (self.words(ids) + self.places).sum(-1, keepdim=True)
+
+
+class Weighted(Embedded):
+    """The places count twice, so what leaves the words does not fit."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.add(self.words(ids), self.places, alpha=2)
+        return self.head(self.norm(x))
+
+
+def test_what_something_else_reads_is_not_free() -> None:
+    scaled, weighted = (canonical(generic(kind), IDS) for kind in (Scaled, Weighted))
+    assert scaled.families["mean that no norm reads"] == 6 + 1  # of the block alone
+    assert "vector between tables" not in weighted.families
+    assert scaled.change < 1e-12
+    assert weighted.change < 1e-12
 
 
 class Shared(nn.Module):
@@ -277,8 +341,8 @@ class Slowed(Shared):
     ],
 )
 def test_a_gain_that_something_else_needs_stays(make: Callable[[], nn.Module], why: str) -> None:
-    folded = fold_norms(generic(make), X.double())
-    assert folded.scales == folded.constant == ()
+    folded = canonical(generic(make), X.double())
+    assert folded.constant == ()
     (refused,) = folded.refused
     assert why in refused.reason
 
@@ -287,22 +351,22 @@ def test_a_gain_of_zero_goes_into_the_reader() -> None:
     model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3)))
     with torch.no_grad():
         model[0].weight[2] = 0.0  # type: ignore[index, union-attr]
-    folded = fold_norms(model, X.double())
+    folded = canonical(model, X.double())
     assert set(folded.constant) == {"0.weight", "0.bias"}
     assert folded.change < 1e-12
 
 
 def test_a_bias_that_no_reader_can_hold_stays_with_the_norm() -> None:
     model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3, bias=False)))
-    folded = fold_norms(model, X.double())
+    folded = canonical(model, X.double())
     assert folded.constant == ("0.weight",)
-    assert not folded.scales[0].bias_is_free
+    assert not folded.freedoms[0].bias_is_free
     assert folded.change < 1e-12
 
 
 def test_float32_parameters_stay_float32() -> None:
     model = make_generic(pre_norm())
-    folded = fold_norms(model, X)
+    folded = canonical(model, X)
     assert {w.dtype for w in folded.params.values()} == {torch.float32}
     expected = model(X).detach()
     model.load_state_dict(folded.params)
@@ -431,4 +495,4 @@ def test_empty_outputs_are_refused() -> None:
 
 def test_a_model_that_is_training_is_refused() -> None:
     with pytest.raises(ValueError, match="eval"):
-        fold_norms(pre_norm(), X)
+        canonical(pre_norm(), X)

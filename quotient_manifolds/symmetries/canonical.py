@@ -1,0 +1,107 @@
+"""The parameters of the same function at which all that is free is 1 or 0: gains, biases, means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from quotient_manifolds.symmetries.checks import check_model, check_weights
+from quotient_manifolds.symmetries.norms import NormScale, find_norms
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
+from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.streams import Exchange, UnreadMean, find_exchanges, find_means
+from quotient_manifolds.symmetries.symmetries import Refused
+from quotient_manifolds.symmetries.trace import Trace
+
+HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
+Freedom = NormScale | UnreadMean | Exchange
+"""What can be moved without changing the function, and has one place where it is 1 or 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canonical:
+    """Hold the canonical parameters of a function, and what was free in the model to get there.
+
+    params: all parameters of the model, a tied one once, in the model's precision. freedoms: what was set to 1 or 0.
+    refused: norms that keep their gains, with the reason. change: of the output, relative, in float64, before the
+    parameters are rounded to the model's precision.
+    """
+
+    params: Params
+    freedoms: tuple[Freedom, ...]
+    refused: tuple[Refused, ...]
+    change: float
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the names of the gains that are 1 and of the biases of norms that are 0: freeze them to measure."""
+        scales = [each for each in self.freedoms if isinstance(each, NormScale)]
+        biases = (scale.bias for scale in scales if scale.bias_is_free)
+        return tuple(dict.fromkeys((*(scale.gain for scale in scales), *biases)))
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimensions of what was free, by family."""
+        found = Counter[str]()
+        for freedom in self.freedoms:
+            found.update(freedom.families)
+        return dict(found)
+
+
+def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None) -> Canonical:
+    """Return the parameters of the same function at which what no output depends on is 1 or 0.
+
+    - Gains and biases of norms: y = gain * n + bias, where only linear maps read it, is W y + b = (W diag(gain)) n +
+      (b + W bias). The gain becomes 1 and the bias 0, if every reader has one of its own.
+    - Directions that no reader of a norm sees: the channels of n in a LayerNorm have mean 0, so rows of W get mean 0.
+    - Means that no norm reads: what is written to a stream that LayerNorms alone read gets mean 0 over its channels.
+    - Vectors between tables: of tables of embeddings that are added, all but the first get a mean row of 0.
+
+    All of it is found in one recorded run on the inputs, which follows numbers through views, casts, parts and sums, so
+    no class need be known: norms of torch or written out, Linear, Conv1D or fused projections. What the model does not
+    run on these inputs is not seen: an expert that no token goes to, a branch, an embedding that is tied to a reader
+    where the inputs are embeddings. Elsewhere the function may then differ, so give inputs that go everywhere. A vector
+    of gains that scales anything else is treated as a norm's.
+
+    inputs and `evaluate` as for `prove_symmetries`. Every step is tried on the inputs in float64, and one that changes
+    the output is left out. `constant` names what to freeze for measures that should not see the gains:
+
+    >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
+    >>> found = canonical(layer, torch.randn(2, 3, 8))
+    >>> found.constant
+    ('norm1.weight', 'norm2.weight', 'norm1.bias', 'norm2.bias')
+    >>> _ = layer.load_state_dict(found.params)
+
+    Raises ValueError in train mode, for outputs that are empty, random or NaN, and for weights that are no finite
+    floating point numbers.
+    """
+    check_model(model)
+    own = {name: value.detach() for name, value in model.named_parameters()}
+    check_weights(own, own)
+    with torch.no_grad():
+        outputs = ModelOutputs(model, inputs, evaluate)
+        trace = Trace(model, inputs, evaluate)
+        norms, refused = find_norms(trace)
+        means = list(find_means(trace))
+        found: list[Freedom] = [*norms, *means, *find_exchanges(trace, means)]
+        most = HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0))
+
+        def folded(freedoms: list[Freedom]) -> Params:
+            params = {name: value.clone() for name, value in outputs.params.items()}
+            for freedom in freedoms:
+                freedom.fold(params)
+            return params
+
+        params = folded(found)
+        if not outputs.change(params) <= most:
+            false = [freedom for freedom in found if not outputs.change(folded([freedom])) <= most]
+            refused += [Refused(each.names[0], each.kind, "setting it changes the output") for each in false]
+            found = [each for each in found if each not in false]
+            params = folded(found)
+        change = outputs.change(params)
+    stored = {name: value.to(own[name].dtype) for name, value in params.items()}
+    return Canonical(stored, tuple(found), tuple(refused), change)
