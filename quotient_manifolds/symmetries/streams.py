@@ -65,7 +65,7 @@ class Exchange:
         """Make the mean row of all tables but the first 0, in place."""
         first, *others = self.names
         for name in others:
-            row = params[name].double().mean(dim=0)
+            row = params[name].double().reshape(-1, self.width).mean(dim=0)
             params[name] = (params[name].double() - row).to(params[name].dtype)
             params[first] = (params[first].double() + row).to(params[first].dtype)
 
@@ -91,6 +91,8 @@ def find_exchanges(trace: Trace, means: list[UnreadMean]) -> Iterator[Exchange]:
     for operation in trace.operations:
         for writer in _writers(trace, operation, linear=False):
             ((name, rows),) = writer.parts
+            if operation.name == "cat":  # not every token has it
+                continue
             known = {id(each) for each in writer.operations}
             if rows.numel() == trace.params[name].numel() and not trace.used_besides(writer.parts, known):
                 sums[name] = [*sums.get(name, []), *_sums_after(trace, writer)]
