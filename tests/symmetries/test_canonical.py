@@ -397,8 +397,8 @@ class TwoAxes(Shared):
     ],
 )
 def test_a_norm_of_another_form_is_refused_by_name(make: Callable[[], nn.Module], why: str) -> None:
-    folded = fold_norms(generic(make), X.double())
-    assert folded.scales == ()
+    folded = canonical(generic(make), X.double())
+    assert not any(isinstance(each, NormScale) for each in folded.freedoms)
     (refused,) = folded.refused
     assert why in refused.reason
     assert refused.name.endswith("weight")
@@ -415,7 +415,7 @@ class Gain(nn.Module):
 
 def test_zeros_do_not_make_a_norm_one_that_takes_off_means() -> None:
     model, x = generic(Gain), X.double()
-    folded = fold_norms(model, 0 * x)
+    folded = canonical(model, 0 * x)
     assert folded.constant == ("gain",)
     expected = model(x)
     model.load_state_dict(folded.params)
@@ -426,7 +426,7 @@ def test_a_layer_norm_is_centred_in_any_precision_and_with_gains_of_zero() -> No
     model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3))).bfloat16()
     with torch.no_grad():
         model[0].weight[2] = 0.0  # type: ignore[index, union-attr]
-    (scale,) = fold_norms(model, X.bfloat16()).scales
+    (scale,) = canonical(model, X.bfloat16()).freedoms
     assert scale.centred
 
 
@@ -443,7 +443,7 @@ class Transposed(nn.Module):
 
 
 def test_what_is_copied_and_then_viewed_is_followed() -> None:
-    folded = fold_norms(generic(Transposed), X.double())
+    folded = canonical(generic(Transposed), X.double())
     assert folded.constant == ("norm.weight",)
     assert folded.change < 1e-12
 
@@ -483,14 +483,14 @@ class Sparse(nn.Module):
 def test_tensors_without_a_memory_of_their_own_do_no_harm(
     make: Callable[[], nn.Module], constant: tuple[str, ...]
 ) -> None:
-    folded = fold_norms(generic(make), X.double())
+    folded = canonical(generic(make), X.double())
     assert folded.constant == constant
     assert folded.change < 1e-12
 
 
 def test_empty_outputs_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        fold_norms(generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3))), X[:0].double())
+        canonical(generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3))), X[:0].double())
 
 
 def test_a_model_that_is_training_is_refused() -> None:
