@@ -298,6 +298,19 @@ class Weighted(Embedded):
         return self.head(self.norm(x))
 
 
+class Tied(Embedded):
+    """The table of words reads the answer, too."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.words(ids) + self.places) @ self.words.weight.T
+
+
+def test_a_table_that_is_tied_keeps_its_mean() -> None:
+    found = canonical(generic(Tied), IDS)
+    assert found.families == {"mean that no norm reads": 5}
+    assert [each.name for each in found.refused] == ["norm.weight"]  # the words are no candidate to begin with
+
+
 def test_what_something_else_reads_is_not_free() -> None:
     scaled, weighted = (canonical(generic(kind), IDS) for kind in (Scaled, Weighted))
     assert scaled.families["mean that no norm reads"] == 6 + 1  # of the block alone
