@@ -19,10 +19,10 @@ from quotient_manifolds.compare.comparison import (
 )
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.compare.measure_entries import MeasureEntry
-from quotient_manifolds.compare.measuring import SPLITS, Task
 from quotient_manifolds.compare.scores import Scores, pooled, unmatched, with_gaps
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import unit_key
+from quotient_manifolds.compare.worker import SPLITS, Task
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import BatchResult

@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from quotient_manifolds.compare.measuring import Emit, Job, measure_job
+from quotient_manifolds.compare.worker import Emit, Job, measure_job
 
 OFTEN = 0.2  # seconds between two messages on how far a worker is
 PATIENCE = 120.0  # seconds without any worker on this machine, after which none is hoped for

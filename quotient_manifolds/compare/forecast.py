@@ -16,10 +16,10 @@ import torch
 from quotient_manifolds.compare.comparison import FailureGroup
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.compare.measure_entries import MeasureEntry
-from quotient_manifolds.compare.measuring import Identity, Loaded, job_of, load, setting_of, tasks_of
 from quotient_manifolds.compare.scores import unmatched
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
+from quotient_manifolds.compare.worker import Identity, Loaded, job_of, load, setting_of, tasks_of
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.sharpness import HessianTrace, PreparedModel, TopEigenvalue, TruncationError
 from quotient_manifolds.sharpness.objective import autograd_available

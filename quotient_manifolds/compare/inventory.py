@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import final
 
 from quotient_manifolds.compare.identity import files_fingerprint, source_hash
-from quotient_manifolds.compare.measuring import Identity, Task, tasks_of
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
+from quotient_manifolds.compare.worker import Identity, Task, tasks_of
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.version import VERSION
 

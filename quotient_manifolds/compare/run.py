@@ -17,11 +17,11 @@ from quotient_manifolds.compare.analysis import analyse
 from quotient_manifolds.compare.cluster import cluster
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.compare.inventory import Inventory
-from quotient_manifolds.compare.measuring import Emit, Identity, Job, job_of, measure_job, setting_of, tasks_of
 from quotient_manifolds.compare.report import write_comparison, write_report
 from quotient_manifolds.compare.spec import Spec, read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import Unit
+from quotient_manifolds.compare.worker import Emit, Identity, Job, job_of, measure_job, setting_of, tasks_of
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
 

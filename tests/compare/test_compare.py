@@ -25,8 +25,8 @@ from torch import nn
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, measuring
 from quotient_manifolds.compare.identity import batch_hash, model_hash
-from quotient_manifolds.compare.measuring import Identity, tasks_of
 from quotient_manifolds.compare.spec import read_spec
+from quotient_manifolds.compare.worker import Identity, tasks_of
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
