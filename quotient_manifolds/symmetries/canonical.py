@@ -1,4 +1,4 @@
-"""The parameters of the same function at which all that is free is 1 or 0: gains, biases, means."""
+"""Move a model to the parameters of the same function at which gains are 1, and biases and means 0."""
 
 from __future__ import annotations
 

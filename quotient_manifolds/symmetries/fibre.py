@@ -1,4 +1,4 @@
-"""The dimension of the fibre, all parameters with the same function: a rank, which needs no theory of symmetries.
+"""Compute the dimension of all parameters with the same function: a rank, which needs no theory of symmetries.
 
 Let J be the Jacobian of theta -> (f_theta(x_1), ..., f_theta(x_N)). At a generic theta, and with enough generic inputs,
 the parameters with the same function as theta form a manifold of dimension P - rank J.

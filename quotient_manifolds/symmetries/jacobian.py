@@ -1,4 +1,4 @@
-"""The Jacobian of a model's outputs with respect to its parameters, in float64 and in bounded memory."""
+"""Compute the Jacobian of a model's outputs by its parameters, in float64 and in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gains and biases of norms that the layers which read the norm can hold just as well."""
+"""Find gains and biases of norms that the layers which read the norm can hold just as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream that only LayerNorms read does not tell: means of its writers, and an exchange between its tables."""
+"""Find what a stream that only LayerNorms read does not tell: means of its writers, and exchanges between tables."""
 
 from __future__ import annotations
 
