@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, measuring
+from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, worker
 from quotient_manifolds.compare.identity import batch_hash, model_hash
 from quotient_manifolds.compare.spec import read_spec
 from quotient_manifolds.compare.worker import Identity, tasks_of
@@ -101,13 +101,13 @@ def table(spec: Path) -> list[tuple[Any, ...]]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the checkpoints that are loaded."""
     names: list[str] = []
-    load = measuring.load_checkpoint
+    load = worker.load_checkpoint
 
     def noted(checkpoint: Any) -> nn.Module:
         names.append(checkpoint.name)
         return load(checkpoint)
 
-    monkeypatch.setattr(measuring, "load_checkpoint", noted)
+    monkeypatch.setattr(worker, "load_checkpoint", noted)
     return names
 
 
@@ -365,7 +365,7 @@ def test_a_rerun_measures_nothing_and_loads_nothing(zoo: Path, monkeypatch: pyte
     def never(*what: Any) -> None:
         raise AssertionError(what)
 
-    monkeypatch.setattr(measuring, "load_checkpoint", never)
+    monkeypatch.setattr(worker, "load_checkpoint", never)
     monkeypatch.setattr(analysis, "correlation", never)
     again = compare(spec)
     assert again.exit_code == 0, again.output
@@ -491,7 +491,7 @@ def test_data_settings_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyP
     labels[0] = (labels[0] + 1) % CLASSES
     np.savez(zoo / "train.npz", images=images, labels=labels)
     assert measured_now(compare(spec)) == 1 + 1
-    for module in ("inventory", "measuring"):
+    for module in ("inventory", "worker"):
         monkeypatch.setattr(f"quotient_manifolds.compare.{module}.VERSION", "99")
     assert measured_now(compare(spec)) == 5
 
@@ -525,7 +525,7 @@ def test_what_a_loader_writes_below_is_not_read_again_and_what_lies_beside_is(zo
 
 
 def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = measuring.load_checkpoint
+    load = worker.load_checkpoint
 
     def raced(checkpoint: Any) -> nn.Module:
         model = load(checkpoint)
@@ -534,7 +534,7 @@ def test_a_file_written_while_it_is_loaded_is_read_again(zoo: Path, monkeypatch:
 
     spec = write_spec(zoo, WORST, head=HEAD.replace("models/*", MODEL))
     with monkeypatch.context() as patched:
-        patched.setattr(measuring, "load_checkpoint", raced)
+        patched.setattr(worker, "load_checkpoint", raced)
         compare(spec)
     assert measured_now(compare(spec)) == 5
     model, batches = model_and_batches(zoo)
