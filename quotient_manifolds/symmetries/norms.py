@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Refused
-from quotient_manifolds.symmetries.trace import Operation, Trace, key
+from quotient_manifolds.symmetries.trace import Operation, Trace, is_plain, key
 
 CENTRED = 1e-5  # of the mean size of the channels: so small is a mean of 0, where a norm computes in float32
 _NORMS = frozenset(
@@ -62,12 +62,11 @@ class NormScale:
     @property
     def families(self) -> dict[str, int]:
         """Return the dimensions of the moves that leave the function alone, by their names."""
-        seen = self.centred and (self.bias_is_free or not self.bias)
-        unseen = sum(reader.elements.shape[1] for reader in self.readers if len(reader.channels) == self.size)
+        unseen = sum(reader.elements.shape[1] for reader in self.readers if self._leaves_rows_free(reader))
         found = {
             "gain of a norm": self.size,
             "bias of a norm": self.size * self.bias_is_free,
-            "direction no reader of a norm sees": unseen * seen,
+            "direction no reader of a norm sees": unseen,
         }
         return {name: size for name, size in found.items() if size}
 
@@ -75,6 +74,10 @@ class NormScale:
     def bias_is_free(self) -> bool:
         """Return whether the readers can hold the bias."""
         return bool(self.bias) and all(reader.bias for reader in self.readers)
+
+    def _leaves_rows_free(self, reader: Reader) -> bool:
+        """Return whether rows of W may be shifted: what is shifted meets n alone, all of it once, with mean 0."""
+        return self.centred and (self.bias_is_free or not self.bias) and len(reader.channels) == self.size
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +97,7 @@ class NormScale:
                 b[reader.bias_elements] = (b[reader.bias_elements].double() + shift[reader.channels] @ W).to(b.dtype)
                 params[reader.bias] = b.view_as(params[reader.bias])
             W = W * gain[reader.channels, None]
-            if self.centred and (self.bias_is_free or not self.bias) and len(reader.channels) == self.size:
+            if self._leaves_rows_free(reader):
                 W = W - W.mean(dim=0)
             flat[reader.elements] = W.to(flat.dtype)
             params[reader.weight] = flat.view_as(params[reader.weight])
@@ -163,7 +166,7 @@ def _answers(trace: Trace, operation: Operation) -> Iterator[_Answer]:
 def _added(trace: Trace, answer: _Answer) -> _Answer:
     """Return the answer with the bias that is added to it and to nothing else of it, if there is one."""
     users = trace.users(answer.y)
-    if len(users) == 1 and users[0].name == "add" and len(users[0].inputs) == 2:
+    if len(users) == 1 and users[0].name == "add" and len(users[0].inputs) == 2 and is_plain(users[0]):
         for bias in users[0].inputs:
             if (name := _vector(trace, bias)) and bias.numel() == answer.y.shape[-1]:
                 return _Answer(answer.gain, name, users[0].outputs[0], (*answer.operations, users[0]))

@@ -123,7 +123,8 @@ class Trace:
     """Run the model once on the inputs, in float64, and hold what it computed.
 
     operations: in the order of their calls. outputs: the model's floating point ones. params: by name, as they were
-    used. One parameter may be used in parts, and by several operations: `parts` tells which numbers of it a tensor is.
+    used. One parameter may be used in parts, and by several operations: `parts` tells which numbers of it a tensor is,
+    by indices on the CPU wherever the model is.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
@@ -146,7 +147,7 @@ class Trace:
                 self._users.setdefault(used, []).append(operation)
         self.parts: dict[Key, Part] = {}
         for name, w in self.params.items():
-            for tensor, numbers in self.follow(w, torch.arange(w.numel(), device=w.device).view_as(w)):
+            for tensor, numbers in self.follow(w, torch.arange(w.numel()).view(w.shape)):
                 self.parts[key(tensor)] = name, numbers
 
     def users(self, tensor: Tensor) -> list[Operation]:
