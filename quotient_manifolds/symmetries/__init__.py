@@ -1,9 +1,10 @@
 """Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
 
-from quotient_manifolds.symmetries.canonical import Canonical, canonical
+from quotient_manifolds.symmetries.canonical import Canonical, canonical, find_freedoms
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
+from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
@@ -31,6 +32,7 @@ __all__ = [
     "Exchange",
     "Factor",
     "FibreDimension",
+    "Freedom",
     "Layout",
     "Match",
     "Matcher",
@@ -54,6 +56,7 @@ __all__ = [
     "canonical",
     "count_symmetries",
     "fibre_dimension",
+    "find_freedoms",
     "find_symmetries",
     "key_bias",
     "lora",

@@ -10,16 +10,15 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
-from quotient_manifolds.symmetries.norms import NormScale, find_norms
+from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.streams import Exchange, UnreadMean, find_exchanges, find_means
+from quotient_manifolds.symmetries.streams import find_exchanges, find_means
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
 
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
-Freedom = NormScale | UnreadMean | Exchange
-"""What can be moved without changing the function, and has one place where it is 1 or 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +38,7 @@ class Canonical:
     @property
     def constant(self) -> tuple[str, ...]:
         """Return the names of the gains that are 1 and of the biases of norms that are 0: freeze them to measure."""
-        scales = [each for each in self.freedoms if isinstance(each, NormScale)]
-        biases = (scale.bias for scale in scales if scale.bias_is_free)
-        return tuple(dict.fromkeys((*(scale.gain for scale in scales), *biases)))
+        return tuple(dict.fromkeys(name for freedom in self.freedoms for name in freedom.constant))
 
     @property
     def families(self) -> dict[str, int]:
@@ -50,6 +47,16 @@ class Canonical:
         for freedom in self.freedoms:
             found.update(freedom.families)
         return dict(found)
+
+
+def find_freedoms(trace: Trace) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+    """Return what is free in a recorded computation, in the order in which it is folded, and what is not, and why.
+
+    These are proposals: what the recorded inputs do not reach is not seen. `canonical` tries each of them.
+    """
+    norms, refused = find_norms(trace)
+    means = list(find_means(trace))
+    return (*norms, *means, *find_exchanges(trace, means)), tuple(refused)
 
 
 def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None) -> Canonical:
@@ -85,9 +92,8 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     with torch.no_grad():
         outputs = ModelOutputs(model, inputs, evaluate)
         trace = Trace(model, inputs, evaluate)
-        norms, refused = find_norms(trace)
-        means = list(find_means(trace))
-        found: list[Freedom] = [*norms, *means, *find_exchanges(trace, means)]
+        freedoms, refusals = find_freedoms(trace)
+        found, refused = list(freedoms), list(refusals)
         most = HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0))
 
         def folded(freedoms: list[Freedom]) -> Params:

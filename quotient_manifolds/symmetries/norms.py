@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Operation, Trace, is_plain, key
@@ -44,7 +45,7 @@ class Reader:
 
 
 @dataclass(frozen=True, eq=False)
-class NormScale:
+class NormScale(Freedom):
     """Describe a norm y = gain * n + bias whose answer is read by linear maps alone.
 
     (gain, bias, W, b) and (1, 0, W diag(gain), b + W bias) are the same function, so the gain may be any vector without
@@ -85,26 +86,56 @@ class NormScale:
         others = (name for reader in self.readers for name in (reader.weight, reader.bias))
         return tuple(dict.fromkeys(name for name in (self.gain, self.bias, *others) if name))
 
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the gain, and the bias if the readers can hold it."""
+        return (self.gain, self.bias) if self.bias_is_free else (self.gain,)
+
     def fold(self, params: Params) -> None:
         """Make the gain 1, the bias 0 (or bias / gain where a reader has none) and rows of W centred, in place."""
-        gain = params[self.gain].double().flatten()
-        shift = params[self.bias].double().flatten() if self.bias else torch.zeros_like(gain)
+        gain, shift = self._gain_and_bias(params)
+        left = torch.zeros_like(shift) if self.bias_is_free else shift / gain
         for reader in self.readers:
-            flat = params[reader.weight].reshape(-1)
-            W = flat[reader.elements].double()
-            if self.bias_is_free and reader.bias_elements is not None:
-                b = params[reader.bias].reshape(-1)
-                b[reader.bias_elements] = (b[reader.bias_elements].double() + shift[reader.channels] @ W).to(b.dtype)
-                params[reader.bias] = b.view_as(params[reader.bias])
-            W = W * gain[reader.channels, None]
+            W = self._weight(params, reader)
+            folded = W * gain[reader.channels, None]
             if self._leaves_rows_free(reader):
-                W = W - W.mean(dim=0)
-            flat[reader.elements] = W.to(flat.dtype)
-            params[reader.weight] = flat.view_as(params[reader.weight])
-        if self.bias:
-            left = torch.zeros_like(shift) if self.bias_is_free else shift / gain
-            params[self.bias] = left.to(params[self.bias].dtype).view_as(params[self.bias])
-        params[self.gain] = torch.ones_like(params[self.gain])
+                folded = folded - folded.mean(dim=0)
+            self._write(params, reader, folded, shift[reader.channels] @ W)
+        self._set(params, torch.ones_like(gain), left)
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Multiply gain and bias by exp(size z), shift the bias, and rows of W by what is 1 / gain, in place."""
+        gain, shift = self._gain_and_bias(params)
+        factor = (size * gaussian(gain, generator)).exp()
+        moved = shift + size * typical(shift) * gaussian(shift, generator) if self.bias_is_free else shift
+        for reader in self.readers:
+            W, g = self._weight(params, reader), gain[reader.channels, None]
+            scaled = W
+            if self._leaves_rows_free(reader) and bool(gain.all()):
+                scaled = W + size * typical(W * g) * gaussian(W, generator, W.shape[1]) / g
+            constant = shift[reader.channels] @ W - moved[reader.channels] @ scaled
+            if not control:
+                self._write(params, reader, scaled / factor[reader.channels, None], constant)
+        self._set(params, gain * factor, moved * factor)
+
+    def _gain_and_bias(self, params: Params) -> tuple[Tensor, Tensor]:
+        gain = params[self.gain].double().flatten()
+        return gain, params[self.bias].double().flatten() if self.bias else torch.zeros_like(gain)
+
+    def _set(self, params: Params, gain: Tensor, bias: Tensor) -> None:
+        for name, numbers in ((self.gain, gain), (self.bias, bias)):
+            if name:
+                params[name] = numbers.to(params[name].dtype).view_as(params[name])
+
+    def _weight(self, params: Params, reader: Reader) -> Tensor:
+        return read(params, reader.weight, reader.elements)
+
+    def _write(self, params: Params, reader: Reader, weight: Tensor, constant: Tensor) -> None:
+        """Put a reader's weight, and add a constant to its bias where the norm's bias is free."""
+        write(params, reader.weight, reader.elements, weight)
+        if self.bias_is_free and reader.bias_elements is not None:
+            before = read(params, reader.bias, reader.bias_elements)
+            write(params, reader.bias, reader.bias_elements, before + constant)
 
 
 def find_norms(trace: Trace) -> tuple[list[NormScale], list[Refused]]:

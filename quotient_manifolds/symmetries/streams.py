@@ -9,12 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, is_plain, key
 
 
 @dataclass(frozen=True, eq=False)
-class UnreadMean:
+class UnreadMean(Freedom):
     """Describe a writer whose answers are only ever read by LayerNorms, alone or in sums, so that their mean is free.
 
     A LayerNorm takes the mean over channels off what it reads, so W x + b and W x + b + (u^T x + c) 1 are the same to
@@ -37,36 +38,57 @@ class UnreadMean:
     def fold(self, params: Params) -> None:
         """Make the mean of every row 0, in place."""
         for name, elements in self.parts:
-            flat = params[name].reshape(-1)
-            rows = flat[elements].double()
-            flat[elements] = (rows - rows.mean(dim=1, keepdim=True)).to(flat.dtype)
-            params[name] = flat.view_as(params[name])
+            rows = read(params, name, elements)
+            write(params, name, elements, rows - rows.mean(dim=1, keepdim=True))
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Add a number to every row, in place; with `control`, to every other channel of it."""
+        for name, elements in self.parts:
+            rows = read(params, name, elements)
+            shift = size * typical(rows) * gaussian(rows, generator, len(rows), 1).expand(rows.shape).clone()
+            if control:
+                shift[:, ::2] = 0.0
+            write(params, name, elements, rows + shift)
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class Exchange(Freedom):
     """Describe tables of embeddings that are added: a vector may be moved from all rows of one to those of another.
 
-    names: of the tables, the first of which takes over the mean row of the others. width: the number of channels.
-    centred: the rows of all have mean 0, so that the vector has, too.
+    tables: their names; the first takes over the mean row of the others. width: the number of channels. centred: the
+    rows of all have mean 0, so that the vector has, too.
     """
 
-    names: tuple[str, ...]
+    tables: tuple[str, ...]
     width: int
     centred: bool
     kind: ClassVar[str] = "tables"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches."""
+        return self.tables
+
+    @property
     def families(self) -> dict[str, int]:
         """Return the dimension of the moves that leave the function alone, by their name."""
-        return {"vector between tables": (len(self.names) - 1) * (self.width - self.centred)}
+        return {"vector between tables": (len(self.tables) - 1) * (self.width - self.centred)}
 
     def fold(self, params: Params) -> None:
         """Make the mean row of all tables but the first 0, in place."""
-        first, *others = self.names
-        for name in others:
-            row = params[name].double().reshape(-1, self.width).mean(dim=0)
-            params[name] = (params[name].double() - row).to(params[name].dtype)
+        for name in self.tables[1:]:
+            self._exchange(params, name, params[name].double().reshape(-1, self.width).mean(dim=0))
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Take a random vector from every table but the first; give it to the first, unless for `control`; in place."""
+        for name in self.tables[1:]:
+            row = size * typical(params[name]) * gaussian(params[name], generator, self.width)
+            self._exchange(params, name, row, give=not control)
+
+    def _exchange(self, params: Params, name: str, row: Tensor, give: bool = True) -> None:
+        first = self.tables[0]
+        params[name] = (params[name].double() - row).to(params[name].dtype)
+        if give:
             params[first] = (params[first].double() + row).to(params[first].dtype)
 
 

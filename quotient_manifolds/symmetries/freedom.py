@@ -1,0 +1,75 @@
+"""Say what a freedom is: moves that leave the function alone, and one place in every orbit to return to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.pair import Params
+
+
+class Freedom(ABC):
+    """Describe a group that acts on some parameters without changing the function, every orbit of which has one place.
+
+    Several freedoms of one model are folded one after the other, in the order in which they are found: all of them
+    together then give the same numbers from every point of the orbit, up to what symmetric pairs do.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other freedom of a model has, such as "h.0.ln_1.weight norm"."""
+        return f"{self.names[0]} {self.kind}"
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches, each once."""
+
+    @property
+    @abstractmethod
+    def families(self) -> dict[str, int]:
+        """Return the dimensions of the moves that leave the function alone, by their names."""
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the parameters that are the same numbers after every fold, such as gains of 1."""
+        return ()
+
+    @abstractmethod
+    def fold(self, params: Params) -> None:
+        """Go to the one place in the orbit, in place (clone the tensors first)."""
+
+    @abstractmethod
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Act with a random element of the group, of log-scale `size`, in place; sums in float64.
+
+        Gains are multiplied by exp(size z), z Gaussian, and numbers are shifted by size z times their typical size.
+        With `control` what makes up for it is left out, so that the function does change.
+        """
+
+
+def read(params: Params, name: str, elements: Tensor) -> Tensor:
+    """Return numbers of a parameter by their flat indices, in float64."""
+    return params[name].reshape(-1)[elements].double()
+
+
+def write(params: Params, name: str, elements: Tensor, numbers: Tensor) -> None:
+    """Put numbers of a parameter where flat indices say, in place, cast to its precision."""
+    flat = params[name].reshape(-1)
+    flat[elements] = numbers.to(flat.dtype)
+    params[name] = flat.view_as(params[name])
+
+
+def gaussian(like: Tensor, generator: torch.Generator, *shape: int) -> Tensor:
+    """Draw Gaussian numbers in float64 where a tensor is, of its shape or another."""
+    return torch.randn(shape or like.shape, generator=generator, dtype=torch.float64).to(like.device)
+
+
+def typical(numbers: Tensor) -> float:
+    """Return the root mean square of numbers, and 1 if all of them are 0."""
+    return float(numbers.double().square().mean().sqrt()) or 1.0

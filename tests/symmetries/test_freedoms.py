@@ -1,0 +1,82 @@
+"""Freedoms move without changing the function, and folding gives the same numbers from wherever they were moved."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from quotient_manifolds.symmetries import Freedom, Params, find_freedoms
+from quotient_manifolds.symmetries.trace import Trace
+
+from .test_canonical import IDS, MODELS, Embedded, answer, doubled, generic
+
+CASES = {
+    **{
+        name: MODELS[name][:2]
+        for name in ("torch, norms first", "torch decoder", "handwritten", "GPT-2", "Llama", "ViT")
+    },
+    "two tables": (Embedded, IDS),
+}
+sizes, seeds = st.floats(0.01, 3.0), st.integers(0, 2**31)
+
+
+@cache
+def prepared(name: str) -> tuple[nn.Module, Any, tuple[Freedom, ...], Params]:
+    make, inputs = CASES[name]
+    model, inputs = generic(make), doubled(inputs)
+    freedoms, _ = find_freedoms(Trace(model, inputs))
+    return model, inputs, freedoms, {key: w.detach().clone() for key, w in model.named_parameters()}
+
+
+def change(model: nn.Module, inputs: Any, params: Params) -> float:
+    before = answer(model, inputs)
+    after = torch.func.functional_call(model, params, **called(inputs))
+    after = getattr(after, "last_hidden_state", after)
+    return float((after - before).abs().max() / before.abs().max())
+
+
+def called(inputs: Any) -> dict[str, Any]:
+    if isinstance(inputs, dict):
+        return {"args": (), "kwargs": inputs}
+    return {"args": inputs if isinstance(inputs, tuple) else (inputs,)}
+
+
+def copied(params: Params) -> Params:
+    return {key: w.clone() for key, w in params.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(size=sizes, seed=seeds)
+def test_every_move_leaves_the_function_alone_and_its_control_does_not(name: str, size: float, seed: int) -> None:
+    model, inputs, freedoms, own = prepared(name)
+    assert len({freedom.name for freedom in freedoms}) == len(freedoms) > 0
+    for freedom in freedoms:
+        moved, control = copied(own), copied(own)
+        freedom.move(moved, torch.Generator().manual_seed(seed), size)
+        assert change(model, inputs, moved) < 1e-9, freedom.name
+        freedom.move(control, torch.Generator().manual_seed(seed), size, control=True)
+        assert change(model, inputs, control) > 1e-5, freedom.name
+        changed = {key for key, w in own.items() if not torch.equal(moved[key], w)}
+        assert changed <= set(freedom.names), freedom.name
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(size=sizes, seed=seeds)
+def test_folding_gives_the_same_numbers_from_every_point_of_an_orbit(name: str, size: float, seed: int) -> None:
+    _, _, freedoms, start = prepared(name)
+    own, there, draw = copied(start), copied(start), torch.Generator().manual_seed(seed)
+    for index in torch.randperm(len(freedoms), generator=draw):
+        freedoms[int(index)].move(there, draw, size)
+    for params in (own, there):
+        for freedom in freedoms:
+            freedom.fold(params)
+    for key, w in own.items():
+        torch.testing.assert_close(there[key], w, rtol=0, atol=1e-9 * float(w.abs().max()), msg=key)
+    constant = {key for freedom in freedoms for key in freedom.constant}
+    assert all(bool(((own[key] == 0) | (own[key] == 1)).all()) for key in constant)
