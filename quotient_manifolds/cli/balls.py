@@ -10,7 +10,7 @@ from quotient_manifolds.geometry import Geometry, Quotient, geometry_of
 from quotient_manifolds.symmetries import Symmetries
 
 _FLAT: dict[str | float, set[str]] = {"euclidean": {"norm"}, "adaptive": {"norm", "eta"}}
-_CURVED = {"norm", "geodesic", "eps", "biases"}
+_CURVED = {"norm", "geodesic", "eps", "symmetries"}
 
 
 def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any]) -> list[tuple[Geometry, float]]:

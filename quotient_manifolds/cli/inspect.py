@@ -75,10 +75,10 @@ def inspect(
     from quotient_manifolds.symmetries import count_symmetries, prove_symmetries
 
     network = model_named(model).to(device=device, dtype=dtype)
-    found = symmetries_of(network, symmetries)
-    if not found.pairs and not (symmetries and found.translations):
-        raise BadInput(_nothing_found(model, network, found))
     with inputs_for(network, inputs, seed=seed) as given:
+        found = symmetries_of(network, given, symmetries)
+        if not found.moved:
+            raise BadInput(_nothing_found(model, network, found))
         proof = prove_symmetries(network, given, found, seed=seed)
     count = count_symmetries(network, found)
     certificate = _certificate(network, seed, quiet) if certify else None
@@ -96,6 +96,8 @@ def inspect(
     tables = [_pairs(title, found, proof, count)] if found.pairs else []
     if found.translations:
         tables.append(_translations("Translations of biases" if tables else title, found, proof))
+    if found.freedoms:
+        tables.append(_freedoms("What norms and streams leave free" if tables else title, found, proof))
     if certificate:
         tables.append(_dimensions(certificate))
     sentences = list(_sentences(network, found, proof, count))
@@ -148,10 +150,9 @@ def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> st
 
 
 def _facts(proof: Proof, count: Count) -> list[Fact]:
-    every = (*proof.pairs, *proof.translations)
-    proved = sum(each.verdict == "proved" for each in every)
+    proved = sum(each.verdict == "proved" for each in proof.claims)
     return [
-        Fact(f"{proved} of {len(every)}", "symmetries are proved."),
+        Fact(f"{proved} of {len(proof.claims)}", "symmetries are proved."),
         Fact(f"{count.share:.2%}", f"of the parameters are redundant: {count.dimension:,} of {count.parameters:,}."),
     ]
 
@@ -193,6 +194,19 @@ def _translations(title: str, symmetries: Symmetries, proof: Proof) -> Table:
         for shift, proved in zip(symmetries.translations, proof.translations, strict=True)
     ]
     return Table.of("translations", title, rows, words={"translation", "group", "verdict"})
+
+
+def _freedoms(title: str, symmetries: Symmetries, proof: Proof) -> Table:
+    """Return a row for everything that has one canonical place: its dimensions by family, its proof."""
+    rows = [
+        {
+            "of": freedom.name,
+            "dimensions": ", ".join(f"{family}: {size}" for family, size in freedom.families.items()),
+            **_seen(proved, "uncompensated"),
+        }
+        for freedom, proved in zip(symmetries.freedoms, proof.freedoms, strict=True)
+    ]
+    return Table.of("freedoms", title, rows, words={"of", "dimensions", "verdict"})
 
 
 def _seen(proved: PairProof, control: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -90,7 +90,6 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 )
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
 @click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
-@click.option("--biases", help="quotient or paper: how quotient geometries treat biases.  [default: quotient]")
 @click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
 @click.option(
     "--norm", help="l2 or linf of euclidean and adaptive, metric or adaptive of quotients.  [default: l2, metric]"
@@ -158,13 +157,15 @@ def measure(
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.geometry import GEOMETRY_OPTIONS
     from quotient_manifolds.load import load_object, load_symmetries
+    from quotient_manifolds.symmetries import Scope
     from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, cross_entropy, worst_case_sharpness
 
-    of_geometries = {name: others.pop(name) for name in GEOMETRY_OPTIONS}
+    scope = symmetries if symmetries in get_args(Scope) else None
+    of_geometries = {"symmetries": scope, **{name: others.pop(name) for name in GEOMETRY_OPTIONS if name in others}}
     of_data = {name: value for name, value in others.items() if value is not None}
     wanted = balls(geometries, radii, of_geometries)  # what is wrong is said before anything is loaded
     network = model_named(model)
-    if symmetries is not None:
+    if symmetries is not None and scope is None:
         wanted = with_symmetries(wanted, load_symmetries(symmetries, network))
     function = cross_entropy if loss is None else load_object(loss, "a function loss(model, batch)")
     loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)

@@ -61,19 +61,19 @@ def move(
     from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
 
     network = model_named(source)
-    found = symmetries_of(network, symmetries)
-    if not found.pairs and not found.translations:
-        raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
     with inputs_for(network, inputs, seed=seed) as given:
+        found = symmetries_of(network, given, symmetries)
+        if not found.moved:
+            raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
         proved = prove_symmetries(network, given, found, seed=seed).proved(found)
-    if not proved.pairs and not proved.translations:
+    if not proved.moved:
         raise BadInput(f"No symmetry of {source} ({type(network).__name__}) is proved; `inspect` tells why.")
     moved = balance(network, proved) if balanced else random_move(network, proved, scale=scale, seed=seed)
     with inputs_for(network, inputs, seed=seed) as given:
         change = _change(network, given, moved, proved, seed)
     _write(network, moved, Path(source), target)
     if not quiet:
-        count = f"{len(proved.pairs)} pairs and {len(proved.translations)} translations"
+        count = f"{len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} freedoms"
         Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
 
 

@@ -78,8 +78,9 @@ seed_option = click.option(
 )
 symmetries_option = click.option(
     "--symmetries",
-    metavar="PACKAGE.MODULE:FUNCTION",
-    help="A function of the model that declares its symmetries, instead of those that are found.",
+    metavar="all|pairs|paper|PACKAGE.MODULE:FUNCTION",
+    help="Which of the model's symmetries: all, pairs (with needless biases), or paper (pairs with biases as rows); or a "
+    "function of the model that declares them.  [default: all]",
 )
 inputs_option = click.option(
     "--inputs",

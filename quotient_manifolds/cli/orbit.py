@@ -66,7 +66,8 @@ def orbit(
     """Measure the sharpness of MODEL before and after moving it along its symmetry orbit.
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function. Each head's pairs are moved by
-    A = SCALE times a Gaussian matrix, which changes no output. The loss is the mean squared distance of the output, on
+    A = SCALE times a Gaussian matrix, biases, gains and all else that is free by random numbers, which changes no
+    output. The loss is the mean squared distance of the output, on
     example inputs, from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of
     loading. Inputs are made from the model's configuration; a model without one needs --inputs.
 
@@ -82,13 +83,13 @@ def orbit(
     from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning
 
     network = model_named(model).to(device=device, dtype=dtype)
-    found = symmetries_of(network, symmetries)
-    if not found.pairs:
-        raise BadInput(f"{model} has no symmetric pair, so there is no orbit to move along (see `inspect`).")
     with inputs_for(network, inputs, seed=seed, length=length) as given:
+        found = symmetries_of(network, given, symmetries)
+        if not found.moved:
+            raise BadInput(f"{model} has no symmetry, so there is no orbit to move along (see `inspect`).")
         batch = distance_batch(network, like(given, next(network.parameters())), seed)
-    declared = None if symmetries is None else found
-    geometries = (Adaptive(), Quotient("inv", symmetries=declared), Quotient("mix", symmetries=declared))
+    divided: Any = found if symmetries else "all"
+    geometries = (Adaptive(), Quotient("inv", symmetries=divided), Quotient("mix", symmetries=divided))
     settings = {"length": length, "inputs": inputs, "seed": seed, "symmetries": symmetries}
     record = SharpnessRecord((), model, settings=settings, command=command_line())
     ascent = {"radius": radius, "steps": steps, "seed": seed}
@@ -133,7 +134,7 @@ def along_orbit(
         for index, scale in enumerate((None, *scales)):
             moved = copy.deepcopy(start)
             if scale is not None:
-                there = random_move(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1, translations=False)
+                there = random_move(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
                 moved.load_state_dict(there, strict=False)  # buffers stay
             here = [like(batch, next(moved.parameters()))]
             for geometry in geometries:

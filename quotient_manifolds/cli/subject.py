@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from quotient_manifolds.cli.errors import BadInput, is_out_of_memory, place_in_users_code
 from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
@@ -48,9 +48,12 @@ def described(network: nn.Module, source: str) -> list[str]:
     return said
 
 
-def symmetries_of(network: nn.Module, reference: str | None) -> Symmetries:
-    """Return what the function `reference` declares, or what is found."""
-    return find_symmetries(network) if reference is None else load_symmetries(reference, network)
+def symmetries_of(network: nn.Module, inputs: Any, asked: str | None) -> Symmetries:
+    """Return what the function of the name `asked` declares, or what is found: all, or within that scope."""
+    if asked is not None and asked not in get_args(Scope):
+        return load_symmetries(asked, network)
+    found = find_symmetries(network, inputs)
+    return found if asked is None else found.within(asked)
 
 
 @contextmanager

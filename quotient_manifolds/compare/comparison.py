@@ -14,6 +14,7 @@ from quotient_manifolds.compare.scores import GAPS, Scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.sharpness.result import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, holm, tau_deviation
 
@@ -41,7 +42,8 @@ class ComparedMeasure:
         """Return how tables call the geometry, without its own settings."""
         if self.geometry is None:
             return None
-        return geometry_from_dict({key: each for key, each in self.geometry.items() if key != "symmetries"}).name
+        given = self.geometry.get("symmetries") == "given"
+        return geometry_from_dict(self.geometry, Symmetries(()) if given else None).name
 
 
 @final
@@ -222,7 +224,7 @@ class Comparison:
 
         rows="values": a row for every measure of every checkpoint instead, known or not, with the columns checkpoint,
         measure, label, radius, geometry (its name), its settings as geometry.NAME (kind, metric, geodesic, eps, eta,
-        norm, biases, ...), settings.NAME, and mean, standard_error, reach, beyond_reach, late_rise and rounded. In
+        norm, symmetries, ...), settings.NAME, and mean, standard_error, reach, beyond_reach, late_rise and rounded. In
         comparisons that earlier versions wrote, which did not keep them, settings are missing.
         """
         if rows not in ("checkpoints", "values"):

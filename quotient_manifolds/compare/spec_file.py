@@ -99,7 +99,7 @@ class MeasureSection(_Section):
     eta: float | None = None
     geodesic: str | None = None
     eps: float | None = None
-    biases: str | None = None
+    symmetries: str | None = None
     steps: PositiveInt | None = None
     restarts: Annotated[int, Field(lt=2**31)] | None = None
     tolerance: float | None = None

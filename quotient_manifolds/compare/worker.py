@@ -125,7 +125,8 @@ class Loaded:
         geometry = entry.measure.geometry
         if self.symmetries is None or not isinstance(geometry, Quotient):
             return geometry
-        return replace(geometry, symmetries=self.symmetries)
+        scope = "all" if isinstance(geometry.symmetries, Symmetries) else geometry.symmetries
+        return replace(geometry, symmetries=self.symmetries.within(scope))
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
         """Return the model, checked on the first batch on which the checks pass; the first complaint if none is."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
+import torch
 from torch import nn
 
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
     check_rank,
+    folded,
     is_measured,
     measured_parameters,
     scales_outside,
@@ -19,7 +21,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Symmetries, find_symmetries, prove_on_batch
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries, find_symmetries, prove_on_batch
 
 
 class Geometry(ABC):
@@ -107,11 +109,13 @@ class Quotient(Geometry):
     pair that leave the product alone do not count. [paper, App. C.1]
 
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
-    the paper's relaxation of the metric (0 keeps invariance). symmetries: those to use; None finds them in the model.
+    the paper's relaxation of the metric (0 keeps invariance).
 
-    biases: "quotient" measures at the representative whose needless biases are zero, b_K = 0, b_V = 0, b_O + W_O b_V,
-    and stay so: the measure is invariant under these translations too. "paper" keeps biases as rows of their pairs
-    [paper, App. C.1]: invariant under the groups of the pairs alone.
+    symmetries: those to divide by, or which of the model's. "all" also measures at the representative where needless
+    biases (b_K = 0, b_V = 0, b_O + W_O b_V) and all else that has one canonical place (gains and biases of norms,
+    directions and means that nothing reads, see `canonical`) are there, and stay so: found in what the loss computes,
+    when a measure begins. "pairs" has pairs and needless biases alone. "paper" keeps biases as rows of their pairs
+    [paper, App. C.1]: invariant under the groups of the pairs, and nothing else.
     trust: use the symmetries without asking the loss whether they are any.
     norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
     all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
@@ -122,8 +126,7 @@ class Quotient(Geometry):
     metric: Metric = "inv"
     geodesic: str = "second"
     eps: float = 0.0
-    symmetries: Symmetries | None = None
-    biases: Literal["quotient", "paper"] = "quotient"
+    symmetries: Symmetries | Scope = "all"
     trust: bool = False
     norm: Literal["metric", "adaptive"] = "metric"
 
@@ -131,8 +134,8 @@ class Quotient(Geometry):
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
         if self.geodesic not in GEODESICS:
             raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
-        if self.biases not in ("quotient", "paper"):
-            raise ValueError(f"biases must be 'quotient' or 'paper'. Found {self.biases!r}")
+        if not isinstance(self.symmetries, Symmetries) and self.symmetries not in get_args(Scope):
+            raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
         if self.norm not in ("metric", "adaptive"):
             raise ValueError(f"norm must be 'metric' or 'adaptive' (a quotient has no linf). Found {self.norm!r}")
 
@@ -140,41 +143,45 @@ class Quotient(Geometry):
     def name(self) -> str:
         metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
         options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
-        options += ["biases as rows"] * (self.biases == "paper") + ["adaptive norm"] * (self.norm == "adaptive")
+        options += ["pairs alone"] * (self.symmetries == "pairs") + ["biases as rows"] * (self.symmetries == "paper")
+        options += ["adaptive norm"] * (self.norm == "adaptive")
         return f"{metric} ({', '.join(options)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and settings in plain JSON types; of symmetries only whether they were "found" or "given"."""
-        return {**super().to_dict(), "symmetries": "found" if self.symmetries is None else "given"}
+        """Return kind and settings in plain JSON types; of symmetries that were given only that they were."""
+        return {**super().to_dict(), "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries}
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
-        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
+        symmetries = self._symmetries(model)
         names = {name for name, _ in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, names, type(model).__name__)]
-        if not pairs:
+        freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]
+        if not pairs and not freedoms:
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        if self.biases == "quotient":
-            pairs, point = without_needless_biases(pairs, symmetries.translations, point)
+        point = folded(freedoms, point)
+        pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
+        scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
         blocks = pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
         return TangentSpace(point, scales, blocks)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
-        """Return itself, without translations that change the loss; ValueError naming the pairs that do.
+        """Return the quotient by those symmetries that leave the loss alone; ValueError naming pairs that do not.
 
-        All symmetries are applied at once to the model on two examples of the batch, about ten evaluations.
+        What norms and streams leave free is found in a recorded run of loss(model, batch). All symmetries are applied
+        at once to the model on two examples of the batch, about ten evaluations.
         """
-        symmetries = find_symmetries(model) if self.symmetries is None else self.symmetries
-        if self.trust or not symmetries.pairs:
-            return self
+        symmetries = self._symmetries(model, loss, batch)
+        if self.trust or not (symmetries.pairs or symmetries.freedoms):
+            return replace(self, symmetries=symmetries)
         proof = prove_on_batch(model, loss, batch, symmetries)
         false = [pair.pair for pair in proof.pairs if not pair.holds]
         if false:
@@ -183,11 +190,15 @@ class Quotient(Geometry):
                 f"The loss must not change along the orbit of a symmetric pair. It does for {false[0]}{more}; use "
                 f"Adaptive(), pass symmetries= without them (Proof.proved makes such), or trust=True to use them anyway"
             )
-        wrong = {shift.pair for shift in proof.translations if not shift.holds}
-        if not wrong:
-            return self
-        kept = tuple(shift for shift in symmetries.translations if shift.name not in wrong)
-        return replace(self, symmetries=replace(symmetries, translations=kept))
+        wrong = {each.pair for each in (*proof.translations, *proof.freedoms) if not each.holds}
+        return replace(self, symmetries=symmetries.without(wrong))
+
+    def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
+        """Return those that were given, or those of the model that are asked for; freedoms only where there is a batch."""
+        if isinstance(self.symmetries, Symmetries):
+            return self.symmetries
+        everything = self.symmetries == "all" and loss is not None
+        return find_symmetries(model, batch if everything else None, evaluate=loss).within(self.symmetries)
 
 
 def _why(symmetries: Symmetries) -> str:

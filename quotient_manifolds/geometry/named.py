@@ -10,7 +10,7 @@ from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.symmetries import Symmetries
 
-GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "biases")
+GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries")
 
 _GEOMETRIES: dict[str, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
 
@@ -24,7 +24,7 @@ def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
     if isinstance(name, str) and kind is Quotient and name not in METRICS:
         known = ", ".join([*_GEOMETRIES, *METRICS])
         raise ValueError(f"geometry must be one of {known}, or a number t. Found {name!r}")
-    own = {each.name for each in fields(kind) if each.name not in ("metric", "symmetries", "trust")}  # type: ignore[arg-type]
+    own = {each.name for each in fields(kind) if each.name not in ("metric", "trust")}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         raise ValueError(f"{foreign[0]} is no option of the geometry {name}; it has {', '.join(sorted(own))}")
     return kind(**({"metric": name} if kind is Quotient else {}), **options)
@@ -50,8 +50,9 @@ def as_geometry(geometry: Geometry | str | float) -> Geometry:
 def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None = None) -> Geometry:
     """Return the geometry of which `record` is `to_dict()`.
 
-    A record says of symmetries only whether they were found in the model or given: those that were given must be given
-    again. Raises ValueError for a record of no known geometry, and for given symmetries that are missing.
+    A record says of symmetries only which of the model's they were, or that they were given: those must be given again.
+    Records of versions that knew pairs and needless biases alone say so by "found" and `biases`.
+    Raises ValueError for a record of no known geometry, and for given symmetries that are missing.
 
     >>> geometry_from_dict({"kind": "adaptive", "eta": 0.01, "norm": "linf"})
     Adaptive(eta=0.01, norm='linf')
@@ -60,9 +61,13 @@ def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None 
     kind = kinds.get(str(record.get("kind")))
     if kind is None:
         raise ValueError(f"The kind of a geometry must be one of {', '.join(kinds)}. Found {record.get('kind')!r}")
-    settings = {key: value for key, value in record.items() if key not in ("kind", "symmetries")}
+    settings = {key: value for key, value in record.items() if key not in ("kind", "biases")}
+    if settings.get("symmetries") == "found":
+        settings["symmetries"] = "paper" if record.get("biases") == "paper" else "pairs"
     if unknown := sorted(set(settings) - {each.name for each in fields(kind)}):  # type: ignore[arg-type]
         raise ValueError(f"{unknown[0]} is no setting of the geometry {record['kind']}")
-    if record.get("symmetries", "found") == "given" and symmetries is None:
+    if settings.get("symmetries") == "given" and symmetries is None:
         raise ValueError("This geometry was made with symmetries that were given to it: pass them as symmetries=")
-    return kind(**settings, **({} if symmetries is None else {"symmetries": symmetries}))
+    if symmetries is not None:
+        settings["symmetries"] = symmetries.within("paper") if record.get("biases") == "paper" else symmetries
+    return kind(**settings)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.symmetries import ADAPTER, Params, SymmetricPair, Translation, without_biases
+from quotient_manifolds.symmetries import ADAPTER, Freedom, Params, SymmetricPair, Translation, without_biases
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -43,6 +43,16 @@ def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], mode
             f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
         )
     return not frozen
+
+
+def folded(freedoms: Iterable[Freedom], point: Params) -> Params:
+    """Return the parameters moved to where all that has one canonical place is there, through float64."""
+    freedoms = list(freedoms)
+    names = {name for freedom in freedoms for name in freedom.names}
+    params = {name: point[name].to(torch.float64, copy=True) for name in names}
+    for freedom in freedoms:
+        freedom.fold(params)
+    return {name: params[name].to(w.dtype) if name in names else w for name, w in point.items()}
 
 
 def without_needless_biases(

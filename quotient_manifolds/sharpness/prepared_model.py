@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.geometry import Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Euclidean, Geometry, TangentSpace, as_geometry
 from quotient_manifolds.replica import parameter_reached
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
@@ -46,10 +46,8 @@ class PreparedModel:
         _check_model(model)
         listed = _listed(batches)
         with autograd_available():
-            space = geometry.at(model)
-            precision = _check_loss(BatchObjective(model, loss, space, listed[probe]))
-            proved = geometry.proved(model, loss, listed[probe])
-            space = space if proved == geometry else proved.at(model)
+            precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
+            space = geometry.proved(model, loss, listed[probe]).at(model)
             out = {name: torch.empty_like(w) for name, w in space.point.items()}
         return cls(model, loss, space, listed, out, precision)
 

@@ -22,10 +22,18 @@ find what measures of attention leave alone: name them to have them."""
 
 
 def find_symmetries(
-    model: nn.Module, layouts: Sequence[Layout] | None = None, matchers: Sequence[Matcher] | None = None
+    model: nn.Module,
+    batch: Any = None,
+    *,
+    evaluate: Evaluate | None = None,
+    layouts: Sequence[Layout] | None = None,
+    matchers: Sequence[Matcher] | None = None,
 ) -> Symmetries:
     """Return the symmetric pairs of `model`, its translations, the parameters in no pair, and what was refused.
 
+    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise. With them the result also holds the freedoms,
+    what norms and the streams they read leave free, which are found in a recorded run on the first examples; without
+    them there are none. The model is in eval mode then.
     layouts: where attention classes keep their projections, asked in this order; `LAYOUTS` if not given. With one of
     your own in front, (mine, *LAYOUTS), the model's own attention is found too: docs/own_attention.md shows how.
     matchers: what else to look for; `MATCHERS` if not given.
@@ -65,8 +73,23 @@ def find_symmetries(
     translations = _translations(users, pairs, [shift for each in found for shift in each.translations])
     touched = {name for pair in pairs for name in pair.names}
     rest = tuple(name for name in names.values() if name not in touched)
-    refused = tuple(refusal for each in found for refusal in each.refused)
-    return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations)
+    freedoms, others = ((), ()) if batch is None else _traced(model, batch, evaluate)
+    refused = (*(refusal for each in found for refusal in each.refused), *others)
+    return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations, freedoms)
+
+
+def _traced(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None
+) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+    """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
+    check_eval(model)
+    failures: list[Exception] = []
+    for some in (*first_examples(batch), batch):
+        try:
+            return find_freedoms(Trace(model, some, evaluate))
+        except (RuntimeError, TypeError, IndexError, KeyError, ValueError) as error:  # of the model's own
+            failures.append(error)
+    return (), (Refused("the model", "norm", f"it does not run in float64: {first_line(failures[-1])}"),)
 
 
 def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:

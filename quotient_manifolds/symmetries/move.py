@@ -29,8 +29,8 @@ def random_move(
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
-    of what their projections answer (`translations=False` leaves them alone). `symmetries` are found if not given,
-    which needs a model. Computed in float64 and cast back to each parameter's dtype. ValueError for weights without
+    of what their projections answer (`translations=False` leaves them alone). Freedoms move by elements of log-scale 1.
+    `symmetries` are found if not given, which needs a model; freedoms only ever where they are given. Computed in float64 and cast back to each parameter's dtype. ValueError for weights without
     values, NaN or infinite, and for a scale so extreme that moved weights overflow. [paper, the invariance test of Sec.
     6.2, ICML version]
     """
@@ -43,6 +43,8 @@ def random_move(
         pair.write(moved, act(pair, A, pair.read(moved)))
     for translation in symmetries.translations if translations else ():
         translation.shift(moved, random_shift(translation, moved, generator))
+    for freedom in symmetries.freedoms:
+        freedom.move(moved, generator, 1.0)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
 
@@ -52,10 +54,12 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 
     Where singular values coincide they are one of several.
 
-    Biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
+    Freedoms are at their canonical place, biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
     embedding). All named parameters, as new tensors; computed in float64.
     """
     symmetries, moved = _start(model_or_params, symmetries)
+    for freedom in symmetries.freedoms:
+        freedom.fold(moved)
     for translation in symmetries.translations:
         translation.remove(moved)
     for pair in symmetries.pairs:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
 from quotient_manifolds.symmetries.pair import Params
@@ -14,6 +15,7 @@ from quotient_manifolds.symmetries.pair import Params
 Evaluate = Callable[[nn.Module, Any], Any]
 """(model, inputs) -> whatever holds the floating point tensors to compare: an output, a loss."""
 
+EXAMPLES = 2  # of a batch, which show what a model computes
 STEP = 1e-6  # relative, of the third differences that show rounding
 
 
@@ -87,6 +89,15 @@ class ModelOutputs:
             third = [total + weight * value for total, value in zip(third, at, strict=True)]
         infinite = [~torch.isfinite(old) for old in self.outputs]
         return max(map(_relative, third, self.outputs, infinite))
+
+
+def first_examples(batch: Any) -> list[Any]:
+    """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
+    if len(sizes) != 1 or max(sizes) <= EXAMPLES:
+        return []
+    return [tree_map_only(torch.Tensor, lambda tensor: tensor[:EXAMPLES], batch)]
 
 
 def answer(model: nn.Module, inputs: Any) -> Any:

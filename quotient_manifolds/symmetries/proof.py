@@ -16,7 +16,7 @@ SEPARATION = 1e-2  # a move that changes the output by more than this part of th
 
 @dataclass(frozen=True)
 class PairProof:
-    """Record what one pair, or one translation, did to the output: changes are relative to the largest output.
+    """Record what one pair, translation or freedom did to the output: changes are relative to the largest output.
 
     changes: per condition number of the group element (for a translation, per size), the largest change over the
     trials; control: the change when G alone is moved (for a translation, when the value bias moves and the output bias
@@ -66,7 +66,7 @@ class PairProof:
 
 @dataclass(frozen=True)
 class Proof:
-    """Collect the proofs of all pairs and translations of a model.
+    """Collect the proofs of all pairs, translations and freedoms of a model.
 
     all_proved: whether there is at least one, and every one is proved. Where nothing was claimed nothing is shown, so
     it is False of an empty proof; nor does it speak of modules that were not recognised or were refused.
@@ -76,35 +76,42 @@ class Proof:
     noise: float
     seed: int
     translations: tuple[PairProof, ...] = ()
+    freedoms: tuple[PairProof, ...] = ()
+
+    @property
+    def claims(self) -> tuple[PairProof, ...]:
+        """Return the proofs of pairs, translations and freedoms, in this order."""
+        return (*self.pairs, *self.translations, *self.freedoms)
 
     @property
     def all_proved(self) -> bool:
         """Return whether something was claimed, and all of it is proved."""
-        proofs = (*self.pairs, *self.translations)
-        return bool(proofs) and all(proof.verdict == "proved" for proof in proofs)
+        return bool(self.claims) and all(proof.verdict == "proved" for proof in self.claims)
 
     def proved(self, symmetries: Symmetries) -> Symmetries:
         """Return what is left of `symmetries` without those this proof refutes or cannot tell."""
-        good = {proof.pair for proof in (*self.pairs, *self.translations) if proof.verdict == "proved"}
+        good = {proof.pair for proof in self.claims if proof.verdict == "proved"}
         pairs = tuple(pair for pair in symmetries.pairs if pair.name in good)
         kept = {pair.name for pair in pairs}
         shifts = tuple(shift for shift in symmetries.translations if shift.name in good and shift.pair in kept)
         lost = {name for pair in symmetries.pairs if pair.name not in good for name in pair.names}
         rest = (*symmetries.rest, *sorted(lost - {name for pair in pairs for name in pair.names}))
-        return replace(symmetries, pairs=pairs, translations=shifts, rest=rest)
+        freedoms = tuple(freedom for freedom in symmetries.freedoms if freedom.name in good)
+        return replace(symmetries, pairs=pairs, translations=shifts, rest=rest, freedoms=freedoms)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
         return {
             "pairs": [{**asdict(proof), "change": proof.change} for proof in self.pairs],
             "translations": [{**asdict(proof), "change": proof.change} for proof in self.translations],
+            "freedoms": [{**asdict(proof), "change": proof.change} for proof in self.freedoms],
             "noise": self.noise,
             "seed": self.seed,
             "all_proved": self.all_proved,
         }
 
     def __str__(self) -> str:
-        if not self.pairs and not self.translations:
+        if not self.claims:
             return "no symmetric pairs to prove"
         rows = [
             (
@@ -114,7 +121,7 @@ class Proof:
                 f"{proof.control:.1e}",
                 f"{proof.verdict}: {proof.reason}" if proof.reason else proof.verdict,
             )
-            for proof in (*self.pairs, *self.translations)
+            for proof in self.claims
         ]
         header = ("symmetric pair", "group", "output change", "one side only", "verdict")
         return f"{text_table(header, rows)}\n\nrounding noise of the model {self.noise:.1e}, all relative to the output"

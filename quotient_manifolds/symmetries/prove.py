@@ -8,6 +8,7 @@ not assumed.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.symmetries.checks import (
     check_loaded,
@@ -24,15 +24,16 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
+from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, first_examples
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
-EXAMPLES, CONDITION = 2, 10.0  # of a batch on which a measure proves its symmetries
+CONDITION = 10.0  # of the group elements by which a measure proves its symmetries
 
 
 def prove_symmetries(
@@ -51,7 +52,8 @@ def prove_symmetries(
 
     Output(G A^-1, H A^T) = Output(G, H) for random A of the given condition numbers, pair by pair, in float64. "Proved"
     is a pair that leaves the output alone to rounding, while its control does not. Translations likewise: key biases
-    replaced by noise, value biases shifted with the output bias making up for it.
+    replaced by noise, value biases shifted with the output bias making up for it. Freedoms are moved by random elements
+    of log-scale log(condition) / 2, and as a control without what makes up for it.
 
     inputs: a dict for model(**inputs), a tuple for model(*inputs), or a tensor for model(inputs), or anything that
     evaluate(model, inputs) takes, where given. Two short sequences suffice. together: move everything at once first,
@@ -66,7 +68,7 @@ def prove_symmetries(
     check_symmetries(symmetries)
     if trials < 1 or not conditions or min(conditions) < 1:
         raise ValueError(f"a proof needs trials >= 1 and conditions >= 1. Found {trials} and {conditions}.")
-    if not symmetries.pairs and not symmetries.translations:
+    if not symmetries.moved:
         return Proof((), 0.0, seed)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     check_loaded(model)
@@ -74,6 +76,7 @@ def prove_symmetries(
     claims = [
         *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
         *(_Claim(shift.name, shift.group, shift.names, partial(_shift, shift)) for shift in symmetries.translations),
+        *(_Claim(each.name, each.kind, each.names, partial(_moved, each)) for each in symmetries.freedoms),
     ]
     with torch.no_grad():
         outputs = ModelOutputs(model, inputs, evaluate, double)
@@ -85,8 +88,9 @@ def prove_symmetries(
                 proofs = [replace(joint, pair=claim.name, group=claim.group) for claim in claims]
         if not proofs:
             proofs = [_tried(claim, outputs, noise, generator, trials, conditions) for claim in claims]
-    count = len(symmetries.pairs)
-    return Proof(tuple(proofs[:count]), noise, seed, tuple(proofs[count:]))
+    pairs, shifts = len(symmetries.pairs), len(symmetries.translations)
+    translations, freedoms = proofs[pairs : pairs + shifts], proofs[pairs + shifts :]
+    return Proof(tuple(proofs[:pairs]), noise, seed, tuple(translations), tuple(freedoms))
 
 
 def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0) -> Proof:
@@ -98,21 +102,12 @@ def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries:
     prove = partial(
         prove_symmetries, symmetries=symmetries, seed=seed, conditions=(CONDITION,), evaluate=evaluate, together=True
     )
-    inputs = [*_first_examples(batch), batch]
+    inputs = [*first_examples(batch), batch]
     for some, double in [(some, double) for double in (True, False) for some in inputs][:-1]:
         # a shape or a precision that the function does not take
         with contextlib.suppress(RuntimeError, TypeError, IndexError, KeyError, ValueError):
             return prove(model, some, double=double)
     return prove(model, batch, double=False)
-
-
-def _first_examples(batch: Any) -> list[Any]:
-    """Return [the first examples of the batch], if its tensors all have one leading size that is larger; else []."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    sizes = {tensor.shape[0] if tensor.ndim else 0 for tensor in tensors}
-    if len(sizes) != 1 or max(sizes) <= EXAMPLES:
-        return []
-    return [tree_map_only(torch.Tensor, lambda tensor: tensor[:EXAMPLES], batch)]
 
 
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
@@ -172,6 +167,12 @@ def _shift(
         translation.factor.write(params, keys + noise * keys.std())
     else:
         translation.shift(params, c, compensate=not control)
+
+
+def _moved(
+    freedom: Freedom, params: Params, condition: float, generator: torch.Generator, control: bool
+) -> None:
+    freedom.move(params, generator, math.log(condition) / 2, control)
 
 
 def _tried(

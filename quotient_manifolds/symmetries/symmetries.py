@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
+
+Scope = Literal["all", "pairs", "paper"]
+"""Which of a model's symmetries: all, pairs with needless biases, or pairs with biases as rows."""
 
 HOW_TO = "docs/own_attention.md shows how to declare it"
 """Where to look when attention is not recognised."""
@@ -55,7 +58,8 @@ class Symmetries:
     """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
 
     rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
-    recognised modules that have no continuous symmetry, with the reasons.
+    recognised modules that have no continuous symmetry, with the reasons. freedoms: what has one canonical place, in the
+    order in which it is brought there.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -63,6 +67,22 @@ class Symmetries:
     unrecognised: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     translations: tuple[Translation, ...] = ()
+    freedoms: tuple[Freedom, ...] = ()
+
+    def within(self, scope: Scope) -> Symmetries:
+        """Return these symmetries without what is outside of the scope."""
+        if scope == "all":
+            return self
+        return replace(self, freedoms=(), translations=() if scope == "paper" else self.translations)
+
+    def without(self, names: Collection[str]) -> Symmetries:
+        """Return these symmetries without the translations and freedoms of these names."""
+        translations = tuple(each for each in self.translations if each.name not in names)
+        return replace(
+            self,
+            translations=translations,
+            freedoms=tuple(each for each in self.freedoms if each.name not in names),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,7 +93,8 @@ class Symmetries:
     def moved(self) -> tuple[str, ...]:
         """Return the parameters that any pair or translation touches, each once."""
         shifted = (name for translation in self.translations for name in translation.moved)
-        return tuple(dict.fromkeys((*self.names, *shifted)))
+        folded = (name for freedom in self.freedoms for name in freedom.names)
+        return tuple(dict.fromkeys((*self.names, *shifted, *folded)))
 
     def coverage(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return for every parameter a boolean mask of its shape: True where a pair owns the element."""
@@ -92,6 +113,10 @@ class Symmetries:
             "translations": [
                 {**asdict(shift), "group": shift.group, "dimension": shift.dimension} for shift in self.translations
             ],
+            "freedoms": [
+                {"name": each.name, "kind": each.kind, "names": list(each.names), "families": dict(each.families)}
+                for each in self.freedoms
+            ],
             "refused": [asdict(refusal) for refusal in self.refused],
             "rest": list(self.rest),
             "unrecognised": list(self.unrecognised),
@@ -107,6 +132,12 @@ class Symmetries:
         if self.translations:
             moves = [(shift.name, shift.group, ", ".join(shift.moved)) for shift in self.translations]
             blocks.append(text_table(("translation", "group", "of"), moves))
+        if self.freedoms:
+            free = [
+                (each.name, ", ".join(f"{family}: {size}" for family, size in each.families.items()))
+                for each in self.freedoms
+            ]
+            blocks.append(text_table(("free", "dimensions"), free))
         # Names that differ in layer numbers only are folded into one line with their count.
         counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in self.rest)
         folded = (name if count == 1 else f"{name}  ({count})" for name, count in counts.items())

@@ -192,12 +192,12 @@ def test_radii_repeat_and_belong_to_geometries() -> None:
 
 
 def test_options_go_to_the_geometries_that_have_them() -> None:
-    options = {"norm": "linf", "eta": 0.01, "biases": "paper", "geodesic": "first", "eps": None}
+    options = {"norm": "linf", "eta": 0.01, "symmetries": "paper", "geodesic": "first", "eps": None}
     found = [geometry for geometry, _ in balls(["euclidean", "adaptive", "mix"], [1.0], options)]
     assert found == [
         Euclidean("linf"),
         Adaptive(0.01, "linf"),
-        Quotient("mix", geodesic="first", biases="paper"),
+        Quotient("mix", geodesic="first", symmetries="paper"),
     ]
     assert balls(["inv"], [1.0], {"norm": "adaptive"})[0][0] == Quotient("inv", norm="adaptive")
 

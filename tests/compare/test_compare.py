@@ -162,8 +162,8 @@ MEASURES: list[tuple[str, Direct]] = [
     ),
     ("measure: worst-case, geometry: inv, eps: 0.01, radius: 0.05, steps: 2", worst(Quotient("inv", eps=0.01), 0.05)),
     (
-        "measure: worst-case, geometry: inv, biases: paper, norm: adaptive, radius: 0.05, steps: 2",
-        worst(Quotient("inv", biases="paper", norm="adaptive"), 0.05),
+        "measure: worst-case, geometry: inv, symmetries: paper, norm: adaptive, radius: 0.05, steps: 2",
+        worst(Quotient("inv", symmetries="paper", norm="adaptive"), 0.05),
     ),
     (
         "measure: worst-case, geometry: mix, radius: [0.02, 0.05, 0.1], steps: 2, warm_start: true",

@@ -140,13 +140,13 @@ def test_geometries_are_kept_as_what_they_are(zoo: Path) -> None:
     measures = (
         "measure: gradient-norm, geometry: adaptive, eta: 0.01",
         "measure: worst-case, geometry: euclidean, norm: linf, radius: 0.1, steps: 1",
-        "measure: worst-case, geometry: 0.25, geodesic: first, eps: 0.5, biases: paper, radius: [0.1, 0.2], steps: 1",
+        "measure: worst-case, geometry: 0.25, geodesic: first, eps: 0.5, symmetries: paper, radius: [0.1, 0.2], steps: 1",
     )
     spec = write_spec(zoo, *measures, head=HEAD.replace("FUNCTION", "own"), tail=DECLARED)
     assert compare(spec).exit_code == 0
     comparison = found(spec)
     kept = [geometry_from_dict({**(each.geometry or {}), "symmetries": "found"}) for each in comparison.measures[2:]]
-    assert kept == [Quotient(0.25, "first", eps=0.5, biases="paper")] * 2
+    assert kept == [Quotient(0.25, "first", eps=0.5, symmetries="paper")] * 2
     frame = comparison.frame("values")
     assert len(frame) == 2 * 4
     mine = frame[(frame.checkpoint == "m_1") & (frame.radius == 0.2)].iloc[0]

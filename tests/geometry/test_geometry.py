@@ -14,6 +14,7 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, PairBlock
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
+    Scope,
     Factor,
     ParameterView,
     Params,
@@ -112,7 +113,7 @@ def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     assert all(torch.equal(w, own[name]) for name, w in space.point.items() if "self_attn" not in name)
     if isinstance(geometry, Quotient):
         assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
-        space = replace(geometry, biases="paper").at(model)
+        space = replace(geometry, symmetries="paper").at(model)
     assert all(torch.equal(w, own[name]) for name, w in space.point.items())
 
 
@@ -203,16 +204,16 @@ def test_a_quotients_length_counts_pairs() -> None:
     assert space.length(z) == pytest.approx(norm(z), rel=1e-12)
 
 
-@pytest.mark.parametrize("biases", ["paper", "quotient"])
+@pytest.mark.parametrize("scope", ["paper", "pairs"])
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str, biases: str) -> None:
+def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str, scope: Scope) -> None:
     """|z|^2 = sum over pairs of tr(W_G xi_G' xi_G) + tr(W_H xi_H' xi_H), plus sum (xi / w)^2 elsewhere."""
     model = encoder()
     symmetries = find_symmetries(model)
-    space = Quotient(metric, "first", biases=biases).at(model)
+    space = Quotient(metric, "first", symmetries=scope).at(model)
     z = space.sample(generator())
-    point = space.point if biases == "quotient" else measured_parameters(model)
-    if biases == "quotient":  # rows that are zero: they stay, and change no other row's metric
+    point = space.point if scope == "pairs" else measured_parameters(model)
+    if scope == "pairs":  # rows that are zero: they stay, and change no other row's metric
         symmetries = replace(symmetries, pairs=without_biases(symmetries.pairs, symmetries.translations))
     moved = space.move(z)
     xi = {name: moved[name] - w for name, w in point.items()}  # first order: gamma(1) - w
@@ -247,7 +248,7 @@ def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geod
     """|z| = |xi / w| over all entries; w moves by the geodesic of the horizontal part of xi = w z."""
     assert isinstance(geometry, Quotient)
     model = encoder(layers=1)
-    space = replace(geometry, biases="paper").at(model)
+    space = replace(geometry, symmetries="paper").at(model)
     point = measured_parameters(model)
     assert sum(block.numel() for key, block in space.zero().items() if key.startswith("pairs")) == sum(
         pair.heads * (pair.n + pair.m) * pair.h for pair in find_symmetries(model).pairs
@@ -277,7 +278,7 @@ def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
 def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
     """The weights differ from w + w z by a vertical vector; so gradients at z = 0 agree if the loss is invariant."""
     model, x = encoder(), torch.randn(3, 5, 6, dtype=torch.float64)
-    off = Quotient("inv", "first", norm="adaptive", biases="paper").at(model)
+    off = Quotient("inv", "first", norm="adaptive", symmetries="paper").at(model)
     adaptive = Adaptive().at(model)
     z = {key: 0.1 * block for key, block in off.sample(generator()).items()}
     moved = off.move(z)
@@ -317,7 +318,7 @@ def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
 def test_owned_elements_have_no_block_and_pairs_have_one_each_or_one_for_a_shape_where_an_ode_is_solved() -> None:
     model = encoder(layers=3)
     symmetries = find_symmetries(model)
-    space = Quotient(biases="paper").at(model)
+    space = Quotient(symmetries="paper").at(model)
     z = space.zero()
     covered = symmetries.coverage(measured_parameters(model))
     assert {name for name, mask in covered.items() if not mask.all()} == set(space.scale)
@@ -341,8 +342,8 @@ def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dt
     with torch.no_grad():  # a query weight so ill-conditioned that its Gram matrix is singular in float32
         model.get_parameter("layers.0.self_attn.in_proj_weight")[1:3] *= 1e-6
     for geometry, precision in (
-        (Quotient(biases="paper"), torch.float32),
-        (Quotient("inv", "exact", biases="paper"), torch.float64),
+        (Quotient(symmetries="paper"), torch.float32),
+        (Quotient("inv", "exact", symmetries="paper"), torch.float64),
     ):
         space = geometry.at(model)
         assert {block.space.point.dtype for block in space.pairs} == {precision}
@@ -541,7 +542,7 @@ def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
     assert Quotient(0.5).name == "t = 0.5 (second order)"
-    assert Quotient(norm="adaptive", biases="paper").name == "inv (second order, biases as rows, adaptive norm)"
+    assert Quotient(norm="adaptive", symmetries="paper").name == "inv (second order, biases as rows, adaptive norm)"
 
 
 def test_eps_reaches_the_manifold() -> None:

@@ -29,7 +29,7 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
         metric=st.one_of(st.sampled_from(["inv", "mix"]), st.floats(-2, 2)),
         geodesic=st.sampled_from(["first", "second", "exact"]),
         eps=st.floats(0, 1),
-        biases=st.sampled_from(["quotient", "paper"]),
+        symmetries=st.sampled_from(["all", "pairs", "paper"]),
         trust=st.booleans(),
         norm=st.sampled_from(["metric", "adaptive"]),
     ),

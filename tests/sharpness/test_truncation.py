@@ -284,7 +284,7 @@ def test_the_error_is_the_loss_at_the_two_ends(
 ) -> None:
     """The worst direction of `WorstCase`, moved pair by pair by the manifold's own geodesics, and the loss by hand."""
     model, data = model.to(dtype), [(x.to(dtype), y) for x, y in batches[:1]]
-    geometry = Quotient(metric, order, biases="paper", norm=norm)
+    geometry = Quotient(metric, order, symmetries="paper", norm=norm)
     prepared = PreparedModel.of(model, cross_entropy, data, geometry)
     measure = WorstCase(geometry, 0.3, steps=4)
     worst = measure.ascend(prepared.objective(0), {})
@@ -397,7 +397,7 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
     model: Classifier, batches: list[Batch], norm: Any
 ) -> None:
     """Of its horizontal part, which is all of it in the metric's norm."""
-    geometry = Quotient("mix", biases="paper", norm=norm)
+    geometry = Quotient("mix", symmetries="paper", norm=norm)
     result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
     prepared = PreparedModel.of(model, cross_entropy, batches[:1], geometry)
     z = WorstCase(geometry, 0.1, steps=3).ascend(prepared.objective(0), {}).z

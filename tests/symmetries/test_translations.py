@@ -227,7 +227,7 @@ def test_sharpness_does_not_change_under_translations_unless_biases_are_rows(met
         return sharpness(other, geometry, x) / sharpness(model, geometry, x)
 
     assert ratio(Quotient(metric)) == pytest.approx(1, abs=1e-9)
-    assert abs(ratio(Quotient(metric, biases="paper")) - 1) > 1e-3
+    assert abs(ratio(Quotient(metric, symmetries="paper")) - 1) > 1e-3
     assert abs(ratio(Adaptive()) - 1) > 1e-3
 
 
@@ -271,9 +271,9 @@ def test_a_frozen_bias_is_not_touched(frozen: str) -> None:
 
 
 def test_biases_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match=r"biases must be 'quotient' or 'paper'. Found 'none'"):
-        Quotient(biases="none")  # type: ignore[arg-type]
-    assert Quotient().name != Quotient(biases="paper").name
+    with pytest.raises(ValueError, match=r"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found 'none'"):
+        Quotient(symmetries="none")  # type: ignore[arg-type]
+    assert Quotient().name != Quotient(symmetries="paper").name
 
 
 def test_translations_are_printed_and_plain_data() -> None:
