@@ -157,8 +157,8 @@ def measure(
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.geometry import GEOMETRY_OPTIONS
     from quotient_manifolds.load import load_object, load_symmetries
-    from quotient_manifolds.symmetries import Scope
     from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, cross_entropy, worst_case_sharpness
+    from quotient_manifolds.symmetries import Scope
 
     scope = symmetries if symmetries in get_args(Scope) else None
     of_geometries = {"symmetries": scope, **{name: others.pop(name) for name in GEOMETRY_OPTIONS if name in others}}

@@ -73,7 +73,9 @@ def move(
         change = _change(network, given, moved, proved, seed)
     _write(network, moved, Path(source), target)
     if not quiet:
-        count = f"{len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} freedoms"
+        count = (
+            f"{len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} freedoms"
+        )
         Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
 
 

@@ -79,8 +79,8 @@ seed_option = click.option(
 symmetries_option = click.option(
     "--symmetries",
     metavar="all|pairs|paper|PACKAGE.MODULE:FUNCTION",
-    help="Which of the model's symmetries: all, pairs (with needless biases), or paper (pairs with biases as rows); or a "
-    "function of the model that declares them.  [default: all]",
+    help="Which of the model's symmetries: all, pairs (with needless biases) or paper (pairs with biases as rows); or "
+    "a function of the model that declares them.  [default: all]",
 )
 inputs_option = click.option(
     "--inputs",

@@ -50,10 +50,11 @@ def described(network: nn.Module, source: str) -> list[str]:
 
 def symmetries_of(network: nn.Module, inputs: Any, asked: str | None) -> Symmetries:
     """Return what the function of the name `asked` declares, or what is found: all, or within that scope."""
-    if asked is not None and asked not in get_args(Scope):
-        return load_symmetries(asked, network)
-    found = find_symmetries(network, inputs)
-    return found if asked is None else found.within(asked)
+    scopes: dict[str, Scope] = {scope: scope for scope in get_args(Scope)}
+    wanted = asked or "all"
+    if wanted in scopes:
+        return find_symmetries(network, inputs).within(scopes[wanted])
+    return load_symmetries(wanted, network)
 
 
 @contextmanager

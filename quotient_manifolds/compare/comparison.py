@@ -14,9 +14,9 @@ from quotient_manifolds.compare.scores import GAPS, Scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.geometry import geometry_from_dict
-from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.sharpness.result import CONVERGED
 from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, holm, tau_deviation
+from quotient_manifolds.symmetries import Symmetries
 
 FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
 

@@ -149,7 +149,10 @@ class Quotient(Geometry):
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and settings in plain JSON types; of symmetries that were given only that they were."""
-        return {**super().to_dict(), "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries}
+        return {
+            **super().to_dict(),
+            "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries,
+        }
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
@@ -194,7 +197,7 @@ class Quotient(Geometry):
         return replace(self, symmetries=symmetries.without(wrong))
 
     def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
-        """Return those that were given, or those of the model that are asked for; freedoms only where there is a batch."""
+        """Return those that were given, or the model's that are asked for; freedoms only where there is a batch."""
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
         everything = self.symmetries == "all" and loss is not None

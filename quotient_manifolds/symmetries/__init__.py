@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.streams import Exchange, UnreadMean
-from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Symmetries
+from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
 
@@ -45,6 +45,7 @@ __all__ = [
     "Proof",
     "Refused",
     "Rotary",
+    "Scope",
     "Span",
     "SymmetricPair",
     "Symmetries",

@@ -18,6 +18,13 @@ def check_model(model: Any) -> None:
         raise TypeError(f"expected a model (torch.nn.Module). Found {_type(model)}.")
 
 
+def check_eval(model: nn.Module) -> None:
+    """Raise ValueError naming the first module in train mode."""
+    training = [name or "the model" for name, module in model.named_modules() if module.training]
+    if training:
+        raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+
+
 def check_parameters(params: Any) -> None:
     """Raise TypeError for anything but a mapping from names to tensors."""
     if not isinstance(params, Mapping):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 from torch import nn
 
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.attention import found_in
-from quotient_manifolds.symmetries.checks import check_all, check_model
+from quotient_manifolds.symmetries.canonical import find_freedoms
+from quotient_manifolds.symmetries.checks import check_all, check_eval, check_model
 from quotient_manifolds.symmetries.detect import behaves_like_attention, looks_like_attention
+from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Unrecognised
 from quotient_manifolds.symmetries.lora import lora
+from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import SymmetricPair
-from quotient_manifolds.symmetries.symmetries import Match, Matcher, Symmetries
+from quotient_manifolds.symmetries.symmetries import Match, Matcher, Refused, Symmetries
+from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.translations import Translation
 
 MATCHERS: tuple[Matcher, ...] = (lora,)
@@ -78,9 +84,7 @@ def find_symmetries(
     return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations, freedoms)
 
 
-def _traced(
-    model: nn.Module, batch: Any, evaluate: Evaluate | None
-) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
     check_eval(model)
     failures: list[Exception] = []

@@ -30,9 +30,9 @@ def random_move(
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
     of what their projections answer (`translations=False` leaves them alone). Freedoms move by elements of log-scale 1.
-    `symmetries` are found if not given, which needs a model; freedoms only ever where they are given. Computed in float64 and cast back to each parameter's dtype. ValueError for weights without
-    values, NaN or infinite, and for a scale so extreme that moved weights overflow. [paper, the invariance test of Sec.
-    6.2, ICML version]
+    `symmetries` are found if not given, which needs a model, and knows of no freedoms. Computed in float64 and cast
+    back to each parameter's dtype. ValueError for weights without values, NaN or infinite, and for a scale so extreme
+    that moved weights overflow. [paper, the invariance test of Sec. 6.2, ICML version]
     """
     if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
         raise ValueError(f"the scale of a random move is a positive number. Found {scale!r}.")
@@ -54,8 +54,8 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 
     Where singular values coincide they are one of several.
 
-    Freedoms are at their canonical place, biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every pair (|g| = |k| for planes of a rotary
-    embedding). All named parameters, as new tensors; computed in float64.
+    Freedoms are at their canonical place, biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every
+    pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed in float64.
     """
     symmetries, moved = _start(model_or_params, symmetries)
     for freedom in symmetries.freedoms:

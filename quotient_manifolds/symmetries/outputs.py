@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
+from quotient_manifolds.symmetries.checks import check_eval
 from quotient_manifolds.symmetries.pair import Params
 
 Evaluate = Callable[[nn.Module, Any], Any]
@@ -27,9 +28,7 @@ class ModelOutputs:
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None, double: bool = True) -> None:
-        training = [name or "the model" for name, module in model.named_modules() if module.training]
-        if training:
-            raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+        check_eval(model)
         self._model, self._evaluate = model, evaluate or answer
         self._cast = doubled if double else unchanged
         self._inputs = inputs

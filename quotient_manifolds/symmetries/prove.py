@@ -24,8 +24,8 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.find import find_symmetries
+from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, first_examples
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
@@ -169,9 +169,7 @@ def _shift(
         translation.shift(params, c, compensate=not control)
 
 
-def _moved(
-    freedom: Freedom, params: Params, condition: float, generator: torch.Generator, control: bool
-) -> None:
+def _moved(freedom: Freedom, params: Params, condition: float, generator: torch.Generator, control: bool) -> None:
     freedom.move(params, generator, math.log(condition) / 2, control)
 
 

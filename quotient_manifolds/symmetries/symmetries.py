@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
 
@@ -58,8 +59,8 @@ class Symmetries:
     """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
 
     rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
-    recognised modules that have no continuous symmetry, with the reasons. freedoms: what has one canonical place, in the
-    order in which it is brought there.
+    recognised modules that have no continuous symmetry, with the reasons. freedoms: what has one canonical place, in
+    the order in which it is brought there.
     """
 
     pairs: tuple[SymmetricPair, ...]

@@ -298,7 +298,7 @@ WRONG: list[tuple[str, str, int, str]] = [
         "an option of another geometry",
         with_line(16, "    geometry: inv", "    eta: 0.1"),
         15,
-        "eta is no option of the geometry inv; it has biases, eps, geodesic, norm",
+        "eta is no option of the geometry inv; it has eps, geodesic, norm, symmetries",
     ),
     (
         "an option of one of two geometries",

@@ -14,10 +14,10 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, PairBlock
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
-    Scope,
     Factor,
     ParameterView,
     Params,
+    Scope,
     Span,
     SymmetricPair,
     Symmetries,
