@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
-from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.norm_scale import NormScale, Reader
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Operation, Trace, is_plain, key
 
@@ -27,115 +25,6 @@ _NORMS = frozenset(
         "cudnn_batch_norm",
     ]
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Reader:
-    """Describe a linear map W y + b that reads a norm's answer y: which numbers of which parameters it is.
-
-    weight: name of a parameter; elements (k, out) are flat indices into it, and row k is multiplied by channels[k] of
-    the norm. bias: name of a parameter, "" if there is none; bias_elements (out,) are flat indices into it.
-    """
-
-    weight: str
-    elements: Tensor
-    channels: Tensor
-    bias: str = ""
-    bias_elements: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class NormScale(Freedom):
-    """Describe a norm y = gain * n + bias whose answer is read by linear maps alone.
-
-    (gain, bias, W, b) and (1, 0, W diag(gain), b + W bias) are the same function, so the gain may be any vector without
-    zeros, and the bias any vector if every reader has a bias of its own. centred: the channels of n have mean 0, as
-    those of a LayerNorm; then each row of W may be shifted by any number, too. size: the number of channels.
-    """
-
-    gain: str
-    bias: str
-    readers: tuple[Reader, ...]
-    centred: bool
-    size: int
-    kind: ClassVar[str] = "norm"
-
-    @property
-    def families(self) -> dict[str, int]:
-        """Return the dimensions of the moves that leave the function alone, by their names."""
-        unseen = sum(reader.elements.shape[1] for reader in self.readers if self._leaves_rows_free(reader))
-        found = {
-            "gain of a norm": self.size,
-            "bias of a norm": self.size * self.bias_is_free,
-            "direction no reader of a norm sees": unseen,
-        }
-        return {name: size for name, size in found.items() if size}
-
-    @property
-    def bias_is_free(self) -> bool:
-        """Return whether the readers can hold the bias."""
-        return bool(self.bias) and all(reader.bias for reader in self.readers)
-
-    def _leaves_rows_free(self, reader: Reader) -> bool:
-        """Return whether rows of W may be shifted: what is shifted meets n alone, all of it once, with mean 0."""
-        return self.centred and (self.bias_is_free or not self.bias) and len(reader.channels) == self.size
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move touches, each once."""
-        others = (name for reader in self.readers for name in (reader.weight, reader.bias))
-        return tuple(dict.fromkeys(name for name in (self.gain, self.bias, *others) if name))
-
-    @property
-    def constant(self) -> tuple[str, ...]:
-        """Return the gain, and the bias if the readers can hold it."""
-        return (self.gain, self.bias) if self.bias_is_free else (self.gain,)
-
-    def fold(self, params: Params) -> None:
-        """Make the gain 1, the bias 0 (or bias / gain where a reader has none) and rows of W centred, in place."""
-        gain, shift = self._gain_and_bias(params)
-        left = torch.zeros_like(shift) if self.bias_is_free else shift / gain
-        for reader in self.readers:
-            W = self._weight(params, reader)
-            folded = W * gain[reader.channels, None]
-            if self._leaves_rows_free(reader):
-                folded = folded - folded.mean(dim=0)
-            self._write(params, reader, folded, shift[reader.channels] @ W)
-        self._set(params, torch.ones_like(gain), left)
-
-    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Multiply gain and bias by exp(size z), shift the bias, and rows of W by what is 1 / gain, in place."""
-        gain, shift = self._gain_and_bias(params)
-        factor = (size * gaussian(gain, generator)).exp()
-        moved = shift + size * typical(shift) * gaussian(shift, generator) if self.bias_is_free else shift
-        for reader in self.readers:
-            W, g = self._weight(params, reader), gain[reader.channels, None]
-            scaled = W
-            if self._leaves_rows_free(reader) and bool(gain.all()):
-                scaled = W + size * typical(W * g) * gaussian(W, generator, W.shape[1]) / g
-            constant = shift[reader.channels] @ W - moved[reader.channels] @ scaled
-            if not control:
-                self._write(params, reader, scaled / factor[reader.channels, None], constant)
-        self._set(params, gain * factor, moved * factor)
-
-    def _gain_and_bias(self, params: Params) -> tuple[Tensor, Tensor]:
-        gain = params[self.gain].double().flatten()
-        return gain, params[self.bias].double().flatten() if self.bias else torch.zeros_like(gain)
-
-    def _set(self, params: Params, gain: Tensor, bias: Tensor) -> None:
-        for name, numbers in ((self.gain, gain), (self.bias, bias)):
-            if name:
-                params[name] = numbers.to(params[name].dtype).view_as(params[name])
-
-    def _weight(self, params: Params, reader: Reader) -> Tensor:
-        return read(params, reader.weight, reader.elements)
-
-    def _write(self, params: Params, reader: Reader, weight: Tensor, constant: Tensor) -> None:
-        """Put a reader's weight, and add a constant to its bias where the norm's bias is free."""
-        write(params, reader.weight, reader.elements, weight)
-        if self.bias_is_free and reader.bias_elements is not None:
-            before = read(params, reader.bias, reader.bias_elements)
-            write(params, reader.bias, reader.bias_elements, before + constant)
 
 
 def find_norms(trace: Trace) -> tuple[list[NormScale], list[Refused]]:

@@ -100,7 +100,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, set[str]]] = {
     "torch, norms last": (lambda: nn.TransformerEncoderLayer(D, 2, 12, batch_first=True), X, set()),
     "torch decoder": (decoder, (X, X), {f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")}),
     "handwritten": (Handwritten, X, {"gain", "shift", "scale"}),
-    "a norm in two places": (Twice, X, {"norm.weight"}),
+    "a norm in two places": (Twice, X, {"norm.weight", "norm.bias"}),
     "a layer that reads twice": (Repeated, X, {"norm.weight", "norm.bias"}),
     "GPT-2": (
         hugging_face("GPT2Model", **GPT2),
@@ -147,10 +147,10 @@ def test_the_function_stays_and_gains_are_one(name: str) -> None:
     expected = answer(model, inputs)
     model.load_state_dict(folded.params, strict=False)
     torch.testing.assert_close(answer(model, inputs), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
-    biases = {scale.bias for scale in folded.freedoms if isinstance(scale, NormScale)}
-    for name in folded.constant:
-        value = 0.0 if name in biases else 1.0
-        assert bool((folded.params[name] == value).all()), name
+    for scale in (each for each in folded.freedoms if isinstance(each, NormScale)):
+        assert bool((folded.params[scale.gain] == 1).all())
+        if scale.bias:  # 1 where a reader without a bias holds it in the mean of its rows
+            assert bool((folded.params[scale.bias] == (0 if all(each.bias for each in scale.readers) else 1)).all())
 
 
 def rescaled(model: nn.Module, readers: dict[tuple[str, str], tuple[str, ...]], size: float, seed: int) -> nn.Module:
@@ -358,11 +358,31 @@ def test_a_gain_of_zero_goes_into_the_reader() -> None:
     assert folded.change < 1e-12
 
 
+class RootMeanSquare(nn.Module):
+    """A norm that does not take off the mean, with a bias all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.shift, self.linear = (*map(nn.Parameter, torch.randn(2, D)), nn.Linear(D, 3, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * self.gain + self.shift)
+
+
 def test_a_bias_that_no_reader_can_hold_stays_with_the_norm() -> None:
+    folded = canonical(generic(RootMeanSquare), X.double())
+    assert folded.constant == ("gain",)
+    assert folded.families == {"gain of a norm": D}
+    assert folded.change < 1e-12
+
+
+def test_the_mean_of_rows_holds_a_bias_where_a_reader_has_none() -> None:
     model = generic(lambda: nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 3, bias=False)))
     folded = canonical(model, X.double())
-    assert folded.constant == ("0.weight",)
-    assert not folded.freedoms[0].bias_is_free
+    assert folded.families == {"gain of a norm": D, "bias of a norm": D}
+    reached = model[1].weight @ model[0].bias  # type: ignore[index, union-attr, operator]
+    torch.testing.assert_close(folded.params["1.weight"].sum(1), reached.detach())
+    assert bool((folded.params["0.bias"] == 1).all())
     assert folded.change < 1e-12
 
 
@@ -446,7 +466,7 @@ class Transposed(nn.Module):
 
 def test_what_is_copied_and_then_viewed_is_followed() -> None:
     folded = canonical(generic(Transposed), X.double())
-    assert folded.constant == ("norm.weight",)
+    assert folded.constant == ("norm.weight", "norm.bias")
     assert folded.change < 1e-12
 
 
