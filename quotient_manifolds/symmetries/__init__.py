@@ -12,6 +12,7 @@ from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
+from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
@@ -37,6 +38,7 @@ __all__ = [
     "Match",
     "Matcher",
     "NormScale",
+    "NormShift",
     "Obstacle",
     "PairProof",
     "ParameterView",
@@ -51,6 +53,7 @@ __all__ = [
     "Symmetries",
     "Translation",
     "UnreadMean",
+    "UnseenDirection",
     "attention_layout",
     "balance",
     "bottleneck",

@@ -48,6 +48,23 @@ def test_all_there_is_in_a_llama_is_found() -> None:
     assert (certificate.fibre.dimension, certificate.missing) == (48, 0)
 
 
+def test_all_there_is_in_a_bert_is_found() -> None:
+    sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 5}
+    model = BertModel(BertConfig(num_hidden_layers=1), add_pooling_layer=False)
+    certificate = certify(model, **sizes, type_vocab_size=1)
+    assert certificate.found.families == {
+        "query/key": 18,
+        "value/output": 18,
+        "key bias": 6,
+        "value/output bias": 6,
+        "bias of a norm": 12,
+        "direction no reader of a norm sees": 25,
+        "mean that no norm reads": 30,
+        "vector between tables": 10,
+    }
+    assert (certificate.fibre.dimension, certificate.missing) == (125, 0)
+
+
 def test_the_copy_is_of_the_class_and_the_settings_of_the_model() -> None:
     wide, deep = (BertModel(BertConfig(hidden_size=size, num_attention_heads=4)) for size in (16, 32))
     sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}

@@ -9,19 +9,38 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from quotient_manifolds.symmetries import Freedom, Params, find_freedoms
+from quotient_manifolds.symmetries.outputs import floating
 from quotient_manifolds.symmetries.trace import Trace
 
-from .test_canonical import IDS, MODELS, Embedded, answer, doubled, generic
+from .test_canonical import IDS, MODELS, D, Embedded, X, doubled, generic
+from .test_fibre import NanoGPT
 
+
+class Plain(nn.Module):
+    """Norms without gain and bias, one of which goes into the residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(D, elementwise_affine=False)
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        return self.b(self.norm(n + self.a(n)))
+
+
+NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
     **{
         name: MODELS[name][:2]
         for name in ("torch, norms first", "torch decoder", "handwritten", "GPT-2", "Llama", "ViT")
     },
     "two tables": (Embedded, IDS),
+    "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
+    "norms without gains": (Plain, X),
 }
 sizes, seeds = st.floats(0.01, 3.0), st.integers(0, 2**31)
 
@@ -34,17 +53,13 @@ def prepared(name: str) -> tuple[nn.Module, Any, tuple[Freedom, ...], Params]:
     return model, inputs, freedoms, {key: w.detach().clone() for key, w in model.named_parameters()}
 
 
+@torch.no_grad()
 def change(model: nn.Module, inputs: Any, params: Params) -> float:
-    before = answer(model, inputs)
-    after = torch.func.functional_call(model, params, **called(inputs))
-    after = getattr(after, "last_hidden_state", after)
-    return float((after - before).abs().max() / before.abs().max())
-
-
-def called(inputs: Any) -> dict[str, Any]:
-    if isinstance(inputs, dict):
-        return {"args": (), "kwargs": inputs}
-    return {"args": inputs if isinstance(inputs, tuple) else (inputs,)}
+    """Return by how much any output changes, relative to the largest."""
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+    kwargs = inputs if isinstance(inputs, dict) else {}
+    before, after = (floating(torch.func.functional_call(model, each, args, kwargs)) for each in ({}, params))
+    return max(float((new - old).abs().max() / old.abs().max()) for new, old in zip(after, before, strict=True))
 
 
 def copied(params: Params) -> Params:
