@@ -11,9 +11,11 @@ from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.rotations import find_rotations
 from quotient_manifolds.symmetries.streams import find_exchanges, find_means
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
@@ -54,9 +56,14 @@ def find_freedoms(trace: Trace) -> tuple[tuple[Freedom, ...], tuple[Refused, ...
 
     These are proposals: what the recorded inputs do not reach is not seen. `canonical` tries each of them.
     """
-    norms, refused = find_norms(trace)
+    found, refused = find_norms(trace)
+    scales = [norm for norm in found if isinstance(norm, NormScale)]
     means = list(find_means(trace))
-    return (*norms, *means, *find_exchanges(trace, means)), tuple(refused)
+    found += [*means, *find_exchanges(trace, means)]
+    rotations = list(find_rotations(trace, scales, found))
+    found += [each for each in rotations if isinstance(each, Freedom)]
+    refused += [each for each in rotations if isinstance(each, Refused)]
+    return tuple(found), tuple(refused)
 
 
 def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None) -> Canonical:
@@ -67,6 +74,8 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     - Directions that no reader of a norm sees: the channels of n in a LayerNorm have mean 0, so rows of W get mean 0.
     - Means that no norm reads: what is written to a stream that LayerNorms alone read gets mean 0 over its channels.
     - Vectors between tables: of tables of embeddings that are added, all but the first get a mean row of 0.
+    - Rotations of a residual stream that norms alone read: all of it turns to where the second moment of the tables is
+      diagonal, which its eigenvalues decide unless two of them agree.
 
     All of it is found in one recorded run on the inputs, which follows numbers through views, casts, parts and sums, so
     no class need be known: norms of torch or written out, Linear, Conv1D or fused projections. What the model does not

@@ -28,7 +28,7 @@ class Freedom(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move touches, each once."""
+        """Return the parameters that a move takes or touches, each once."""
 
     @property
     @abstractmethod

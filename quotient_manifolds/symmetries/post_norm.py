@@ -32,8 +32,9 @@ class UnseenDirection(Freedom):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move touches, each once."""
-        return tuple(dict.fromkeys(name for reader in self.readers for name, _ in reader.parts))
+        """Return the parameters that a move takes or touches, each once."""
+        held = (name for reader in self.readers for name, _ in reader.parts)
+        return tuple(dict.fromkeys((*held, *(name for name in (self.gain, self.bias) if name))))
 
     @property
     def families(self) -> dict[str, int]:
@@ -83,9 +84,9 @@ class NormShift(Freedom):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move touches, each once."""
-        others = (*(reader.bias for reader in self.readers), *(name for name, _ in self.writers))
-        return tuple(dict.fromkeys((self.bias, *others)))
+        """Return the parameters that a move takes or touches, each once."""
+        parts = (*(part for reader in self.readers for part in reader.parts), *self.writers)
+        return tuple(dict.fromkeys((self.bias, *(name for name, _ in parts))))
 
     @property
     def families(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from quotient_manifolds.load import certify
 
@@ -46,6 +46,13 @@ def test_all_there_is_in_a_llama_is_found() -> None:
         "gain of a norm": 16,
     }
     assert (certificate.fibre.dimension, certificate.missing) == (48, 0)
+
+
+def test_all_there_is_in_a_llama_with_a_head_of_its_own_is_found() -> None:
+    sizes = {"hidden_size": 6, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 7}
+    certificate = certify(LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)), **sizes, vocab_size=9)
+    assert certificate.found.families["rotation of the residual stream"] == 6 * 5 // 2
+    assert (certificate.fibre.dimension, certificate.fibre.near, certificate.missing) == (60, 1, 0)
 
 
 def test_all_there_is_in_a_bert_is_found() -> None:

@@ -74,14 +74,17 @@ def decoder() -> nn.Module:
 
 
 def hugging_face(name: str, **settings: Any) -> Callable[[], nn.Module]:
+    config = name.partition("Model")[0].partition("For")[0] + "Config"
+
     def make() -> nn.Module:
-        return getattr(transformers, name)(getattr(transformers, name.partition("Model")[0] + "Config")(**settings))
+        return getattr(transformers, name)(getattr(transformers, config)(**settings))
 
     return make
 
 
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
 WORDS = {"input_ids": torch.arange(12).view(2, 6) % 11}
+PIXELS = {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
 SIZES = {"hidden_size": D, "num_attention_heads": 2, "intermediate_size": 12, "num_hidden_layers": 1}
 TEXT = {**SIZES, "vocab_size": 11, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 GPT2 = {
@@ -119,7 +122,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, set[str]]] = {
     ),
     "ViT": (
         hugging_face("ViTModel", **SIZES, image_size=8, patch_size=4),
-        {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))},
+        PIXELS,
         {f"layers.0.layernorm_{place}.{kind}" for place in ("before", "after") for kind in ("weight", "bias")},
     ),
 }
@@ -258,7 +261,7 @@ def test_a_stream_that_norms_alone_read_tells_no_means_and_no_exchange() -> None
     expected, found = answer(model, IDS), canonical(model, IDS)
     means = {"mean that no norm reads": 7 + 5 + 6 + 1, "vector between tables": D - 1}
     norms = {"gain of a norm": 2 * D, "bias of a norm": 2 * D, "direction no reader of a norm sees": 6 + 3}
-    assert found.families == {**norms, **means}
+    assert found.families == {**norms, **means, "rotation of the residual stream": (D - 1) * (D - 2) // 2}
     moved = copy.deepcopy(model)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():

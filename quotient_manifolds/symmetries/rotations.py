@@ -1,0 +1,135 @@
+"""Represent rotations of a residual stream that only norms and linear maps read: everything on it turns at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, write
+from quotient_manifolds.symmetries.norm_scale import NormScale
+from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.symmetries import Refused
+from quotient_manifolds.symmetries.trace import Part, Trace
+from quotient_manifolds.symmetries.turning import find_turning
+
+DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation(Freedom):
+    """Describe a residual stream: R W for all W that write to it and W R^T for all that read it are the same function.
+
+    Its norms have gains of 1 (their readers hold them) and commute with any orthogonal R, LayerNorms with those that
+    fix the vector of ones. parts: numbers (rows, channels) of parameters, each of whose rows r becomes R r. tables:
+    those of them that nothing else moves. norms: whose gains are to be taken into their readers before.
+
+    The one place is where the second moment of all rows of the tables is diagonal, with ascending entries; for
+    LayerNorms, in a fixed basis of what is orthogonal to the ones. The sum of cubes of every coordinate is positive.
+    """
+
+    parts: tuple[Part, ...]
+    tables: tuple[Part, ...]
+    norms: tuple[NormScale, ...]
+    width: int
+    fixes_ones: bool
+    kind: ClassVar[str] = "rotation"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the first table, and what it is about."""
+        return f"{self.tables[0][0]} {self.kind}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches, each once."""
+        held = (name for norm in self.norms for name in norm.names)
+        return tuple(dict.fromkeys((*(name for name, _ in self.parts), *held)))
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimension of the moves that leave the function alone, by its name."""
+        free = self.width - self.fixes_ones
+        return {"rotation of the residual stream": free * (free - 1) // 2}
+
+    def fold(self, params: Params) -> None:
+        """Turn to the eigenvectors of the second moment of the tables, in place."""
+        for norm in self.norms:
+            norm.fold_norm(params)
+        B = self._basis().to(params[self.tables[0][0]].device)
+        V = torch.linalg.eigh(self.second_moment(params)).eigenvectors
+        cubes = sum((read(params, name, rows) @ B @ V).pow(3).sum(dim=0) for name, rows in self.tables)
+        V = V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0).double()
+        self._turn(params, self.parts, self._extended(V, B))
+
+    def second_moment(self, params: Params) -> Tensor:
+        """Return B^T (sum of r r^T over the rows r of all tables) B, B a basis of what may turn."""
+        B = self._basis().to(params[self.tables[0][0]].device)
+        moments = [torch.zeros(B.shape[1], B.shape[1], dtype=torch.float64, device=B.device)]
+        moments += [(A := read(params, name, rows) @ B).mT @ A for name, rows in self.tables]
+        return torch.stack(moments).sum(dim=0)
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Turn all by a random rotation with angles of about `size`, in place; for `control`, the tables alone."""
+        held = [norm.read_norm(params) for norm in self.norms]
+        for norm in self.norms:
+            norm.fold_norm(params)
+        B = self._basis().to(params[self.tables[0][0]].device)
+        n = B.shape[1]
+        A = gaussian(B, generator, n, n) / max(n, 1) ** 0.5
+        R = torch.linalg.matrix_exp(size * (A - A.mT) / 2**0.5)
+        self._turn(params, self.tables if control else self.parts, self._extended(R, B))
+        for norm, (gain, bias) in zip(self.norms, held, strict=True):
+            if bool(gain.all()):
+                norm.set_norm(params, gain, bias if norm.bias_is_free else norm.read_norm(params)[1] * gain)
+
+    def _turn(self, params: Params, parts: Iterable[Part], turn: Tensor) -> None:
+        for name, rows in parts:
+            write(params, name, rows, read(params, name, rows) @ turn.to(params[name].device))
+
+    def _extended(self, turn: Tensor, B: Tensor) -> Tensor:
+        """Return the matrix that is `turn` in the basis B, and leaves alone what is orthogonal to it."""
+        return B @ turn @ B.mT + (torch.eye(self.width, dtype=B.dtype, device=B.device) - B @ B.mT)
+
+    def _basis(self) -> Tensor:
+        """Return an orthonormal basis (width, n) of all vectors, or of those orthogonal to the ones: a reflection."""
+        eye = torch.eye(self.width, dtype=torch.float64)
+        if not self.fixes_ones:
+            return eye
+        w = torch.full((self.width,), self.width**-0.5, dtype=torch.float64)
+        w[0] += 1.0
+        return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
+
+
+def find_rotations(trace: Trace, norms: Iterable[NormScale], others: Iterable[Freedom]) -> Iterator[Rotation | Refused]:
+    """Yield the streams that may turn; those whose tables do not tell one basis from another are refused.
+
+    norms, others: what is folded before, of which those that act on tables decide what is left of them to tell.
+    """
+    folding = {name: norm for norm in norms for name in norm.constant}
+    constants = {
+        name: 1.0 if name == norm.gain or not all(reader.bias for reader in norm.readers) else 0.0
+        for name, norm in folding.items()
+    }
+    others = tuple(others)
+    for turning in find_turning(trace, constants):
+        met = tuple(dict.fromkeys(folding[name] for name in turning.met))
+        if not turning.tables:
+            yield Refused(
+                f"{turning.parts[0][0]} {Rotation.kind}", Rotation.kind, "no table tells one basis from another"
+            )
+            continue
+        found = Rotation(turning.parts, turning.tables, met, turning.width, turning.fixes_ones)
+        tables = {name: trace.params[name].clone() for name, _ in turning.tables}
+        for freedom in others:
+            if not tables.keys().isdisjoint(freedom.names):
+                tables |= {name: trace.params[name].clone() for name in freedom.names if name not in tables}
+                freedom.fold(tables)
+        values = torch.linalg.eigvalsh(found.second_moment(tables))
+        if bool((values.diff() > DISTINCT * values[-1]).all()):
+            yield found
+        else:
+            yield Refused(found.name, found.kind, "its tables do not tell one basis from another: eigenvalues agree")
