@@ -12,6 +12,7 @@ from torch import nn
 
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
+    balanced_pairs,
     check_rank,
     folded,
     is_measured,
@@ -157,8 +158,8 @@ class Quotient(Geometry):
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
         symmetries = self._symmetries(model)
-        names = {name for name, _ in model.named_parameters()}
-        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, names, type(model).__name__)]
+        every = {name: w.detach() for name, w in model.named_parameters()}
+        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]
         if not pairs and not freedoms:
             raise ValueError(
@@ -166,10 +167,12 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point = folded(freedoms, point)
+        point = folded(freedoms, point, every)
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
+        if self._is_invariant:
+            point = balanced_pairs(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
@@ -195,6 +198,11 @@ class Quotient(Geometry):
             )
         wrong = {each.pair for each in (*proof.translations, *proof.freedoms) if not each.holds}
         return replace(self, symmetries=symmetries.without(wrong))
+
+    @property
+    def _is_invariant(self) -> bool:
+        """Return whether it measures the same at all points of an orbit, so that it may choose where."""
+        return self.eps == 0 and self.norm == "metric"
 
     def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
         """Return those that were given, or the model's that are asked for; freedoms only where there is a batch."""

@@ -63,13 +63,18 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     for translation in symmetries.translations:
         translation.remove(moved)
     for pair in symmetries.pairs:
-        x = pair.read(moved).double()
-        balanced = pair.manifold().balance(x)
-        if pair.acts == "GL+(1)":  # a sign is no positive number
-            balanced = balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
-        pair.write(moved, balanced)
+        pair.write(moved, balanced(pair, moved))
     _check_range(moved, symmetries, "balancing")
     return moved
+
+
+def balanced(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor:
+    """Return the canonical representative of the pair's point, G stacked on H, in float64."""
+    x = pair.read(params).double()
+    canonical = pair.manifold().balance(x)
+    if pair.acts == "GL+(1)":  # a sign is no positive number
+        canonical = canonical * (canonical[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
+    return canonical
 
 
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:

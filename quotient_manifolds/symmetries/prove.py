@@ -182,7 +182,7 @@ def _tried(
     conditions: tuple[float, ...],
 ) -> PairProof:
     def change(condition: float, control: bool = False) -> float:
-        params = {name: outputs.params[name].clone() for name in claim.names}
+        params = outputs.params | {name: outputs.params[name].clone() for name in claim.names}
         claim.move(params, condition, generator, control)
         return outputs.change(params)
 
