@@ -37,18 +37,22 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0) -> SingularFrame:
 
     Computed and returned in float64 whatever the dtype of G and H: the singular values of a product spread over twice
     the digits of its factors. Those below `rank_floor` are raised to it, so that weights stay finite and the result
-    depends on the orbit of (G, H) only. With `eps > 0` the triangular factors are those of G^T G + eps I and
-    H^T H + eps I (QR of G stacked on sqrt(eps) I); `left` and `right` then have columns shorter than one.
+    depends on the orbit of (G, H) only; the largest entry in every column of `left` is positive. With `eps > 0` the
+    triangular factors are those of G^T G + eps I and H^T H + eps I (QR of G stacked on sqrt(eps) I); `left` and `right`
+    then have columns shorter than one.
 
     Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
     """
     (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
     U, s, Vh = torch.linalg.svd(apart(R_G @ R_H.mT))
-    V = Vh.mT
+    left = Q_G @ U
+    # Signs of singular vectors are rounding's choice; a rule makes all of the frame a function of G H^T.
+    sign = left.detach().gather(-2, left.detach().abs().argmax(dim=-2, keepdim=True)).sign()
+    left, U, V = left * sign, U * sign, Vh.mT * sign
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    return SingularFrame(Q_G @ U, Q_H @ V, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
+    return SingularFrame(left, Q_H @ V, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
 
 
 def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:

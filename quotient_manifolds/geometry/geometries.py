@@ -12,7 +12,6 @@ from torch import nn
 
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
-    balanced_pairs,
     check_rank,
     folded,
     is_measured,
@@ -171,8 +170,6 @@ class Quotient(Geometry):
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
-        if self._is_invariant:
-            point = balanced_pairs(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
@@ -198,11 +195,6 @@ class Quotient(Geometry):
             )
         wrong = {each.pair for each in (*proof.translations, *proof.freedoms) if not each.holds}
         return replace(self, symmetries=symmetries.without(wrong))
-
-    @property
-    def _is_invariant(self) -> bool:
-        """Return whether it measures the same at all points of an orbit, so that it may choose where."""
-        return self.eps == 0 and self.norm == "metric"
 
     def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
         """Return those that were given, or the model's that are asked for; freedoms only where there is a batch."""

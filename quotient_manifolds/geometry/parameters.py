@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.symmetries import ADAPTER, Freedom, Params, SymmetricPair, Translation, balanced, without_biases
+from quotient_manifolds.symmetries import ADAPTER, Freedom, Params, SymmetricPair, Translation, without_biases
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -46,26 +46,15 @@ def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], mode
 
 
 def folded(freedoms: Collection[Freedom], point: Params, frozen: Params) -> Params:
-    """Return the parameters moved to where all that has one canonical place is there, through float64."""
+    """Return the parameters moved to where all that has one canonical place is there, through float64.
+
+    frozen: parameters that are read where they are not in `point`.
+    """
     names = {name for freedom in freedoms for name in freedom.names}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
     for freedom in freedoms:
         freedom.fold(params)
     return {name: params[name].to(w.dtype) if name in names else w for name, w in point.items()}
-
-
-def balanced_pairs(pairs: Collection[SymmetricPair], point: Params) -> Params:
-    """Return the parameters with every pair at its balanced representative, so that random draws are of the function.
-
-    Coordinates depend on the representative by an orthogonal matrix, and so does what a seed draws in them. Pairs in
-    half precision stay where they are: rounding would change the function.
-    """
-    pairs = [pair for pair in pairs if all(point[name].dtype.itemsize >= 4 for name in pair.names)]
-    touched = {name for pair in pairs for name in pair.names}
-    point = {name: w.clone() if name in touched else w for name, w in point.items()}
-    for pair in pairs:
-        pair.write(point, balanced(pair, point))
-    return point
 
 
 def without_needless_biases(

@@ -43,7 +43,10 @@ class TangentSpace:
         return {key: torch.zeros_like(block, memory_format=torch.contiguous_format) for key, block in like.items()}
 
     def sample(self, generator: torch.Generator) -> Params:
-        """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0."""
+        """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0.
+
+        The same vector of the quotient at every point of an orbit of the pairs' groups, where no singular values tie.
+        """
         z: Params = {}
         for name, scale in self.scale.items():
             w = self.point[name]
@@ -61,7 +64,7 @@ class TangentSpace:
             noise = torch.randn(shape, generator=generator, device=generator.device)
             with self._undisturbed():
                 for block, part in zip(blocks, noise.split(heads), strict=True):
-                    z[block.key] = block.space.project(part.to(block.space.point))
+                    z[block.key] = block.space.project(block.space.from_balanced(part.to(block.space.point)))
         return z
 
     def length(self, z: Params) -> float:

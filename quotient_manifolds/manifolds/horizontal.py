@@ -94,6 +94,14 @@ class HorizontalSpace(abc.ABC):
                 [2., 3.]])
         """
 
+    def from_balanced(self, z: Tensor) -> Tensor:
+        """Turn coordinates at the balanced representative of the point into those here, of the same quotient vector.
+
+        >>> bool((space.from_balanced(torch.ones(2, 2)) == 1).all())
+        True
+        """
+        return z
+
     @abc.abstractmethod
     def _step(self, z: Tensor, order: str) -> Tensor:
         """Compute gamma_z(1) - x for the Taylor polynomial of degree 1, xi, or 2, xi - Gamma(xi, xi) / 2."""

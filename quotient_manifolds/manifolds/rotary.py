@@ -62,7 +62,7 @@ class RotaryQuotient(QuotientManifold):
         tensor(1.4142)
         """
         self._require_points(x=x)
-        return RotarySpace(self._real.at(_column(x), dtype=dtype))
+        return RotarySpace(self._real.at(_column(x), dtype=dtype), self.n)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """Move x, a point or a vector, to (g / A, k conj(A)). Shapes: A (...,) complex or real, not 0; x as it is.
@@ -141,8 +141,9 @@ class RotarySpace(HorizontalSpace):
     The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection takes it away.
     """
 
-    def __init__(self, real: FixedRankSpace) -> None:
+    def __init__(self, real: FixedRankSpace, n: int) -> None:
         super().__init__(_like(real.point))
+        self._n = n
         self._real = real
         turned = real.coordinates(_column(torch.stack([-self.point[..., 1], self.point[..., 0]], dim=-1)))
         self._phase = turned / torch.linalg.vector_norm(turned, dim=self.dims, keepdim=True)
@@ -166,6 +167,13 @@ class RotarySpace(HorizontalSpace):
     def project(self, z: Tensor) -> Tensor:
         real = self._real.project(_column(z))
         return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
+
+    def from_balanced(self, z: Tensor) -> Tensor:
+        g = torch.complex(self.point[..., : self._n, 0], self.point[..., : self._n, 1])
+        peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))
+        # The real pair's frame has a sign of its own, that of the largest of all real and imaginary parts.
+        turn = torch.sgn(peak) * self._real.frame_sign[..., 0]
+        return torch.view_as_real(torch.complex(z[..., 0], z[..., 1]) * turn).to(z.dtype)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max(|xi_g| / |g|, |xi_k| / |k|)."""

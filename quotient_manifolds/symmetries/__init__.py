@@ -8,7 +8,7 @@ from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
-from quotient_manifolds.symmetries.move import balance, balanced, random_move
+from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
@@ -56,7 +56,6 @@ __all__ = [
     "UnseenDirection",
     "attention_layout",
     "balance",
-    "balanced",
     "bottleneck",
     "canonical",
     "count_symmetries",

@@ -19,6 +19,7 @@ def random_move(
     symmetries: Symmetries | None = None,
     *,
     scale: float = 1.0,
+    log_scale: float = 1.0,
     seed: int = 0,
     translations: bool = True,
 ) -> Params:
@@ -29,13 +30,16 @@ def random_move(
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
-    of what their projections answer (`translations=False` leaves them alone). Freedoms move by elements of log-scale 1.
-    `symmetries` are found if not given, which needs a model, and knows of no freedoms. Computed in float64 and cast
-    back to each parameter's dtype. ValueError for weights without values, NaN or infinite, and for a scale so extreme
-    that moved weights overflow. [paper, the invariance test of Sec. 6.2, ICML version]
+    of what their projections answer (`translations=False` leaves them alone). Freedoms move last: gains by factors
+    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. `symmetries` are found if not
+    given, which needs a model, and knows of no freedoms. Computed in float64 and cast back to each parameter's dtype.
+    ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
+    [paper, the invariance test of Sec. 6.2, ICML version]
     """
     if not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
         raise ValueError(f"the scale of a random move is a positive number. Found {scale!r}.")
+    if not isinstance(log_scale, (int, float)) or not 0 <= log_scale < float("inf"):
+        raise ValueError(f"the log-scale of a random move is a number, at least 0. Found {log_scale!r}.")
     generator = generator_of(seed)
     symmetries, moved = _start(model_or_params, symmetries)
     for pair in symmetries.pairs:
@@ -44,7 +48,7 @@ def random_move(
     for translation in symmetries.translations if translations else ():
         translation.shift(moved, random_shift(translation, moved, generator))
     for freedom in symmetries.freedoms:
-        freedom.move(moved, generator, 1.0)
+        freedom.move(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
 
@@ -63,18 +67,13 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     for translation in symmetries.translations:
         translation.remove(moved)
     for pair in symmetries.pairs:
-        pair.write(moved, balanced(pair, moved))
+        x = pair.read(moved).double()
+        balanced = pair.manifold().balance(x)
+        if pair.acts == "GL+(1)":  # a sign is no positive number
+            balanced = balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
+        pair.write(moved, balanced)
     _check_range(moved, symmetries, "balancing")
     return moved
-
-
-def balanced(pair: SymmetricPair, params: Mapping[str, Tensor]) -> Tensor:
-    """Return the canonical representative of the pair's point, G stacked on H, in float64."""
-    x = pair.read(params).double()
-    canonical = pair.manifold().balance(x)
-    if pair.acts == "GL+(1)":  # a sign is no positive number
-        canonical = canonical * (canonical[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
-    return canonical
 
 
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:

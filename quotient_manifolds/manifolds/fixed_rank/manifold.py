@@ -110,8 +110,7 @@ class FixedRankQuotient(QuotientManifold):
         """
         self._require_finite(x=x)
         left, right, s, *_ = singular_frame(*self.split(x)).to(x.dtype)
-        peak = left.gather(-2, left.abs().argmax(dim=-2, keepdim=True))
-        return torch.cat([left, right], dim=-2) * (s.sqrt()[..., None, :] * peak.sign())
+        return torch.cat([left, right], dim=-2) * s.sqrt()[..., None, :]
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare G H^T, with the accuracy |G| |H| that the factors allow."""

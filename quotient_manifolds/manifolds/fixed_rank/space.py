@@ -59,6 +59,11 @@ class FixedRankSpace(HorizontalSpace):
         """Return the singular values of G H^T, descending. Shape (..., h)."""
         return self._frame.s
 
+    @property
+    def frame_sign(self) -> Tensor:
+        """Return for h = 1 whether `left` is G / |G| (1) or its negative (-1). Shape (..., 1, 1)."""
+        return self._frame.to_left.sign()
+
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
         return self._both(eta, *self._to)

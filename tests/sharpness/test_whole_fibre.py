@@ -1,0 +1,102 @@
+"""Measures are functions of the fibre: the same at every point that the symmetries of a model reach."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Quotient
+from quotient_manifolds.load import example_inputs, make_generic
+from quotient_manifolds.sharpness import (
+    average_case_sharpness,
+    gradient_norm,
+    hessian_trace,
+    top_eigenvalue,
+    worst_case_sharpness,
+)
+from quotient_manifolds.symmetries import find_symmetries, prove_symmetries, random_move
+
+SMALL = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
+TEXT = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 1}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "torch, norms first": lambda: nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 12, norm_first=True, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+    ),
+    "GPT-2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=11, n_embd=8, n_head=2, n_inner=12, n_layer=1, n_positions=6, tie_word_embeddings=False, **TEXT
+        )
+    ),
+    "Llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1, head_dim=4, **TEXT)
+    ),
+    "BERT": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**SMALL, num_hidden_layers=1, max_position_embeddings=6, num_labels=3)
+    ),
+    "ViT": lambda: transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=8, patch_size=4
+        )
+    ),
+}
+MEASURES: dict[str, Callable[..., Any]] = {
+    "worst case": lambda *of: worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
+    "average case": lambda *of: average_case_sharpness(*of[:3], geometry=of[3], radius=0.05, samples=2),
+    "gradient norm": lambda *of: gradient_norm(*of[:3], geometry=of[3]),
+    "trace": lambda *of: hessian_trace(*of[:3], geometry=of[3], samples=2),
+    "top eigenvalue": lambda *of: top_eigenvalue(*of[:3], geometry=of[3]),
+}
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the distance of the output from fixed targets."""
+    out = model(batch) if isinstance(batch, Tensor) else model(**batch).logits
+    return (out - torch.linspace(-1, 1, out.numel()).to(out).view_as(out)).square().mean()
+
+
+def built(name: str) -> tuple[nn.Module, Any]:
+    model = make_generic(MODELS[name](), seed=1).double()
+    if not hasattr(model, "config"):
+        return model, torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+    inputs = example_inputs(model, seed=0, length=5)
+    return model, {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+
+
+def moved(model: nn.Module, batch: Any, seed: int, log_scale: float) -> nn.Module:
+    found = find_symmetries(model, batch)
+    elsewhere = copy.deepcopy(model)
+    elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=log_scale), strict=False)
+    return elsewhere
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_symmetry_is_proved_and_moves_what_pairs_alone_measure(name: str) -> None:
+    model, batch = built(name)
+    found = find_symmetries(model, batch)
+    assert found.freedoms
+    assert prove_symmetries(model, batch, found, evaluate=loss).all_proved
+    pairs = Quotient(symmetries="pairs")
+    here, there = (
+        gradient_norm(each, loss, [batch], geometry=pairs).mean for each in (model, moved(model, batch, 0, 1))
+    )
+    assert there != pytest.approx(here, rel=1e-2)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("name", MODELS)
+@given(seed=st.integers(0, 2**31), log_scale=st.floats(0.1, 3))
+@settings(max_examples=2, deadline=None)
+def test_measures_do_not_change_along_the_whole_orbit(name: str, metric: str, seed: int, log_scale: float) -> None:
+    model, batch = built(name)
+    elsewhere = moved(model, batch, seed, log_scale)
+    for what, measure in MEASURES.items():
+        here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
+        assert there == pytest.approx(here, rel=1e-7 if what == "top eigenvalue" else 1e-9), what
