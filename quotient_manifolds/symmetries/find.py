@@ -87,13 +87,21 @@ def find_symmetries(
 def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
     check_eval(model)
-    failures: list[Exception] = []
+    failure: Exception | None = None
     for some in (*first_examples(batch), batch):
         try:
-            return find_freedoms(Trace(model, some, evaluate))
+            trace = Trace(model, some, evaluate)
+            found, refused = find_freedoms(trace)
         except (RuntimeError, TypeError, IndexError, KeyError, ValueError) as error:  # of the model's own
-            failures.append(error)
-    return (), (Refused("the model", "norm", f"it does not run in float64: {first_line(failures[-1])}"),)
+            failure = error
+            continue
+        idle = {each: name for each in found if (name := trace.idle_like(each.names))}
+        if not idle or some is batch:
+            why = "did not run, and may be part of it: give inputs that go everywhere"
+            unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
+            return tuple(each for each in found if each not in idle), (*refused, *unsure)
+    reason = "nothing" if failure is None else first_line(failure)
+    return (), (Refused("the model", "norm", f"it does not run in float64: {reason}"),)
 
 
 def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -70,6 +72,7 @@ class Operation:
 
 
 SUMS = ("add", "add_")
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
 Key = tuple[Any, ...]
 Part = tuple[str, Tensor]
 """A tensor that is cut out of a parameter: its name, and for every entry the flat index in it."""
@@ -166,6 +169,23 @@ class Trace:
             for operation in self.users(one):
                 if operation.is_view and key(operation.inputs[0]) == key(one):
                     waiting += zip(operation.outputs, operation.moved(its), strict=True)
+
+    @cached_property
+    def idle(self) -> frozenset[str]:
+        """Return the parameters that no operation used, or not all of where they are stacked, as experts are."""
+        taken: dict[str, int] = {}
+        for operation in self.operations:
+            for used in {key(tensor) for tensor in operation.inputs if not operation.is_view}:
+                if used in self.parts:
+                    name, elements = self.parts[used]
+                    taken[name] = taken.get(name, 0) + elements.numel()
+        stacked = (name for name, w in self.params.items() if w.ndim == 3 and taken.get(name, 0) < w.numel())
+        return frozenset((*(self.params.keys() - taken.keys()), *stacked))
+
+    def idle_like(self, names: Iterable[str]) -> str:
+        """Return an idle parameter that is one of these but for a number in its path, or one of them; "" if none is."""
+        kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
+        return next((name for name in sorted(self.idle) if _NUMBER.sub(".*", f".{name}.") in kinds), "")
 
     def is_output(self, tensor: Tensor) -> bool:
         """Return whether the model answers with the tensor."""

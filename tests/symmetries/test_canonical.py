@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import make_generic
 from quotient_manifolds.sharpness import cross_entropy, gradient_norm, worst_case_sharpness
-from quotient_manifolds.symmetries import NormScale, canonical
+from quotient_manifolds.symmetries import NormScale, canonical, find_symmetries
 
 D = 8
 
@@ -236,6 +236,31 @@ def test_measures_of_all_symmetries_do_not_see_how_a_norm_shares_its_size() -> N
         assert there == pytest.approx(here, rel=1e-9)
         plain, changed = (measured(each, Quotient(metric, symmetries="pairs")) for each in (model, moved))
         assert changed[0] > 1.2 * plain[0]  # which pairs alone do see
+
+
+class Experts(nn.Module):
+    """A norm that is read by one of two experts, by the sign of an example's first number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.experts = nn.LayerNorm(D), nn.ModuleList([nn.Linear(D, 3) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for index, expert in enumerate(self.experts):
+            rows = (x[:, 0] > 0) == bool(index)
+            if rows.any():
+                out[rows] = expert(self.norm(x[rows]))
+        return out
+
+
+def test_what_an_idle_expert_may_read_is_refused() -> None:
+    model, x = generic(Experts), torch.randn(6, D).double()
+    x[:, 0] = torch.tensor([1, -1, 1, -1, 1, -1])
+    assert [freedom.name for freedom in find_symmetries(model, x).freedoms] == ["norm.weight norm"]
+    found = find_symmetries(model, x[::2])
+    assert not found.freedoms
+    assert "did not run, and may be part of it" in str(found.refused[-1])
 
 
 class Embedded(nn.Module):
