@@ -16,8 +16,10 @@ from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.streams import Exchange, UnreadMean
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries
+from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
 
@@ -47,6 +49,7 @@ __all__ = [
     "Proof",
     "Refused",
     "Rotary",
+    "Rotation",
     "Scope",
     "Span",
     "SymmetricPair",
@@ -70,6 +73,7 @@ __all__ = [
     "prove_symmetries",
     "random_move",
     "singular_values",
+    "spanned_dimension",
     "value_output_bias",
     "without_biases",
 ]

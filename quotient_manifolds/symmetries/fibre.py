@@ -7,9 +7,8 @@ the parameters with the same function as theta form a manifold of dimension P - 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ class FibreDimension:
     Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at the gap.
     unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that no input
     asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for what
-    speaks against the dimension.
+    speaks against the dimension. silent: a mask of those numbers for each of these parameters, in no report.
     """
 
     dimension: int
@@ -52,6 +51,7 @@ class FibreDimension:
     outputs: int
     unreached: Mapping[str, int]
     doubts: tuple[str, ...]
+    silent: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def certain(self) -> bool:
@@ -60,7 +60,8 @@ class FibreDimension:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON (an infinite gap is None)."""
-        return {**asdict(self), "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
+        plain = {**asdict(self), "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
+        return {name: value for name, value in plain.items() if name != "silent"}
 
     def __str__(self) -> str:
         """Write the report, some lines of text."""
@@ -124,7 +125,7 @@ def fibre_dimension(
     t = (s / s[0].clamp_min(torch.finfo(s.dtype).tiny)).tolist()
     whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
     near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
-    unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
+    silent = {name: mask for name, mask in _silent(jacobian, R) if bool(mask.any())}
     doubts = (
         _no_gap(gap),
         _too_few(rank, _gap(held)[1]),
@@ -143,9 +144,19 @@ def fibre_dimension(
         gap=gap,
         batches=len(listed),
         outputs=outputs,
-        unreached=dict(unreached),
+        unreached={name: int(mask.sum()) for name, mask in silent.items()},
         doubts=tuple(doubt for doubt in doubts if doubt),
+        silent=silent,
     )
+
+
+def _silent(jacobian: Jacobian, R: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield for every parameter that is counted where the columns of the Jacobian are 0."""
+    names, zero = jacobian.names(), ~R.any(dim=0).cpu()
+    for name, value in jacobian.model.named_parameters():
+        if name in names:
+            first = names.index(name)
+            yield name, zero[first : first + value.numel()].view(value.shape)
 
 
 def _checked_batches(batches: Any) -> list[Any]:

@@ -6,7 +6,17 @@ import json
 
 import pytest
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, LlamaConfig, LlamaForCausalLM, LlamaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    OPTConfig,
+    OPTModel,
+)
 
 from quotient_manifolds.load import certify
 
@@ -70,6 +80,20 @@ def test_all_there_is_in_a_bert_is_found() -> None:
         "vector between tables": 10,
     }
     assert (certificate.fibre.dimension, certificate.missing) == (125, 0)
+
+
+def test_rows_of_a_table_that_no_input_reaches_are_named() -> None:
+    certificate = certify(OPTModel(OPTConfig(num_hidden_layers=1)), vocab_size=11)
+    assert certificate.fibre.unreached == {"decoder.embed_positions.weight": 16}
+    assert certificate.found.families["number that no output depends on"] == 14  # the mean of two rows is free, too
+    assert (certificate.fibre.dimension, certificate.shared, certificate.missing) == (222, 0, 0)
+
+
+def test_what_two_families_share_counts_once() -> None:
+    """With a head as wide as the model, keys without mean have a direction that query/key moves and no query sees."""
+    certificate = certify(GPT2Model(GPT2Config(n_layer=1)), vocab_size=11, n_embd=6, n_head=1)
+    assert (certificate.shared, certificate.missing) == (1, 0)
+    assert "counted twice: 1" in str(certificate)
 
 
 def test_the_copy_is_of_the_class_and_the_settings_of_the_model() -> None:

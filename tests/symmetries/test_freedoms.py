@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Freedom, Params, find_freedoms
+from quotient_manifolds.symmetries import Freedom, Params, Symmetries, fibre_dimension, find_freedoms, spanned_dimension
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import floating
 from quotient_manifolds.symmetries.trace import Trace
@@ -30,7 +31,7 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         n = self.norm(x)
-        return self.b(self.norm(n + self.a(n)))
+        return self.b(self.norm(n + self.a(n).tanh()))
 
 
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
@@ -97,3 +98,38 @@ def test_folding_gives_the_same_numbers_from_every_point_of_an_orbit(name: str, 
         torch.testing.assert_close(there[key], w, rtol=0, atol=1e-9 * float(w.abs().max()), msg=key)
     constant = {key for freedom in freedoms for key in freedom.constant}
     assert all(bool(((own[key] == 0) | (own[key] == 1)).all()) for key in constant)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dimensions_add_up_to_those_of_the_tangent_vectors(name: str) -> None:
+    _, _, freedoms, own = prepared(name)
+    counted = sum(sum(freedom.families.values()) for freedom in freedoms)
+    assert spanned_dimension(Symmetries((), freedoms=freedoms), own) == counted
+
+
+class ManyWords(Embedded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, D)
+
+
+WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor]]] = {
+    "two tables": (ManyWords, lambda draw: torch.randint(40, (2, 5), generator=draw)),
+    "norms without gains": (Plain, lambda draw: torch.randn(X.shape, generator=draw)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+def test_nothing_is_missing_where_there_is_no_attention(name: str) -> None:
+    make, batch = WITHOUT_ATTENTION[name]
+    model, draw = generic(make), torch.Generator().manual_seed(0)
+    batches = [doubled(batch(draw)) for _ in range(120)]
+    freedoms, _ = find_freedoms(Trace(model, batches[0]))
+    found = fibre_dimension(model, batches)
+    assert (found.dimension, found.doubts) == (sum(sum(each.families.values()) for each in freedoms), ())
+
+
+def test_all_but_attention_of_a_model_written_by_hand_is_found() -> None:
+    """The fibre has 231 dimensions, see the test of it, of which GL(4) and needless biases of attention are 64 + 16."""
+    _, _, freedoms, _ = prepared("a head without bias")
+    assert sum(sum(freedom.families.values()) for freedom in freedoms) == 231 - 64 - 16
