@@ -1,0 +1,431 @@
+"""Divide units that meet in products into blocks: within one, an invertible matrix may act on both sides.
+
+At each place k of a product's axis units of the left side meet units of the right side. A matrix A that acts on some
+places, by A^-1 on the left and A^T on the right, leaves the product alone if all these places have the same factors, by
+tokens; where a rotation mixes two places, complex numbers do. A unit that is used in several products says that places
+of one are places of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from quotient_manifolds.symmetries.linear_flow import Flow, Product, Side
+
+SAME = 1e-6  # relative, of factors
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Hold units (h,) of a source that are rows of one factor of a block. steady: with the same factor at all tokens."""
+
+    source: int
+    units: Tensor
+    steady: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Hold two factors between which a group acts, and where they meet.
+
+    turns: it is a complex number. reason: the number of the reason why it does not, 0 if it does.
+    """
+
+    sides: tuple[tuple[Rows, ...], tuple[Rows, ...]]
+    products: tuple[int, ...]
+    turns: bool
+    positive: bool
+    mixed: bool
+    alone: bool
+    reason: int
+
+
+@dataclass(eq=False)
+class _Entries:
+    """Hold in columns what meets where: a node is a unit of a source, a place is one k of one product."""
+
+    columns: list[np.ndarray]
+
+    NAMES = ("node", "place", "side", "label", "row", "turns", "positive", "mixed", "steady", "product", "alone")
+
+    def table(self) -> dict[str, np.ndarray]:
+        joined = np.concatenate(self.columns, 1) if self.columns else np.zeros((len(self.NAMES), 0), dtype=np.int64)
+        return dict(zip(self.NAMES, joined, strict=True))
+
+
+CLASH = -1  # units that meet themselves, or in two different orders
+
+
+def blocks_of(flow: Flow) -> list[Block]:
+    """Return all blocks, in the order of the products in which they come first."""
+    offsets = np.cumsum([0, *(len(source.first) for source in flow.sources)])
+    entries = _Entries([])
+    labels, rows, places = 0, 0, 0
+    for index, product in enumerate(flow.products):
+        swapped = product.softmax == "left" or (product.left.parameter and not product.right.parameter)
+        for each in range(len(product.left.units)):
+            classes = _classes(flow, product, each)
+            where = np.arange(len(classes.label))
+            for number, side in enumerate((product.left, product.right)):
+                for order, (source, units, steady, positive, mixed) in enumerate(classes.nodes[number]):
+                    kept = units >= 0
+                    label = classes.label[kept]
+                    entries.columns.append(
+                        np.stack(
+                            np.broadcast_arrays(
+                                offsets[source] + units[kept],
+                                places + where[kept],
+                                number ^ swapped,
+                                labels + label,
+                                rows + (label * 2 + number) * 64 + order,
+                                classes.turns[kept],
+                                positive,
+                                mixed,
+                                steady[kept],
+                                index,
+                                classes.alone[kept],
+                            )
+                        ).astype(np.int64)
+                    )
+            labels += int(classes.label.max(initial=0)) + 1
+            rows += (int(classes.label.max(initial=0)) + 1) * 128
+            places += len(where)
+    table = entries.table()
+    return list(_resolved(flow, table, offsets)) if len(table["node"]) else []
+
+
+def _clash(flow: Flow, side: Side, each: int) -> None:
+    for source, units in zip(side.sources, side.units[each], strict=True):
+        flow.mark(source, units, "rearranged")
+
+
+# ---- one product
+
+
+@dataclass(eq=False)
+class _Classes:
+    """Hold the places of a product in classes: label (k,), turns (k,), and for each side nodes by source.
+
+    Nodes: source, units by place, whether they are steady there, and whether any is positive or mixed. alone: that a
+    class has one place only because the factors differ.
+    """
+
+    label: np.ndarray
+    turns: np.ndarray
+    alone: np.ndarray
+    nodes: tuple[list[tuple[int, np.ndarray, np.ndarray, bool, bool]], list[tuple[int, np.ndarray, np.ndarray, bool, bool]]]
+
+
+@dataclass(eq=False)
+class _OneSource:
+    """Hold what a side has of one source: units (terms, k), coefs and paths (samples, terms, k)."""
+
+    source: int
+    units: Tensor
+    coefs: Tensor
+    paths: Tensor
+    everywhere: Tensor
+    positive: bool
+    mixed: bool
+
+
+def _by_source(side: Side, each: int) -> list[_OneSource]:
+    found = []
+    for source in dict.fromkeys(side.sources):
+        terms = [index for index, other in enumerate(side.sources) if other == source]
+        units, coefs = side.units[each, terms].clone(), side.coefs[each][:, terms].clone()
+        for later in range(1, len(terms)):
+            for earlier in range(later):
+                same = (units[later] == units[earlier]) & (units[later] >= 0)
+                coefs[:, earlier] += torch.where(same, coefs[:, later], 0.0)
+                coefs[:, later] = torch.where(same, 0.0, coefs[:, later])
+                units[later] = torch.where(same, -1, units[later])
+        found.append(
+            _OneSource(
+                source,
+                units,
+                coefs,
+                side.paths[each][:, terms],
+                side.everywhere[each, terms],
+                any(side.positive[term] for term in terms),
+                any(side.mixed[term] for term in terms),
+            )
+        )
+    return found
+
+
+def _classes(flow: Flow, product: Product, each: int) -> _Classes:
+    """Return the places of one product in classes, or all in one where they cannot be told."""
+    sides = [_by_source(side, each) for side in (product.left, product.right)]
+    width = product.left.units.shape[-1]
+    turning = torch.zeros(width, dtype=torch.bool)
+    for one in (*sides[0], *sides[1]):
+        turning |= ((one.units >= 0) & (one.coefs != 0).any(0)).sum(0) > 1
+    nodes: list[list[tuple[int, Tensor, Tensor, bool, bool]]] = [[], []]
+    exact, near, zero = [], [], torch.zeros(width, dtype=torch.bool)
+    for number, side in enumerate(sides):
+        for one in side:
+            units, coefs, paths, everywhere = _single(one)
+            present = units >= 0
+            steady = present & everywhere & ((coefs - coefs[:1]).abs() <= SAME * coefs.abs()).all(0)
+            nodes[number].append((one.source, units, steady, one.positive, one.mixed))
+            exact.append(torch.cat([present[None].long(), torch.where(present, paths, 0)]))
+            near.append(torch.where(present, coefs, 0.0))
+            zero |= present & (coefs == 0).all(0)
+            zero |= present & one.positive
+    label = _alike(torch.cat(exact), torch.cat(near))
+    alone = torch.bincount(label)[label] == 1
+    label = torch.where(zero, int(label.max()) + 1 + torch.arange(width), label)
+    planes = _planes(sides, turning) if bool(turning.any()) else None
+    if bool(turning.any()) and planes is None:
+        for side in (product.left, product.right):
+            _clash(flow, side, each)
+        label, turning = torch.zeros_like(label), torch.zeros_like(turning)
+    if planes is not None:
+        first, second, units_of = planes
+        label[first] = label[second] = int(label.max()) + 1 + torch.arange(len(first))
+        for number in (0, 1):
+            for order, (source, units, steady, positive, mixed) in enumerate(nodes[number]):
+                units = units.clone()
+                units[first], units[second] = units_of[number][order]
+                nodes[number][order] = (source, units, steady & ~turning, positive, mixed)
+    label = torch.unique(label, return_inverse=True)[1]
+    single = torch.bincount(label)[label] == 1
+    as_arrays = [
+        [(source, units.numpy(), steady.numpy(), positive, mixed) for source, units, steady, positive, mixed in side]
+        for side in nodes
+    ]
+    return _Classes(label.numpy(), turning.numpy(), (single & (width > 1)).numpy(), (as_arrays[0], as_arrays[1]))
+
+
+def _single(one: _OneSource) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return unit, coef, path and whether it is everywhere at each place, of the term that is not 0 there."""
+    weight = torch.where(one.units >= 0, 1.0 + one.coefs.abs().amax(0) * 1e6, 0.0)
+    chosen = weight.argmax(0)[None]
+    return (
+        one.units.gather(0, chosen)[0],
+        one.coefs.gather(1, chosen.expand(len(one.coefs), 1, -1))[:, 0],
+        one.paths.gather(1, chosen.expand(len(one.paths), 1, -1))[:, 0],
+        one.everywhere.gather(0, chosen)[0],
+    )
+
+
+def _alike(exact: Tensor, near: Tensor) -> Tensor:
+    """Number columns such that equal ones have one number, those of `near` up to rounding."""
+    label = torch.unique(exact, dim=1, return_inverse=True)[1]
+    bits = torch.cat([label[None], near.contiguous().view(torch.long)])
+    fine = torch.unique(bits, dim=1, return_inverse=True)[1]
+    count = int(fine.max()) + 1
+    if count == int(label.max()) + 1 or count > 256:  # as many as there are places: factors of their own
+        return fine
+    example = torch.zeros(count, dtype=torch.long).scatter(0, fine, torch.arange(len(fine)))
+    columns, group = near[:, example], label[example]
+    far = (columns[:, :, None] - columns[:, None, :]).abs().amax(0) > SAME * columns.abs().max()
+    same = ~far & (group[:, None] == group)
+    return same.int().argmax(1)[fine]  # the first that is alike
+
+
+def _planes(
+    sides: Sequence[Sequence[_OneSource]], turning: Tensor
+) -> tuple[Tensor, Tensor, list[list[tuple[Tensor, Tensor]]]] | None:
+    """Return the two places of each plane, and by side and source the two units of each; None if nothing turns so."""
+    places = turning.nonzero()[:, 0]
+    for one in (*sides[0], *sides[1]):
+        active = (one.units >= 0) & (one.coefs != 0).any(0)
+        if bool((active[:, places].sum(0) == 2).all()):
+            break
+    else:
+        return None
+    pairs = torch.where(active, one.units, -1)[:, places].sort(0, descending=True).values[:2]
+    order = torch.from_numpy(np.lexsort((places.numpy(), pairs[1].numpy(), pairs[0].numpy())))
+    first, second = places[order[0::2]], places[order[1::2]]
+    if len(first) != len(second) or not torch.equal(pairs[:, order[0::2]], pairs[:, order[1::2]]):
+        return None
+    again = first.argsort()
+    first, second = first[again], second[again]
+    if bool((first > second).any()):
+        return None
+    units_of: list[list[tuple[Tensor, Tensor]]] = []
+    matrices: list[list[Tensor]] = []
+    for side in sides:
+        found = [_in_planes(each, first, second) for each in side]
+        if any(each is None for each in found):
+            return None
+        units_of.append([(low, high) for low, high, _ in (each for each in found if each is not None)])
+        matrices.append([matrix for _, _, matrix in (each for each in found if each is not None)])
+    for left in matrices[0]:
+        for right in matrices[1]:
+            met = torch.einsum("spku,tpkv->stpuv", left, right)  # units (u) of the left with units (v) of the right
+            size = met.abs().amax((0, 1, 3, 4))
+            wrong = (met[..., 0, 0] - met[..., 1, 1]).abs() + (met[..., 0, 1] + met[..., 1, 0]).abs()
+            if bool((wrong.amax((0, 1)) > 1e-5 * size).any()):
+                return None
+    return first, second, units_of
+
+
+def _in_planes(one: _OneSource, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the two units of each plane, and the matrices (samples, planes, place, unit) of their factors."""
+    active = (one.units >= 0) & (one.coefs != 0).any(0)
+    units = torch.where(active, one.units, -1)
+    both = torch.cat([units[:, first], units[:, second]]).sort(0, descending=True).values
+    high = both[0]
+    low = torch.where((both < high) & (both >= 0), both, -1).amax(0)
+    known = (both == high) | (both == low) | (both < 0)
+    if not bool(known.all()) or bool(((low < 0) & (high >= 0)).any()):
+        return None
+    paths = torch.where(active, one.paths, 0)
+    top = torch.cat([paths[:, :, first], paths[:, :, second]], 1).amax(1, keepdim=True)
+    for place in (first, second):
+        if bool(((paths[:, :, place] != top) & active[:, place]).any()):
+            return None
+    places = [
+        [torch.where(units[:, place] == unit, one.coefs[:, :, place], 0.0).sum(1) for unit in (low, high)]
+        for place in (first, second)
+    ]
+    matrix = torch.stack([torch.stack(each, -1) for each in places], -2)
+    return low, high, torch.where((high >= 0)[:, None, None], matrix, 0.0)
+
+
+# ---- all products
+
+
+def _resolved(flow: Flow, table: dict[str, np.ndarray], offsets: np.ndarray) -> Iterator[Block]:
+    nodes, node = np.unique(table["node"], return_inverse=True)
+    places, place = np.unique(table["place"], return_inverse=True)
+    channel, colour, clash = _channels(len(nodes), len(places), node, place, table["side"])
+    sources = np.searchsorted(offsets, nodes, side="right") - 1
+    units = nodes - offsets[sources]
+    dead = np.zeros(len(nodes), dtype=np.int64)
+    for source in np.unique(sources):
+        own = sources == source
+        dead[own] = flow.sources[source].dead.numpy()[units[own]]
+    dead[clash & (dead == 0)] = CLASH
+    block, bad = _blocks(channel[node], table)
+    # rows: the first row of a product in which a unit stands tells which units stand beside it
+    row = np.full(len(nodes), np.iinfo(np.int64).max)
+    np.minimum.at(row, node, table["row"])
+    order = np.full(int(channel.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(order, channel[node], table["place"])
+    of_node = np.zeros(len(nodes), dtype=np.int64)
+    of_node[node] = block
+    summary = _summary(table, block, bad, node, colour, dead, of_node)
+    sort = np.lexsort((order[channel], row, colour, of_node))
+    limits = np.flatnonzero(np.diff(of_node[sort], prepend=-1))
+    steady = np.ones(len(nodes), dtype=bool)
+    np.logical_and.at(steady, node, table["steady"].astype(bool))
+    for members in sorted(np.split(sort, limits[1:]), key=lambda each: order[channel[each]].min()):
+        number = of_node[members[0]]
+        yield _block(number, members, summary, colour, channel, row, sources, units, steady)
+
+
+def _channels(
+    nodes: int, places: int, node: np.ndarray, place: np.ndarray, side: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for every node its channel, and which of two sides it is on, and whether it is on both."""
+    total = nodes + places
+    rows = np.concatenate([node, node + total])
+    columns = nodes + np.concatenate([place + side * total, place + (1 - side) * total])
+    graph = coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(2 * total, 2 * total))
+    component = connected_components(graph, directed=False)[1]
+    one, other = component[:nodes], component[total : total + nodes]
+    channel = np.unique(np.minimum(one, other), return_inverse=True)[1]
+    first = np.full(int(channel.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, channel[node], 2 * place + side)
+    # the side that a channel's first place calls the left one is the left one of all
+    leading = np.zeros(len(first), dtype=np.int64)
+    entry = 2 * place + side
+    chosen = entry == first[channel[node]]
+    leading[channel[node[chosen]]] = (one > other)[node[chosen]] ^ side[chosen].astype(bool)
+    return channel, (one > other).astype(np.int64) ^ leading[channel], one == other
+
+
+def _blocks(channel: np.ndarray, table: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return for every entry its block: channels that stand together in all products; and bad ones."""
+    generator = np.random.default_rng(0)
+    big = np.iinfo(np.int64).max
+    name_channel = generator.integers(1, big, int(channel.max()) + 1, dtype=np.int64)
+    pairs = np.unique(np.stack([table["label"], channel]), axis=1)
+    with np.errstate(over="ignore"):
+        labels, at = np.unique(pairs[0], return_inverse=True)
+        name_label = np.zeros(len(labels), dtype=np.int64)
+        np.add.at(name_label, at, name_channel[pairs[1]])
+        places = np.unique(np.stack([table["label"], table["place"]]), axis=1)
+        wide = np.bincount(np.unique(places[0], return_inverse=True)[1])
+        bad_label = np.bincount(at) != wide  # two places of one class are one channel
+        turning = np.zeros(len(labels), dtype=bool)
+        turning[np.searchsorted(labels, table["label"][table["turns"] == 1])] = True
+        turns_channel = np.zeros(len(name_channel), dtype=bool)
+        turns_channel[pairs[1][turning[at]]] = True
+        counted = turning[at] | ~turns_channel[pairs[1]]
+        distinct = np.unique(np.stack([pairs[1], name_label[at]])[:, counted], axis=1)
+        name_block = np.zeros(len(name_channel), dtype=np.int64)
+        np.add.at(name_block, distinct[0], distinct[1] * 2 + 1)
+    block = np.unique(name_block, return_inverse=True)[1]
+    bad = np.zeros(int(block.max()) + 1, dtype=bool)
+    np.logical_or.at(bad, block[pairs[1]], bad_label[at])
+    several = np.bincount(distinct[0], minlength=len(name_channel)) > 1
+    bad[block[several & turns_channel]] = True
+    return block[channel], bad
+
+
+def _summary(
+    table: dict[str, np.ndarray],
+    block: np.ndarray,
+    bad: np.ndarray,
+    node: np.ndarray,
+    colour: np.ndarray,
+    dead: np.ndarray,
+    of_node: np.ndarray,
+) -> dict[str, np.ndarray]:
+    found = {name: np.zeros(len(bad), dtype=bool) for name in ("turns", "positive", "mixed")}
+    for name, flags in found.items():
+        np.logical_or.at(flags, block, table[name].astype(bool))
+    alone = np.ones(len(bad), dtype=bool)
+    np.logical_and.at(alone, block, table["alone"].astype(bool))
+    reason = np.full(len(bad), 0)
+    np.maximum.at(reason, of_node, np.maximum(dead, 0))
+    clash = bad.copy()
+    np.logical_or.at(clash, of_node, dead == CLASH)
+    reason[(reason == 0) & clash] = CLASH
+    pairs = np.unique(np.stack([block, table["product"]]), axis=1)
+    products = np.split(pairs[1], np.flatnonzero(np.diff(pairs[0])) + 1)
+    return {**found, "alone": alone, "reason": reason, "products": np.array([*products, None], dtype=object)[:-1]}
+
+
+def _block(
+    number: int,
+    members: np.ndarray,
+    summary: dict[str, np.ndarray],
+    colour: np.ndarray,
+    channel: np.ndarray,
+    row: np.ndarray,
+    sources: np.ndarray,
+    units: np.ndarray,
+    steady: np.ndarray,
+) -> Block:
+    width = len(np.unique(channel[members]))
+    sides: tuple[list[Rows], list[Rows]] = ([], [])
+    reason = int(summary["reason"][number])
+    for side in (0, 1):
+        its = members[colour[members] == side]
+        starts = np.flatnonzero(np.diff(row[its], prepend=-1)) if len(its) else []
+        for part in np.split(its, starts[1:]) if len(its) else []:
+            whole = len(part) == width and len(np.unique(sources[part])) == 1
+            reason = reason or (0 if whole else CLASH)
+            sides[side].append(Rows(int(sources[part[0]]), torch.from_numpy(units[part]), bool(steady[part].all())))
+    return Block(
+        (tuple(sides[0]), tuple(sides[1])),
+        tuple(int(each) for each in summary["products"][number]),
+        bool(summary["turns"][number]),
+        bool(summary["positive"][number]),
+        bool(summary["mixed"][number]),
+        bool(summary["alone"][number]),
+        reason if all(sides) else reason or CLASH,
+    )

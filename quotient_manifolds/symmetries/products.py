@@ -1,0 +1,386 @@
+"""Follow linear forms through products: with matrices of parameters, with attention weights, and with each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.linear_flow import (
+    Flow,
+    Product,
+    Rule,
+    Side,
+    added,
+    is_constant_along,
+    positions,
+    side_of,
+    tokens_mixed,
+    without_repeats,
+)
+from quotient_manifolds.symmetries.linear_forms import Form, Term
+from quotient_manifolds.symmetries.trace import Operation
+
+EXACT = 1e-6
+MOST_GROUPS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrices:
+    """Hold one side of a product (b, rows, k): its numbers, its form, and the parameter it is, if it is one.
+
+    elements: flat indices (b, rows, k) into the parameter `name`.
+    """
+
+    numbers: Tensor
+    form: Form | None
+    name: str = ""
+    elements: Tensor | None = None
+
+    @property
+    def is_carried(self) -> bool:
+        """Return whether the units are the same along k, so that the product averages over tokens."""
+        one = self.form is not None and self.numbers.shape[-1] > 1
+        return one and self.form is not None and all(is_constant_along(term, -1) for term in self.form.terms)
+
+
+def _matrices(flow: Flow, tensor: Tensor, transposed: bool = False) -> _Matrices:
+    numbers = tensor if tensor.ndim == 3 else tensor[None]
+    numbers = numbers.mT if transposed else numbers
+    if name := flow.owner(tensor):
+        return _Matrices(numbers, None, name, positions(numbers))
+    form = flow.form(tensor)
+    if form is None or not form.terms:
+        return _Matrices(numbers, None)
+    form = form.changed(lambda each: each if each.ndim == 3 else each[None])
+    form = form.changed(lambda each: each.mT) if transposed else form
+    if form.opaque is not None:
+        flow.end(form, "cat")
+        return _Matrices(numbers, None)
+    if flow.is_of_parameters(form):
+        (term, *others) = form.terms
+        if not others and bool((term.unit >= 0).all()) and (term.coef is None or term.coef.unique().numel() == 1):
+            name = flow.sources[term.source].name
+            flow.uses.setdefault(name, []).append((flow.index, tensor))
+            return _Matrices(numbers, None, name, term.unit)
+        flow.end(form, "mm")
+        return _Matrices(numbers, None)
+    return _Matrices(numbers, form)
+
+
+def _units(flow: Flow, name: str, elements: Tensor) -> tuple[int, Tensor] | None:
+    """Return a source that has each of elements (b, unit, row) as a unit, and the units (b, unit)."""
+    first, rows = elements[:, :, 0], elements[0, 0, :] - elements[0, 0, 0]
+    separate = torch.equal(first[:, :, None] + rows, elements)
+    if separate and len(rows) > 1 and int(rows[0]) == int(rows[1]):  # one for every example
+        rows = torch.unique(rows)
+    distinct, number = torch.unique(first, return_inverse=True)
+    if separate and _are_disjoint(distinct, rows):
+        return flow.source(name, distinct, rows), number
+    first = elements[0, :, 0]
+    shifts = elements - elements[:, :1, :]
+    if not torch.equal(shifts, (first - first[0])[None, :, None].expand(shifts.shape)):
+        return None
+    rows = torch.unique(elements[:, 0, :] - first[0])
+    if not _are_disjoint(first, rows) or len(first) * len(rows) != flow.trace.params[name].numel():
+        return None  # a table of which other inputs may use other rows
+    order = first.argsort()
+    return flow.source(name, first[order] + rows[0], rows - rows[0]), order.argsort().expand(elements.shape[:2])
+
+
+def _are_disjoint(first: Tensor, rows: Tensor) -> bool:
+    if len(rows) == 1 or len(first) == 1:
+        return len(torch.unique(rows)) == len(rows)
+    low, high = sorted(((_span(first), _step(first)), (_span(rows), _step(rows))), key=lambda each: each[1])
+    if low[0] < high[1]:
+        return True
+    everything = (first[:, None] + rows).flatten()
+    return len(torch.unique(everything)) == len(everything)
+
+
+def _span(numbers: Tensor) -> int:
+    return int(numbers.max() - numbers.min())
+
+
+def _step(numbers: Tensor) -> int:
+    return int(numbers.sort().values.diff().min())
+
+
+def multiply(flow: Flow, operation: Operation, left: _Matrices, right: _Matrices, seed: int = 0) -> Form | None:
+    """Return the form (b, i, j) of sum over k of left (b, i, k) right (b, j, k), and note what meets in it."""
+    shape = (left.numbers.shape[0], left.numbers.shape[1], right.numbers.shape[1])
+    if left.is_carried and not (right.is_carried and flow.lives(right.form)):
+        if right.form is not None:
+            flow.end(right.form, operation.name)
+        found = _mixed(flow, left, right.numbers, seed)
+        return found.changed(lambda each: each.mT) if found is not None else None
+    if right.is_carried:
+        if left.form is not None:
+            flow.end(left.form, operation.name)
+        return _mixed(flow, right, left.numbers, seed)
+    sides = [_side(flow, each) for each in _apart(left, right)]
+    met = None not in sides
+    if met:
+        one, other = without_repeats([side for side in sides if side is not None])
+        flow.products.append(Product(flow.index, one, other))
+    else:
+        for each in (left, right):
+            flow.end(each.form, operation.name)
+    answers = [
+        _answer(flow, each, other, shape, turned)
+        for each, other, turned in ((right, left, False), (left, right, True))
+        if each.name and not (other.name and turned)
+    ]
+    if met and not left.name and not right.name:
+        keys = torch.arange(shape[2]).expand(shape)
+        return Form((Term(-len(flow.products), keys, torch.zeros((), dtype=torch.long).expand(shape)),))
+    return answers[0] if answers else None
+
+
+def _apart(left: _Matrices, right: _Matrices) -> tuple[_Matrices, _Matrices]:
+    """Return the matrices with rows that have other units, as several heads in one matrix have, in products apart."""
+    groups = _groups(left)
+    if groups is not None:
+        return _picked(left, groups), _repeated(right, len(groups))
+    groups = _groups(right)
+    return (left, right) if groups is None else (_repeated(left, len(groups)), _picked(right, groups))
+
+
+def _groups(given: _Matrices) -> Tensor | None:
+    """Return which rows have the same units (groups, rows); None if all have, or if groups differ in size."""
+    if given.form is None or all(is_constant_along(term, 1) for term in given.form.terms):
+        return None
+    units = torch.cat([term.unit for term in given.form.terms], 2)
+    distinct, group = torch.unique(units[0], dim=0, return_inverse=True)
+    sizes = torch.bincount(group)
+    if bool((sizes != sizes[0]).any()) or len(distinct) > MOST_GROUPS:
+        return None
+    rows = group.argsort(stable=True).view(len(distinct), -1)
+    return rows if bool((units[:, rows] == units[:, rows[:, :1]]).all()) else None
+
+
+def _picked(given: _Matrices, groups: Tensor) -> _Matrices:
+    def pick(numbers: Tensor) -> Tensor:
+        return numbers[:, groups].flatten(0, 1)
+
+    form = None if given.form is None else given.form.changed(pick)
+    return replace(given, numbers=pick(given.numbers), form=form)
+
+
+def _repeated(given: _Matrices, times: int) -> _Matrices:
+    def repeat(numbers: Tensor) -> Tensor:
+        return numbers.repeat_interleave(times, 0)
+
+    form = None if given.form is None else given.form.changed(repeat)
+    elements = None if given.elements is None else repeat(given.elements)
+    return replace(given, numbers=repeat(given.numbers), form=form, elements=elements)
+
+
+def _side(flow: Flow, given: _Matrices) -> Side | None:
+    if given.form is not None:
+        return side_of(given.form)
+    if given.elements is None:
+        return None
+    found = _units(flow, given.name, given.elements.mT)
+    if found is None:
+        return None
+    number, units = found
+    shape = (units.shape[0], 1, 1, units.shape[1])
+    return Side(
+        (number,),
+        units[:, None],
+        torch.ones(shape, dtype=torch.float64),
+        torch.zeros(shape, dtype=torch.long),
+        torch.ones(units[:, None].shape, dtype=torch.bool),
+        (False,),
+        (False,),
+        parameter=True,
+    )
+
+
+def _answer(flow: Flow, given: _Matrices, read: _Matrices, shape: tuple[int, ...], turned: bool) -> Form | None:
+    """Return what a matrix of parameters answers with, as units of its own."""
+    if given.elements is None:
+        return None
+    found = _units(flow, given.name, given.elements)
+    if found is None:
+        return None
+    number, units = found
+    numbers = read.numbers
+    flow.sources[number].inputs.add((numbers.data_ptr(), numbers.shape[-1]))
+    b, i, j = shape
+    units = (units[:, :, None] if turned else units[:, None, :]).expand(shape)
+    token = torch.arange(b)[:, None, None] * (j if turned else i)
+    token = token + (torch.arange(j)[None, None, :] if turned else torch.arange(i)[None, :, None])
+    return Form((Term(number, units, token.expand(shape)),))
+
+
+def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, seed: int) -> Form | None:
+    """Return the form (b, i, u) of sum over k of weights (b, i, k) carried (b, u, k); no weights: softmax's."""
+    terms = []
+    for term in carried.form.terms if carried.form is not None else ():
+        if term.source < 0:
+            continue
+        whole = term.coef is None and bool((term.unit >= 0).all())
+        if weights is None and not whole:
+            return None
+        factors = torch.einsum("bik,buk->biu", weights.double(), term.factors) if weights is not None else None
+        one = factors is None or bool(((factors - 1).abs() <= EXACT).all())
+        tokens = seed if weights is None else weights.shape[1]
+        unit = term.unit.amax(-1)[:, None, :]
+        path = tokens_mixed(term.path, -1, flow.index)[:, None, :]
+        places = torch.arange(unit.shape[0] * tokens).view(-1, tokens, 1) * 1_000_003
+        shape = (unit.shape[0], tokens, unit.shape[2])
+        terms.append(
+            replace(
+                term,
+                unit=unit.expand(shape),
+                path=(path + places).expand(shape),
+                coef=None if one else factors,
+                mixed=True,
+            )
+        )
+    return Form(tuple(terms)) if terms else None
+
+
+# ---- operations
+
+
+def _product(flow: Flow, operation: Operation) -> None:
+    left, right = operation.arguments[-2:]
+    form = multiply(flow, operation, _matrices(flow, left), _matrices(flow, right, transposed=True))
+    out = operation.outputs[0]
+    flow.ledger.write(out, _flat(form, out))
+
+
+def _flat(form: Form | None, out: Tensor) -> Form | None:
+    return None if form is None else form.changed(lambda numbers: numbers.reshape(out.shape))
+
+
+def _sum_and_product(flow: Flow, operation: Operation) -> None:
+    own, left, right = operation.arguments
+    out = operation.outputs[0]
+    form = _flat(multiply(flow, operation, _matrices(flow, left), _matrices(flow, right, transposed=True)), out)
+    factors = (operation.options.get("beta", 1), operation.options.get("alpha", 1))
+    if factors[0] == 0:
+        return flow.ledger.write(out, form)
+    flow.ledger.write(out, added(flow, operation, [flow.form(own, parameters=True), form], factors, out.shape))
+
+
+def _attention(flow: Flow, operation: Operation) -> None:
+    """Write the form of softmax attention in one operation."""
+    query, keys, values = operation.arguments[:3]
+    out = operation.outputs[0]
+    sides = [_heads(flow, each, query) for each in (query, keys, values)]
+    count = len(flow.products)
+    multiply(flow, operation, sides[0], sides[1])
+    for product in flow.products[count:]:
+        product.softmax = "right"
+    values_first = replace(
+        sides[2],
+        numbers=sides[2].numbers.mT,
+        form=None if sides[2].form is None else sides[2].form.changed(lambda numbers: numbers.mT),
+    )
+    form = None
+    if values_first.form is not None:
+        if values_first.is_carried or values_first.numbers.shape[-1] == 1:
+            form = _mixed(flow, values_first, None, query.shape[-2])
+        if form is None:
+            flow.end(values_first.form, operation.name)
+    flow.ledger.write(out, _flat(form, out))
+    for other in operation.outputs[1:]:
+        flow.ledger.write(other, None)
+
+
+def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:
+    """Return (b heads, tokens, h), as many heads as the queries have."""
+    shape = (math.prod(query.shape[:-2]), *tensor.shape[-2:])
+    group = query.shape[1] // tensor.shape[1] if tensor.ndim == 4 else 1
+
+    def flat(numbers: Tensor) -> Tensor:
+        numbers = numbers.repeat_interleave(group, 1) if group > 1 else numbers
+        return numbers.expand((*query.shape[:-2], *numbers.shape[-2:])).reshape(shape)
+
+    form = flow.form(tensor, parameters=True)
+    if form is None or not form.terms:
+        return _Matrices(flat(tensor), None)
+    if form.opaque is not None:
+        flow.end(form, "cat")
+        return _Matrices(flat(tensor), None)
+    return _Matrices(flat(tensor), form.changed(flat))
+
+
+def _looked_up(flow: Flow, operation: Operation) -> None:
+    table, numbers = operation.arguments[:2]
+    out = operation.outputs[0]
+    name = flow.owner(table)
+    if not name:
+        form = flow.form(table)
+        flow.ledger.write(out, None if form is None else form.changed(lambda each: each[numbers]))
+        return
+    found = _units(flow, name, positions(table).mT[None])
+    if found is None:
+        return flow.ledger.write(out, None)
+    number, units = found
+    flow.sources[number].inputs.add((numbers.data_ptr(), numbers.shape[-1]))
+    token = torch.arange(numbers.numel()).view(*numbers.shape, 1).expand(out.shape)
+    flow.ledger.write(out, Form((Term(number, units[0].expand(out.shape), token),)))
+
+
+def _convolved(flow: Flow, operation: Operation) -> None:
+    """Write the form of a convolution: a linear map of channels, in groups, wherever it is applied."""
+    given, weight, bias = operation.arguments[:3]
+    transposed, groups = operation.arguments[6], operation.arguments[8]
+    out = operation.outputs[0]
+    name = flow.owner(weight)
+    form = flow.form(given)
+    if not name or transposed:
+        flow.end(form, operation.name)
+        return flow.ledger.write(out, None)
+    elements = positions(weight).view(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    if form is not None:
+
+        def by_groups(numbers: Tensor) -> Tensor:
+            return numbers.reshape(given.shape[0], groups, weight.shape[1], -1).permute(1, 0, 3, 2).flatten(1, 2)
+
+        read = _Matrices(by_groups(given), form.changed(by_groups))
+        matrix = _Matrices(by_groups(given)[:, :1], None, name, elements.transpose(2, 3).flatten(1, 2))
+        sides = [None if read.form is None or form.opaque is not None else _side(flow, read), _side(flow, matrix)]
+        if None in sides:
+            flow.end(form, operation.name)
+        else:
+            one, other = without_repeats([side for side in sides if side is not None])
+            flow.products.append(Product(flow.index, one, other))
+    found = _units(flow, name, elements.flatten(0, 1).flatten(1)[None])
+    if found is None:
+        return flow.ledger.write(out, None)
+    number, units = found
+    shape = (1, -1, *[1] * (out.ndim - 2))
+    token = torch.arange(out[:, :1].numel()).view(out[:, :1].shape).expand(out.shape)
+    result: Form | None = Form((Term(number, units[0].view(shape).expand(out.shape), token),))
+    if bias is not None:
+        shift = flow.form(bias, parameters=True)
+        shift = None if shift is None else shift.changed(lambda numbers: numbers.view(shape))
+        result = added(flow, operation, [result, shift], (1, 1), out.shape)
+    flow.ledger.write(out, result)
+
+
+PRODUCTS: dict[str, Rule] = {
+    "mm": _product,
+    "bmm": _product,
+    "addmm": _sum_and_product,
+    "baddbmm": _sum_and_product,
+    "convolution": _convolved,
+    "embedding": _looked_up,
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        _attention,
+    ),
+}

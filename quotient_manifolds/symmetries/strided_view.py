@@ -1,0 +1,105 @@
+"""View numbers of one parameter as (heads, rows, h) by offset and strides, as they were found in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.pair import Params
+
+Axis = tuple[tuple[int, int], ...]
+"""Sizes and strides of what one axis of a view is made of, the outermost first: () is an axis of length 1."""
+
+
+@dataclass(frozen=True)
+class StridedView:
+    """View numbers of one parameter as a tensor of shape (heads, rows, h), each number once.
+
+    Entry (a, b, c) is number offset + a' + b' + c' of the parameter, which is counted row by row; a' is the sum of
+    index times stride over the parts of the first axis, and so on. numel: how many numbers the parameter has.
+    """
+
+    name: str
+    offset: int
+    axes: tuple[Axis, Axis, Axis]
+    numel: int
+
+    @staticmethod
+    def of(name: str, numel: int, elements: Tensor, rows: Tensor) -> StridedView | None:
+        """Return the view of elements (heads, g, h), each with its rows (r,) behind it, as (heads, g r, h).
+
+        None if offset and strides do not tell where they are.
+        """
+        offset = int(elements[0, 0, 0])
+        heads, groups, width = elements[:, 0, 0], elements[0, :, 0], elements[0, 0, :]
+        sums = heads[:, None, None] + groups[:, None] + width - 2 * offset
+        if not torch.equal(sums, elements):
+            return None
+        axes = [_axis(each) for each in (heads, groups, rows, width)]
+        if any(axis is None for axis in axes):
+            return None
+        first, second, third, last = (axis or () for axis in axes)
+        return StridedView(name, offset + int(rows[0]), (first, second + third, last), numel)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (heads, rows, h)."""
+        heads, rows, h = (prod(size for size, _ in axis) for axis in self.axes)
+        return heads, rows, h
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows of the factor these are."""
+        return self.shape[1]
+
+    def read(self, params: Mapping[str, Tensor]) -> Tensor:
+        """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
+        return self._opened(self._flat(params)).reshape(self.shape)
+
+    def write(self, params: Params, value: Tensor) -> None:
+        """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
+        if isinstance(params.get(self.name), nn.Parameter):
+            raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")
+        flat = self._flat(params)
+        target = self._opened(flat)
+        target.copy_(value.reshape(target.shape))
+        stored = params[self.name]
+        if flat.data_ptr() != stored.data_ptr():  # it was copied, for its strides are unusual
+            stored.copy_(flat.view(stored.shape))
+
+    def _flat(self, params: Mapping[str, Tensor]) -> Tensor:
+        if self.name not in params:
+            raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
+        stored = params[self.name]
+        if stored.numel() != self.numel:
+            raise ValueError(
+                f"{self.name!r} has shape {tuple(stored.shape)}, where {self.numel} numbers were expected, of which "
+                f"some are viewed as {self.shape}."
+            )
+        return stored.reshape(-1)
+
+    def _opened(self, flat: Tensor) -> Tensor:
+        parts = [part for axis in self.axes for part in axis]
+        sizes, strides = [size for size, _ in parts], [stride for _, stride in parts]
+        return flat.as_strided(sizes, strides, flat.storage_offset() + self.offset)
+
+
+def _axis(numbers: Tensor) -> Axis | None:
+    """Return sizes and strides that give these numbers up to a constant; None if there are none."""
+    if len(numbers) == 1:
+        return ()
+    steps = numbers.diff()
+    stride = int(steps[0])
+    other = (steps != stride).nonzero()
+    run = int(other[0]) + 1 if len(other) else len(numbers)
+    if len(numbers) % run or stride < 1:
+        return None
+    blocks = numbers.view(-1, run)
+    if not torch.equal(blocks - blocks[:, :1], (numbers[:run] - numbers[0]).expand_as(blocks)):
+        return None
+    outer = _axis(blocks[:, 0])
+    return None if outer is None else (*outer, (run, stride))
