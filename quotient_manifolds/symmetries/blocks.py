@@ -24,7 +24,7 @@ SAME = 1e-6  # relative, of factors
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Hold units (h,) of a source that are rows of one factor of a block. steady: with the same factor at all tokens."""
+    """Hold units (h,) of a source that are rows of one factor of a block; steady if with one factor at all tokens."""
 
     source: int
     units: Tensor
@@ -73,7 +73,7 @@ def blocks_of(flow: Flow) -> list[Block]:
         for each in range(len(product.left.units)):
             classes = _classes(flow, product, each)
             where = np.arange(len(classes.label))
-            for number, side in enumerate((product.left, product.right)):
+            for number in (0, 1):
                 for order, (source, units, steady, positive, mixed) in enumerate(classes.nodes[number]):
                     kept = units >= 0
                     label = classes.label[kept]
@@ -109,6 +109,9 @@ def _clash(flow: Flow, side: Side, each: int) -> None:
 # ---- one product
 
 
+_Nodes = list[tuple[int, np.ndarray, np.ndarray, bool, bool]]
+
+
 @dataclass(eq=False)
 class _Classes:
     """Hold the places of a product in classes: label (k,), turns (k,), and for each side nodes by source.
@@ -120,7 +123,9 @@ class _Classes:
     label: np.ndarray
     turns: np.ndarray
     alone: np.ndarray
-    nodes: tuple[list[tuple[int, np.ndarray, np.ndarray, bool, bool]], list[tuple[int, np.ndarray, np.ndarray, bool, bool]]]
+    nodes: tuple[
+        list[tuple[int, np.ndarray, np.ndarray, bool, bool]], list[tuple[int, np.ndarray, np.ndarray, bool, bool]]
+    ]
 
 
 @dataclass(eq=False)
@@ -181,12 +186,11 @@ def _classes(flow: Flow, product: Product, each: int) -> _Classes:
             zero |= present & (coefs == 0).all(0)
             zero |= present & one.positive
     label = _alike(torch.cat(exact), torch.cat(near))
-    alone = torch.bincount(label)[label] == 1
     label = torch.where(zero, int(label.max()) + 1 + torch.arange(width), label)
     planes = _planes(sides, turning) if bool(turning.any()) else None
     if bool(turning.any()) and planes is None:
-        for side in (product.left, product.right):
-            _clash(flow, side, each)
+        for met in (product.left, product.right):
+            _clash(flow, met, each)
         label, turning = torch.zeros_like(label), torch.zeros_like(turning)
     if planes is not None:
         first, second, units_of = planes
@@ -415,8 +419,7 @@ def _block(
     reason = int(summary["reason"][number])
     for side in (0, 1):
         its = members[colour[members] == side]
-        starts = np.flatnonzero(np.diff(row[its], prepend=-1)) if len(its) else []
-        for part in np.split(its, starts[1:]) if len(its) else []:
+        for part in np.split(its, np.flatnonzero(np.diff(row[its])) + 1) if len(its) else []:
             whole = len(part) == width and len(np.unique(sources[part])) == 1
             reason = reason or (0 if whole else CLASH)
             sides[side].append(Rows(int(sources[part[0]]), torch.from_numpy(units[part]), bool(steady[part].all())))

@@ -189,7 +189,7 @@ def _without_ties(users: Mapping[str, list[str]], pairs: list[SymmetricPair]) ->
     refused: list[str] = []
     owners: dict[tuple[str, object], str] = {}
     for pair in pairs:
-        places = [(view.name, view.span) for view in pair.views]
+        places = [(view.name, getattr(view, "span", view)) for view in pair.views]
         tied = [(name, other) for name in pair.names for other in users[name] if other != name]
         shared = [place for index, place in enumerate(places) if place in owners or place in places[:index]]
         if tied:

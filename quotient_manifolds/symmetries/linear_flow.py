@@ -46,7 +46,7 @@ class Product:
     """Hold what an operation contracts over an axis of units: the left and the right side, head by head.
 
     softmax: what softmax is taken of the product over, "right" or "left" tokens, or "" if it is taken of none.
-    free: whether it sees nothing of what all right tokens add to a score.
+    free: whether it sees nothing of what all right tokens add to a score. single: whether it is taken over one token.
     """
 
     operation: int
@@ -54,6 +54,7 @@ class Product:
     right: Side
     softmax: str = ""
     free: bool = True
+    single: bool = False
 
 
 @dataclass(eq=False)
@@ -124,6 +125,11 @@ class Flow:
                     if known.source == other.source and torch.equal(known.units, units):
                         known.operations.add(self.index)
 
+    def note_use(self, tensor: Tensor) -> None:
+        """Note that this operation uses numbers of a parameter, if the tensor is some."""
+        if name := self.owner(tensor):
+            self.uses.setdefault(name, []).append((self.index, tensor))
+
     # ---- forms
 
     def form(self, value: object, parameters: bool = False) -> Form | None:
@@ -167,7 +173,7 @@ class Flow:
 
 def positions(tensor: Tensor) -> Tensor:
     """Return for every entry of a view of contiguous memory which number of it it is."""
-    found = torch.full((), tensor.storage_offset())
+    found = torch.full((), int(tensor.storage_offset()))
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         found = found[..., None] + torch.arange(size) * stride
     return found
@@ -206,9 +212,7 @@ def added(
             return None
         forms, factors = kept, [f for form, f in zip(forms, factors, strict=True) if scores(form) is not None]
     whole = [form.expanded(shape) for form in forms if form is not None]
-    terms = tuple(
-        term.times(factor) for form, factor in zip(whole, factors, strict=True) for term in form.terms
-    )
+    terms = tuple(term.times(factor) for form, factor in zip(whole, factors, strict=True) for term in form.terms)
     opaque = [form.opaque for form in whole if form.opaque is not None]
     sources = [term.source for term in terms]
     if len(terms) > MOST_TERMS:
@@ -231,7 +235,21 @@ def added(
     return Form(terms)
 
 
-Rule = Callable[[Flow, Operation], None]
+Rule = Callable[[Flow, Operation], Form | None]
+"""Return the form of what an operation answers first."""
+
+
+def stopped(flow: Flow, operation: Operation) -> Form | None:
+    """Note that an operation stands in the way of what it reads; what keeps its shape is followed all the same."""
+    used = [(each, form) for each in operation.inputs if (form := flow.form(each)) is not None]
+    for _, form in used:
+        flow.end(form, operation.name)
+    for out in operation.outputs[:1]:
+        for each, form in used:
+            terms = tuple(term for term in form.terms if term.source >= 0)
+            if each.shape == out.shape and each.is_complex() == out.is_complex() and terms and out.is_floating_point():
+                return Form(terms, form.opaque)
+    return None
 
 
 def side_of(form: Form) -> Side | None:

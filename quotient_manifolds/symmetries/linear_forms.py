@@ -102,7 +102,7 @@ def memory(tensor: Tensor) -> int:
 
 def _layout(tensor: Tensor) -> tuple[list[int], list[int], int, int]:
     """Return sizes, strides and offset of a tensor in its memory, and the length of that, all in real numbers."""
-    size, stride, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+    size, stride, offset = list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     if not tensor.is_complex():
         return size, stride, offset, length

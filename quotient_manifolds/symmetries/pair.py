@@ -13,6 +13,7 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
+from quotient_manifolds.symmetries.strided_view import StridedView
 
 Params = dict[str, Tensor]
 
@@ -136,11 +137,15 @@ def _lengths(pattern: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, int]
     return {axis: size for axis, size in sizes if axis in named}
 
 
+View = ParameterView | StridedView
+"""What is written down by axes' names, or by offset and strides."""
+
+
 @dataclass(frozen=True)
 class Factor:
     """Stack views of parameters (a weight, then its bias) to one factor (heads, rows, h) of a pair."""
 
-    views: tuple[ParameterView, ...]
+    views: tuple[View, ...]
 
     @property
     def rows(self) -> int:
@@ -213,7 +218,7 @@ class SymmetricPair:
         return FixedRankQuotient(self.n, self.m, metric, eps=eps)
 
     @property
-    def views(self) -> tuple[ParameterView, ...]:
+    def views(self) -> tuple[View, ...]:
         """Return the views of G, then those of H."""
         return self.G.views + self.H.views
 

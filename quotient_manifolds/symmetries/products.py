@@ -17,6 +17,7 @@ from quotient_manifolds.symmetries.linear_flow import (
     is_constant_along,
     positions,
     side_of,
+    stopped,
     tokens_mixed,
     without_repeats,
 )
@@ -223,10 +224,12 @@ def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, seed: int) ->
     for term in carried.form.terms if carried.form is not None else ():
         if term.source < 0:
             continue
+        if not is_constant_along(term, -1):
+            return None
         whole = term.coef is None and bool((term.unit >= 0).all())
         if weights is None and not whole:
             return None
-        factors = torch.einsum("bik,buk->biu", weights.double(), term.factors) if weights is not None else None
+        factors = torch.einsum("bik,buk->biu", weights.double().cpu(), term.factors) if weights is not None else None
         one = factors is None or bool(((factors - 1).abs() <= EXACT).all())
         tokens = seed if weights is None else weights.shape[1]
         unit = term.unit.amax(-1)[:, None, :]
@@ -248,50 +251,39 @@ def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, seed: int) ->
 # ---- operations
 
 
-def _product(flow: Flow, operation: Operation) -> None:
+def _product(flow: Flow, operation: Operation) -> Form | None:
     left, right = operation.arguments[-2:]
     form = multiply(flow, operation, _matrices(flow, left), _matrices(flow, right, transposed=True))
-    out = operation.outputs[0]
-    flow.ledger.write(out, _flat(form, out))
+    return _flat(form, operation.outputs[0])
 
 
 def _flat(form: Form | None, out: Tensor) -> Form | None:
     return None if form is None else form.changed(lambda numbers: numbers.reshape(out.shape))
 
 
-def _sum_and_product(flow: Flow, operation: Operation) -> None:
-    own, left, right = operation.arguments
-    out = operation.outputs[0]
-    form = _flat(multiply(flow, operation, _matrices(flow, left), _matrices(flow, right, transposed=True)), out)
+def _sum_and_product(flow: Flow, operation: Operation) -> Form | None:
+    form = _product(flow, operation)
     factors = (operation.options.get("beta", 1), operation.options.get("alpha", 1))
     if factors[0] == 0:
-        return flow.ledger.write(out, form)
-    flow.ledger.write(out, added(flow, operation, [flow.form(own, parameters=True), form], factors, out.shape))
+        return form
+    given = flow.form(operation.arguments[0], parameters=True)
+    return added(flow, operation, [given, form], factors, operation.outputs[0].shape)
 
 
-def _attention(flow: Flow, operation: Operation) -> None:
-    """Write the form of softmax attention in one operation."""
-    query, keys, values = operation.arguments[:3]
-    out = operation.outputs[0]
-    sides = [_heads(flow, each, query) for each in (query, keys, values)]
+def _attention(flow: Flow, operation: Operation) -> Form | None:
+    """Return the form of softmax attention in one operation."""
+    query, keys, values = (_heads(flow, each, operation.arguments[0]) for each in operation.arguments[:3])
     count = len(flow.products)
-    multiply(flow, operation, sides[0], sides[1])
+    multiply(flow, operation, query, keys)
     for product in flow.products[count:]:
-        product.softmax = "right"
-    values_first = replace(
-        sides[2],
-        numbers=sides[2].numbers.mT,
-        form=None if sides[2].form is None else sides[2].form.changed(lambda numbers: numbers.mT),
-    )
-    form = None
-    if values_first.form is not None:
-        if values_first.is_carried or values_first.numbers.shape[-1] == 1:
-            form = _mixed(flow, values_first, None, query.shape[-2])
-        if form is None:
-            flow.end(values_first.form, operation.name)
-    flow.ledger.write(out, _flat(form, out))
-    for other in operation.outputs[1:]:
-        flow.ledger.write(other, None)
+        product.softmax, product.single = "right", keys.numbers.shape[1] == 1
+    if values.form is None:
+        return None
+    form = values.form.changed(lambda numbers: numbers.mT)
+    found = _mixed(flow, replace(values, form=form), None, query.numbers.shape[1])
+    if found is None:
+        flow.end(form, operation.name)
+    return _flat(found, operation.outputs[0])
 
 
 def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:
@@ -312,59 +304,66 @@ def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:
     return _Matrices(flat(tensor), form.changed(flat))
 
 
-def _looked_up(flow: Flow, operation: Operation) -> None:
-    table, numbers = operation.arguments[:2]
-    out = operation.outputs[0]
+def _looked_up(flow: Flow, operation: Operation) -> Form | None:
+    """Return the form of rows of a table: what a linear map makes of words."""
+    table, words = operation.arguments[:2]
     name = flow.owner(table)
     if not name:
         form = flow.form(table)
-        flow.ledger.write(out, None if form is None else form.changed(lambda each: each[numbers]))
-        return
+        return None if form is None else form.changed(lambda each: each[words.cpu()])
     found = _units(flow, name, positions(table).mT[None])
     if found is None:
-        return flow.ledger.write(out, None)
+        return None
     number, units = found
-    flow.sources[number].inputs.add((numbers.data_ptr(), numbers.shape[-1]))
-    token = torch.arange(numbers.numel()).view(*numbers.shape, 1).expand(out.shape)
-    flow.ledger.write(out, Form((Term(number, units[0].expand(out.shape), token),)))
+    shape = operation.outputs[0].shape
+    flow.sources[number].inputs.add((words.data_ptr(), words.shape[-1]))
+    token = torch.arange(words.numel()).view(*words.shape, 1)
+    return Form((Term(number, units[0].expand(shape), token.expand(shape)),))
 
 
-def _convolved(flow: Flow, operation: Operation) -> None:
-    """Write the form of a convolution: a linear map of channels, in groups, wherever it is applied."""
-    given, weight, bias = operation.arguments[:3]
+def _convolved(flow: Flow, operation: Operation) -> Form | None:
+    """Return the form of a convolution: a linear map of channels, in groups, wherever it is applied."""
+    _, weight, bias = operation.arguments[:3]
     transposed, groups = operation.arguments[6], operation.arguments[8]
-    out = operation.outputs[0]
-    name = flow.owner(weight)
-    form = flow.form(given)
+    out, name = operation.outputs[0], flow.owner(weight)
     if not name or transposed:
-        flow.end(form, operation.name)
-        return flow.ledger.write(out, None)
+        return stopped(flow, operation)
     elements = positions(weight).view(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    if form is not None:
-
-        def by_groups(numbers: Tensor) -> Tensor:
-            return numbers.reshape(given.shape[0], groups, weight.shape[1], -1).permute(1, 0, 3, 2).flatten(1, 2)
-
-        read = _Matrices(by_groups(given), form.changed(by_groups))
-        matrix = _Matrices(by_groups(given)[:, :1], None, name, elements.transpose(2, 3).flatten(1, 2))
-        sides = [None if read.form is None or form.opaque is not None else _side(flow, read), _side(flow, matrix)]
-        if None in sides:
-            flow.end(form, operation.name)
-        else:
-            one, other = without_repeats([side for side in sides if side is not None])
-            flow.products.append(Product(flow.index, one, other))
+    _channels_met(flow, operation, elements)
     found = _units(flow, name, elements.flatten(0, 1).flatten(1)[None])
     if found is None:
-        return flow.ledger.write(out, None)
+        return None
     number, units = found
-    shape = (1, -1, *[1] * (out.ndim - 2))
-    token = torch.arange(out[:, :1].numel()).view(out[:, :1].shape).expand(out.shape)
-    result: Form | None = Form((Term(number, units[0].view(shape).expand(out.shape), token),))
-    if bias is not None:
-        shift = flow.form(bias, parameters=True)
-        shift = None if shift is None else shift.changed(lambda numbers: numbers.view(shape))
-        result = added(flow, operation, [result, shift], (1, 1), out.shape)
-    flow.ledger.write(out, result)
+    along = (1, -1, *[1] * (out.ndim - 2))
+    token = torch.arange(out[:, :1].numel()).view(out[:, :1].shape)
+    form = Form((Term(number, units[0].view(along).expand(out.shape), token.expand(out.shape)),))
+    if bias is None:
+        return form
+    shift = flow.form(bias, parameters=True)
+    shift = None if shift is None else shift.changed(lambda numbers: numbers.view(along))
+    return added(flow, operation, [form, shift], (1, 1), out.shape)
+
+
+def _channels_met(flow: Flow, operation: Operation, elements: Tensor) -> None:
+    """Note which channels meet which numbers (groups, out, in, kernel) of the kernel."""
+    given, name = operation.arguments[0], flow.owner(operation.arguments[1])
+    form = flow.form(given)
+    groups, _, width, _ = elements.shape
+    if form is None:
+        return
+
+    def by_groups(numbers: Tensor) -> Tensor:
+        batch = 1 if given.ndim < operation.arguments[1].ndim else given.shape[0]
+        return numbers.reshape(batch, groups, width, -1).permute(1, 0, 3, 2).flatten(1, 2)
+
+    numbers = by_groups(given)
+    read = None if form.opaque is not None else _side(flow, _Matrices(numbers, form.changed(by_groups)))
+    kernel = _side(flow, _Matrices(numbers, None, name, elements.transpose(2, 3).flatten(1, 2)))
+    if read is None or kernel is None:
+        flow.end(form, operation.name)
+        return
+    one, other = without_repeats([read, kernel])
+    flow.products.append(Product(flow.index, one, other))
 
 
 PRODUCTS: dict[str, Rule] = {

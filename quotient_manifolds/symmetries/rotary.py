@@ -55,7 +55,13 @@ def _slice(
 ) -> SymmetricPair:
     """Return coordinates start <= i < stop of every head as a pair, (heads, n + m, stop - start) or by planes."""
     G, H = (
-        Factor(tuple(_view(view, pair.h, start, stop, stored[view.name], opened) for view in factor.views))
+        Factor(
+            tuple(
+                _view(view, pair.h, start, stop, stored[view.name], opened)
+                for view in factor.views
+                if isinstance(view, ParameterView)
+            )
+        )
         for factor in (pair.G, pair.H)
     )
     return SymmetricPair(name, pair.kind, G, H)

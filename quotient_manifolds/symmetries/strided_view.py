@@ -9,8 +9,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.pair import Params
-
 Axis = tuple[tuple[int, int], ...]
 """Sizes and strides of what one axis of a view is made of, the outermost first: () is an axis of length 1."""
 
@@ -60,7 +58,7 @@ class StridedView:
         """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
         return self._opened(self._flat(params)).reshape(self.shape)
 
-    def write(self, params: Params, value: Tensor) -> None:
+    def write(self, params: dict[str, Tensor], value: Tensor) -> None:
         """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
         if isinstance(params.get(self.name), nn.Parameter):
             raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")

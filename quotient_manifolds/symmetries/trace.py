@@ -131,7 +131,10 @@ class Trace:
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
-        self.params = {name: doubled(w.detach().clone()) for name, w in model.named_parameters()}
+        self.params = {
+            name: doubled(w.detach().clone(memory_format=torch.contiguous_format))
+            for name, w in model.named_parameters()
+        }
         copy = replica(model, {name: nn.Parameter(w, requires_grad=False) for name, w in self.params.items()}, doubled)
         self.params = dict(copy.named_parameters())
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -148,10 +151,15 @@ class Trace:
         for operation in self.operations:
             for used in {key(tensor): tensor for tensor in operation.inputs}:
                 self._users.setdefault(used, []).append(operation)
-        self.parts: dict[Key, Part] = {}
+
+    @cached_property
+    def parts(self) -> dict[Key, Part]:
+        """Return which numbers of which parameter a tensor is, by its key; made when it is first asked for."""
+        found: dict[Key, Part] = {}
         for name, w in self.params.items():
             for tensor, numbers in self.follow(w, torch.arange(w.numel()).view(w.shape)):
-                self.parts[key(tensor)] = name, numbers
+                found[key(tensor)] = name, numbers
+        return found
 
     def users(self, tensor: Tensor) -> list[Operation]:
         """Return the operations that take the tensor."""

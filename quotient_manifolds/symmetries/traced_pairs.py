@@ -13,7 +13,7 @@ from quotient_manifolds.symmetries.blocks import Block, Rows, blocks_of
 from quotient_manifolds.symmetries.linear_flow import Flow, positions
 from quotient_manifolds.symmetries.linear_rules import follow
 from quotient_manifolds.symmetries.lora import ADAPTER
-from quotient_manifolds.symmetries.pair import Factor, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, Group, SymmetricPair
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 from quotient_manifolds.symmetries.trace import Trace
@@ -24,11 +24,11 @@ QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
 _NORMS = frozenset(
-    "pow mean var var_mean std linalg_vector_norm native_layer_norm native_group_norm _fused_rms_norm rsqrt".split()
+    "pow mean var var_mean std linalg_vector_norm rsqrt native_layer_norm native_group_norm _fused_rms_norm".split()  # noqa: SIM905
 )
 _CLIPS = frozenset(("clamp", "clamp_", "clamp_min", "clamp_max", "hardtanh"))
 _ACTIVATIONS = frozenset(
-    "gelu gelu_ silu silu_ tanh sigmoid elu hardswish mish softplus erf hardsigmoid log_sigmoid_forward exp".split()
+    ("gelu", "silu", "silu_", "tanh", "sigmoid", "elu", "hardswish", "mish", "softplus", "erf", "hardsigmoid", "exp")
 )
 
 
@@ -42,12 +42,12 @@ def find_pairs(trace: Trace) -> Match:
 
     The inputs of the trace have to tell: at least two tokens, for a rotation of a single one is none.
     """
-    flow = Flow(trace)
     with torch.no_grad():
-        follow(flow)
+        flow = follow(trace)
     blocks = blocks_of(flow)
     refused = dict.fromkeys(_refusals(flow, blocks))
-    found = [each for heads in _alike(flow, [block for block in blocks if not block.reason]) for each in _pairs(flow, heads)]
+    whole = [block for block in blocks if not block.reason]
+    found = [each for heads in _alike(whole) for each in _pairs(flow, heads)]
     names: dict[str, int] = {}
     for each in found:
         names[each.pair.name] = names.get(each.pair.name, 0) + 1
@@ -107,7 +107,7 @@ def _is_adapter(flow: Flow, block: Block) -> bool:
 def _common(names: Sequence[str]) -> str:
     """Return the path of the innermost module that has all the parameters."""
     parts = [name.split(".")[:-1] for name in names]
-    return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts)))
+    return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))
 
 
 def _name(flow: Flow, blocks: Sequence[Block], kind: str) -> str:
@@ -161,7 +161,7 @@ def _why(operation: str, kind: str, mixed: bool) -> str:
 # ---- pairs of blocks
 
 
-def _alike(flow: Flow, blocks: Sequence[Block]) -> list[list[Block]]:
+def _alike(blocks: Sequence[Block]) -> list[list[Block]]:
     """Return blocks that are made of the same sources in the same way together: they are heads of one pair."""
     found: dict[object, list[Block]] = {}
     for block in blocks:
@@ -182,6 +182,7 @@ def _pairs(flow: Flow, heads: Sequence[Block]) -> list[_Found]:
 def _pair(flow: Flow, heads: Sequence[Block]) -> _Found | None:
     views: tuple[list[tuple[int, Tensor, bool, StridedView]], list[tuple[int, Tensor, bool, StridedView]]] = ([], [])
     elements = []
+    order: Tensor | None = None  # of heads
     for side in (0, 1):
         sources = dict.fromkeys(rows.source for rows in heads[0].sides[side])
         for number in sorted(sources, key=lambda each: -len(flow.sources[each].rows)):
@@ -189,13 +190,12 @@ def _pair(flow: Flow, heads: Sequence[Block]) -> _Found | None:
             own = [_of_source(block, side, number) for block in heads]
             units = torch.stack([torch.stack([rows.units for rows in each]) for each in own])
             first = source.first[units]  # (heads, g, h)
-            order = first[:, 0, 0].argsort() if not views[0] else order  # noqa: F821
+            order = first[:, 0, 0].argsort() if order is None else order
             steady = all(rows.steady for each in own for rows in each)
             numel = flow.trace.params[source.name].numel()
-            groups = [first[order]]
-            if StridedView.of(source.name, numel, *groups, source.rows) is None:
-                groups = list(first[order].split(1, 1))
-            for group in groups:
+            first = first[order]
+            whole = StridedView.of(source.name, numel, first, source.rows) is not None
+            for group in [first] if whole else first.split(1, 1):
                 view = StridedView.of(source.name, numel, group, source.rows)
                 if view is None:
                     return None
@@ -205,7 +205,7 @@ def _pair(flow: Flow, heads: Sequence[Block]) -> _Found | None:
     block = heads[0]
     kind = _kind(flow, block)
     name = _name(flow, heads, kind) + " rotary" * block.turns
-    acts = "GL(1, C)" if block.turns else "GL+(1)" if block.positive else "GL(h)"
+    acts: Group = "GL(1, C)" if block.turns else "GL+(1)" if block.positive else "GL(h)"
     return _Found(SymmetricPair(name, kind, G, H, acts), block, views, elements)
 
 
@@ -267,9 +267,9 @@ def _is_ignored(flow: Flow, number: int, units: Tensor) -> bool:
     for product in flow.products:
         for side in (product.left, product.right):
             for source, its in zip(side.sources, side.units.unbind(1), strict=True):
-                if source == number and wanted & set(its.flatten().tolist()):
-                    if product.softmax != "right" or not product.free or side is product.left:
-                        return False
+                concerned = source == number and wanted & set(its.flatten().tolist())
+                if concerned and (product.softmax != "right" or not product.free or side is product.left):
+                    return False
     return True
 
 
@@ -292,4 +292,3 @@ def _output_bias(flow: Flow, found: _Found) -> StridedView | None:
         numbers = flow.sources[bias.source].first[bias.units[units]]
         return StridedView.of(name, flow.trace.params[name].numel(), numbers[:1].view(1, 1, 1), numbers - numbers[0])
     return None
-

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, SymmetricPair
+from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, SymmetricPair, View
 
 TranslationKind = Literal["key bias", "value/output bias"]
 
@@ -36,9 +36,9 @@ class Translation:
     kind: TranslationKind
     pair: str
     factor: Factor
-    bias: ParameterView
+    bias: View
     weight: Factor | None = None
-    output: ParameterView | None = None
+    output: View | None = None
 
     @property
     def dimension(self) -> int:
@@ -102,17 +102,19 @@ def translations_of(
     return found
 
 
-def _is_bias(part: ParameterView, stored: Mapping[str, Tensor]) -> bool:
+def _is_bias(part: View, stored: Mapping[str, Tensor]) -> bool:
     """Return whether it is a row that is no row of a weight."""
-    return part.rows == 1 and part.name in stored and "rows" not in part.pattern.split("->")[0]
+    if part.rows != 1 or part.name not in stored or not isinstance(part, ParameterView):
+        return False
+    return "rows" not in part.pattern.split("->")[0]
 
 
-def key_bias(pair: SymmetricPair, bias: ParameterView) -> Translation:
+def key_bias(pair: SymmetricPair, bias: View) -> Translation:
     """Return the translation of the key bias `bias`, a view in pair.H: softmax over keys ignores it."""
     return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, pair.H, bias)
 
 
-def value_output_bias(pair: SymmetricPair, bias: ParameterView, output: ParameterView) -> Translation:
+def value_output_bias(pair: SymmetricPair, bias: View, output: View) -> Translation:
     """Return the translation of the value bias `bias`, a view in pair.G, into the output bias `output`, (1, d, 1)."""
     name = pair.name.replace("value/output", "value/output bias")
     return Translation(name, "value/output bias", pair.name, pair.G, bias, pair.H, output)
@@ -120,7 +122,7 @@ def value_output_bias(pair: SymmetricPair, bias: ParameterView, output: Paramete
 
 def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:
     """Return the pairs without the rows that translations can make 0."""
-    removed: dict[str, set[ParameterView]] = {}
+    removed: dict[str, set[View]] = {}
     for translation in translations:
         removed.setdefault(translation.pair, set()).add(translation.bias)
 
