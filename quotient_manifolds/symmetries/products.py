@@ -109,18 +109,18 @@ def _step(numbers: Tensor) -> int:
     return int(numbers.sort().values.diff().min())
 
 
-def multiply(flow: Flow, operation: Operation, left: _Matrices, right: _Matrices, seed: int = 0) -> Form | None:
+def multiply(flow: Flow, operation: Operation, left: _Matrices, right: _Matrices) -> Form | None:
     """Return the form (b, i, j) of sum over k of left (b, i, k) right (b, j, k), and note what meets in it."""
     shape = (left.numbers.shape[0], left.numbers.shape[1], right.numbers.shape[1])
     if left.is_carried and not (right.is_carried and flow.lives(right.form)):
         if right.form is not None:
             flow.end(right.form, operation.name)
-        found = _mixed(flow, left, right.numbers, seed)
+        found = _mixed(flow, left, right.numbers, right.numbers.shape[1])
         return found.changed(lambda each: each.mT) if found is not None else None
     if right.is_carried:
         if left.form is not None:
             flow.end(left.form, operation.name)
-        return _mixed(flow, right, left.numbers, seed)
+        return _mixed(flow, right, left.numbers, left.numbers.shape[1])
     sides = [_side(flow, each) for each in _apart(left, right)]
     met = None not in sides
     if met:
@@ -218,20 +218,14 @@ def _answer(flow: Flow, given: _Matrices, read: _Matrices, shape: tuple[int, ...
     return Form((Term(number, units, token.expand(shape)),))
 
 
-def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, seed: int) -> Form | None:
-    """Return the form (b, i, u) of sum over k of weights (b, i, k) carried (b, u, k); no weights: softmax's."""
+def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, tokens: int) -> Form | None:
+    """Return the form (b, i, u) of sum over k of weights (b, i, k) carried (b, u, k); no weights: they add up to 1."""
     terms = []
     for term in carried.form.terms if carried.form is not None else ():
         if term.source < 0:
             continue
         if not is_constant_along(term, -1):
             return None
-        whole = term.coef is None and bool((term.unit >= 0).all())
-        if weights is None and not whole:
-            return None
-        factors = torch.einsum("bik,buk->biu", weights.double().cpu(), term.factors) if weights is not None else None
-        one = factors is None or bool(((factors - 1).abs() <= EXACT).all())
-        tokens = seed if weights is None else weights.shape[1]
         unit = term.unit.amax(-1)[:, None, :]
         path = tokens_mixed(term.path, -1, flow.index)[:, None, :]
         places = torch.arange(unit.shape[0] * tokens).view(-1, tokens, 1) * 1_000_003
@@ -241,11 +235,23 @@ def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, seed: int) ->
                 term,
                 unit=unit.expand(shape),
                 path=(path + places).expand(shape),
-                coef=None if one else factors,
+                coef=_sums(weights, term),
                 mixed=True,
             )
         )
     return Form(tuple(terms)) if terms else None
+
+
+def _sums(weights: Tensor | None, term: Term) -> Tensor | None:
+    """Return sum over k of weights (b, i, k) times the term's factors (b, u, k); None if all are 1."""
+    if weights is None:
+        return None
+    plain = term.coef is None and bool((term.unit >= 0).all())
+    factors = torch.ones(len(weights), 1, weights.shape[2], dtype=torch.float64) if plain else term.factors
+    sums = weights.double().cpu() @ factors.mT
+    if bool(((sums - 1).abs() <= EXACT).all()):
+        return None
+    return sums.expand(len(weights), weights.shape[1], term.unit.shape[1])
 
 
 # ---- operations
@@ -280,10 +286,32 @@ def _attention(flow: Flow, operation: Operation) -> Form | None:
     if values.form is None:
         return None
     form = values.form.changed(lambda numbers: numbers.mT)
-    found = _mixed(flow, replace(values, form=form), None, query.numbers.shape[1])
+    whole = all(term.coef is None and bool((term.unit >= 0).all()) for term in form.terms)
+    weights = None if whole else _weights(operation, query.numbers, keys.numbers, values.numbers)
+    found = None
+    if whole or weights is not None:
+        found = _mixed(flow, replace(values, form=form), weights, query.numbers.shape[1])
     if found is None:
         flow.end(form, operation.name)
     return _flat(found, operation.outputs[0])
+
+
+def _weights(operation: Operation, query: Tensor, keys: Tensor, values: Tensor) -> Tensor | None:
+    """Return the attention weights (b heads, i, j) of softmax attention in one operation; None if they do not fit."""
+    *_, tokens, h = query.shape
+    scale = operation.options.get("scale")
+    scores = query @ keys.mT * (h**-0.5 if scale is None else scale)
+    masks = [each for each in operation.inputs[3:] if each.is_floating_point()]
+    shape = (*operation.arguments[0].shape[:-1], keys.shape[1])
+    for mask in masks:
+        scores = scores + mask.expand(shape).reshape(scores.shape)
+    causal = torch.ones(tokens, keys.shape[1], dtype=torch.bool, device=query.device).triu(1)
+    for kept in (scores, scores.masked_fill(causal, -torch.inf)):
+        weights = kept.softmax(-1)
+        out = operation.outputs[0]
+        if torch.allclose((weights @ values).reshape(out.shape), out, rtol=1e-4, atol=1e-6):
+            return weights
+    return None
 
 
 def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:

@@ -47,7 +47,13 @@ def find_pairs(trace: Trace) -> Match:
     blocks = blocks_of(flow)
     refused = dict.fromkeys(_refusals(flow, blocks))
     whole = [block for block in blocks if not block.reason]
-    found = [each for heads in _alike(whole) for each in _pairs(flow, heads)]
+    found = []
+    for heads in _alike(whole):
+        pairs = _pairs(flow, heads)
+        found += pairs
+        if not pairs:
+            kind = _kind(flow, heads[0])
+            refused[Refused(_name(flow, heads, kind), kind, "its numbers stand in no order that a view has")] = None
     names: dict[str, int] = {}
     for each in found:
         names[each.pair.name] = names.get(each.pair.name, 0) + 1
@@ -253,11 +259,11 @@ def _translations(flow: Flow, found: _Found) -> Iterator[Translation]:
         for number, units, steady, view in found.views[1]:
             if flow.is_single(number) and steady and _is_ignored(flow, number, units):
                 yield Translation(pair.name.replace(QUERY_KEY, "key bias"), "key bias", pair.name, pair.H, view)
-    if pair.kind == VALUE_OUTPUT and len(pair.H.views) == 1:
+    if pair.kind in (VALUE_OUTPUT, BOTTLENECK) and len(pair.H.views) == 1:
         output = _output_bias(flow, found)
         for number, _, steady, view in found.views[0]:
             if flow.is_single(number) and steady and output is not None and view.rows == 1:
-                name = pair.name.replace(VALUE_OUTPUT, "value/output bias")
+                name = pair.name.replace(pair.kind, f"{pair.kind} bias")
                 yield Translation(name, "value/output bias", pair.name, pair.G, view, pair.H, output)
 
 

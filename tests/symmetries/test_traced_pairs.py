@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import SymmetricPair, Symmetries, find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import (
+    SymmetricPair,
+    Symmetries,
+    fibre_dimension,
+    find_symmetries,
+    prove_symmetries,
+)
 from quotient_manifolds.symmetries.lora import ADAPTER
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match
 from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.traced_pairs import find_pairs
+from tests.breadth import counts
+from tests.handwritten_models import (
+    Adapted,
+    ComplexRotary,
+    Einsum,
+    HeadByHead,
+    PartlyRotated,
+    PixelAttention,
+    Temperature,
+    handwritten,
+)
 
 ATTENTION = ("query/key", "value/output", ADAPTER)
 Owned = tuple[str, str, tuple[tuple[str, bytes], ...]]
@@ -80,3 +97,155 @@ def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
 
 def test_numbers_in_no_regular_order_have_no_strided_view() -> None:
     assert StridedView.of("w", 60, torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
+
+
+# --- models that people write themselves ------------------------------------------------------------------------------
+
+HANDWRITTEN = {
+    "NanoGPT": ("2 x query/key GL(4)^3; 2 x value/output GL(4)^3", "2 x key bias; 2 x value/output bias"),
+    "RearrangedViT": ("query/key GL(4)^2; value/output GL(4)^2", ""),
+    "CrossAttention": ("query/key GL(4)^3; value/output GL(4)^3; gated neuron GL(1)^24", ""),
+    "PermutedQKV": ("query/key GL(4)^2; value/output GL(4)^2", "key bias; value/output bias"),
+    "Einsum": ("query/key GL(3)^2; value/output GL(3)^2", ""),
+    "ComplexRotary": ("query/key GL(1, C)^4; value/output GL(4)^2; gated neuron GL(1)^10", ""),
+    "PartlyRotated": (
+        "query/key GL(1, C)^4; query/key GL(2)^2; value/output GL(6)^2",
+        "key bias; value/output bias",
+    ),
+    "Temperature": ("query/key GL(4)^2; value/output GL(4)^2", "key bias; value/output bias"),
+    "HeadByHead": ("2 x query/key GL(3)^1; 2 x value/output GL(3)^1", ""),
+    "PixelAttention": (
+        "query/key GL(6)^1; value/output GL(6)^1; relu neuron GL+(1)^5",
+        "key bias; value/output bias",
+    ),
+    "Adapted": ("lora B/A GL(2)^1; bottleneck in/out GL(3)^1", "value/output bias"),
+    "Normalised": ("gated neuron GL(1)^8", ""),
+    "Seq2Seq": (
+        "2 x query/key GL(4)^2; 2 x value/output GL(4)^2; relu neuron GL+(1)^12",
+        "key bias; value/output bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANDWRITTEN)
+def test_a_model_of_ones_own_is_understood(name: str) -> None:
+    model, inputs = handwritten()[name]
+    found = find_pairs(Trace(model, inputs))
+    pairs, translations = HANDWRITTEN[name]
+    assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(pairs)
+    assert Counter(shift.kind for shift in found.translations) == counts(translations)
+    assert len({pair.name for pair in found.pairs}) == len(found.pairs)
+    assert all_proved(model, inputs, found)
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    model, inputs = handwritten()["Normalised"]
+    reasons = {refusal.kind: refusal.reason for refusal in find_pairs(Trace(model, inputs)).refused}
+    assert "normalised" in reasons["query/key"]
+    assert "gate" in reasons["value/output"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "besides"),
+    [
+        (Einsum(5, 2, 2), (6, 5), 0),
+        (HeadByHead(5, 2, 2), (6, 5), 0),
+        (PartlyRotated(8, 1), (6, 8), 0),
+        (ComplexRotary(6, 4, 2, 2, 5), (6, 6), 0),
+        (Temperature(4, 2, 5), (5, 4), 2 + 2 * 5),  # a temperature for each head, and what a whole row of scores shares
+        (Adapted(4, 2), (6, 4), 20),  # the first layer itself can be what its update of rank 2 is
+        (PixelAttention(4), (4, 3, 3), 8),  # gains and biases of the norm
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_no_dimension_is_missing(model: nn.Module, sizes: tuple[int, ...], besides: int) -> None:
+    torch.manual_seed(0)
+    model = model.eval()
+    for w in model.parameters():
+        w.data += 0.3 * torch.randn_like(w)
+    found = find_pairs(Trace(model, torch.randn(2, *sizes)))
+    dimension = sum(pair.group_dimension for pair in found.pairs)
+    dimension += sum(shift.dimension for shift in found.translations)
+    count = 3 * sum(w.numel() for w in model.parameters()) // torch.Size(sizes).numel() + 2
+    certificate = fibre_dimension(model, [torch.randn(1, *sizes) for _ in range(count)])
+    assert certificate.certain
+    assert dimension + besides == certificate.dimension
+
+
+def test_a_single_token_tells_nothing() -> None:
+    model, inputs = handwritten()["PermutedQKV"]
+    with pytest.raises(ValueError, match="single key"):
+        find_pairs(Trace(model, inputs[:, :1]))
+
+
+# --- what makes two pairs of one, and none ----------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Scores of two linear maps with something of one's choice in between."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.between = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.between(self.q(x)) @ self.k(x).mT
+
+
+FACTORS = torch.tensor([2.0, 2.0, 2.0, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("between", "groups"),
+    [
+        (lambda x: -3 * x, ["GL(4)^1"]),
+        (lambda x: x * FACTORS, ["GL(3)^1", "GL(1)^1"]),
+        (lambda x: x * torch.arange(1, 6, dtype=x.dtype)[:, None], ["GL(4)^1"]),  # a factor for each token
+        (lambda x: torch.cat([x[..., :2].roll(1, 1), x[..., 2:]], -1), ["GL(2)^2"]),  # of the token before
+        (lambda x: x[..., [1, 0, 3, 2]].flip(-1).roll(2, -1), ["GL(4)^1"]),  # the order it was in
+        (lambda x: x.flip(-1), []),  # two orders that no view can have
+        (lambda x: x.relu(), ["GL+(1)^4"]),
+        (lambda x: x + 1, []),
+        (lambda x: x.tanh(), []),
+        (lambda x: x * x.mean(), []),
+        (lambda x: x.cumsum(-1), []),
+    ],
+)
+def test_what_comes_between_says_which_group_is_left(between: Callable[[Tensor], Tensor], groups: list[str]) -> None:
+    model = Scaled(between).eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = find_pairs(Trace(model, inputs))
+    assert sorted(pair.group for pair in found.pairs) == sorted(groups)
+    assert all_proved(model, inputs, found) or not groups
+
+
+class Used(nn.Module):
+    """A bottleneck of which something is used a second time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.into, self.out, self.what = nn.Linear(6, 3), nn.Linear(3, 6), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x)
+        y = self.out(h)
+        second = {
+            "units": lambda: h.sin(),
+            "weight": lambda: self.out.weight.T.sin(),
+            "bias": lambda: self.into.bias.sin(),
+            "transposed": lambda: y @ self.into.weight.T,
+            "twice": lambda: self.out(self.into(y)),
+            "nothing": lambda: x,
+        }
+        return y, second[self.what]()
+
+
+@pytest.mark.parametrize(
+    ("what", "found"), [("nothing", 1), ("units", 0), ("weight", 0), ("bias", 0), ("transposed", 0), ("twice", 1)]
+)
+def test_numbers_that_are_used_elsewhere_are_left_alone(what: str, found: int) -> None:
+    model = Used(what).double().eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    match = find_pairs(Trace(model, inputs))
+    assert len(match.pairs) == found
+    assert all_proved(model, inputs, match) or not found
