@@ -54,7 +54,7 @@ class NormScale(Freedom):
     zeros, and the bias any vector if every reader has a bias of its own. centred: the channels of n have mean 0, as
     those of a LayerNorm; then each row of W diag(gain) may be shifted by any number, too. The mean of its rows can hold
     W bias for a reader without a bias: W diag(gain) + u 1^T answers W diag(gain) n to n, and u to a bias / gain of 1.
-    size: the number of channels.
+    size: the number of channels. offset: the gain is the parameter and this number, such as 1.
     """
 
     gain: str
@@ -62,6 +62,7 @@ class NormScale(Freedom):
     readers: tuple[Reader, ...]
     centred: bool
     size: int
+    offset: float = 0.0
     kind: ClassVar[str] = "norm"
 
     @property
@@ -144,7 +145,7 @@ class NormScale(Freedom):
 
     def read_norm(self, params: Params) -> tuple[Tensor, Tensor]:
         """Return gain and bias in float64."""
-        gain = params[self.gain].double().flatten()
+        gain = params[self.gain].double().flatten() + self.offset
         return gain, params[self.bias].double().flatten() if self.bias else torch.zeros_like(gain)
 
     def set_norm(
@@ -168,6 +169,6 @@ class NormScale(Freedom):
         self._write_norm(params, gain, bias)
 
     def _write_norm(self, params: Params, gain: Tensor, bias: Tensor) -> None:
-        for name, numbers in ((self.gain, gain), (self.bias, bias)):
+        for name, numbers in ((self.gain, gain - self.offset), (self.bias, bias)):
             if name:
                 params[name] = numbers.to(params[name].dtype).view_as(params[name])

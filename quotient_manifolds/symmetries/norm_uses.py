@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.norm_scale import Reader
-from quotient_manifolds.symmetries.trace import SUMS, Operation, Trace, is_plain, key
+from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, is_plain, key
 
 CENTRED = 1e-5  # of the mean size of the channels: so small is a mean of 0, where a norm computes in float32
 _NORMS = frozenset(
@@ -38,12 +38,14 @@ class Reading:
 class NormUse:
     """Describe y = gain * n + bias, wherever the model computes it with this gain.
 
-    gain, bias: names of parameters, "" if there is none. operations: that use them, by id. size: the number of
-    channels. centred: those of n have mean 0. readings: the linear maps that read y, each once. sums: the sums that
-    y goes into with its channels in order. obstacles: one reason for everything that reads y and is no linear map.
+    gain, bias: names of parameters, "" if there is none. offset: what is added to the parameter to make it the gain.
+    operations: that use them, by id. size: the number of channels. centred: those of n have mean 0. readings: the
+    linear maps that read y, each once. sums: the sums that y goes into with its channels in order. obstacles: one
+    reason for everything that reads y and is no linear map.
     """
 
     gain: str
+    offset: float
     bias: str
     operations: frozenset[int]
     size: int
@@ -56,8 +58,9 @@ class NormUse:
 def norm_uses(trace: Trace) -> Iterator[NormUse]:
     """Yield how every norm along the last axis is used; one without a gain, each time it is."""
     answers: dict[str, list[_Answer]] = {}
+    raised = raised_vectors(trace)
     for index, operation in enumerate(trace.operations):
-        for each in _answers(trace, operation):
+        for each in _answers(trace, operation, raised):
             answers.setdefault(each.gain or str(index), []).append(each)
     for alike in answers.values():
         yield _norm_use(trace, alike)
@@ -67,10 +70,28 @@ def not_followed(trace: Trace, operation: Operation) -> Iterator[tuple[str, str]
     """Yield the gain of a norm that is not of the form gain * n + bias along the last axis, with that reason."""
     if operation.name in _NORMS and len(operation.inputs) > 1 and key(operation.inputs[1]) in trace.parts:
         yield trace.parts[key(operation.inputs[1])][0], f"{operation.name} does not scale the last axis alone"
-    if operation.name == "add" and len(operation.inputs) == 1 and (gain := _vector(trace, operation.inputs[0])):
-        total = operation.outputs[0]
-        if any(user.name in _NORMS or (user.name == "mul" and len(user.inputs) == 2) for user in trace.users(total)):
-            yield gain, "a number is added to it before it scales"
+
+
+@dataclass(frozen=True, eq=False)
+class _Gain:
+    """Hold a vector of gains: a parameter, and what is added to it by which operation."""
+
+    name: str
+    offset: float = 0.0
+    operations: tuple[Operation, ...] = ()
+
+
+def raised_vectors(trace: Trace) -> dict[Key, _Gain]:
+    """Return the sums of a vector that is a parameter and a number, such as 1 + weight."""
+    found: dict[Key, _Gain] = {}
+    for operation in trace.operations:
+        if operation.name == "add" and len(operation.inputs) == 1 and is_plain(operation):
+            name = _vector(trace, operation.inputs[0])
+            numbers = [each for each in operation.arguments if isinstance(each, (int, float))]
+            if name and len(numbers) == 1:
+                for view, _ in trace.follow(operation.outputs[0], operation.outputs[0]):
+                    found[key(view)] = _Gain(name, float(numbers[0]), (operation,))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +102,10 @@ class _Answer:
     bias: str
     y: Tensor
     operations: tuple[Operation, ...]
+    offset: float = 0.0
 
 
-def _answers(trace: Trace, operation: Operation) -> Iterator[_Answer]:
+def _answers(trace: Trace, operation: Operation, raised: Mapping[Key, _Gain]) -> Iterator[_Answer]:
     if any(output.is_nested for output in operation.outputs):  # its channels have no common shape to be followed in
         return
     if operation.name in ("native_layer_norm", "_fused_rms_norm"):
@@ -91,15 +113,24 @@ def _answers(trace: Trace, operation: Operation) -> Iterator[_Answer]:
         bias = others[0] if operation.name == "native_layer_norm" else None
         if gain is None and bias is None:
             yield _Answer("", "", operation.outputs[0], (operation,))
-        if isinstance(gain, Tensor) and (name := _vector(trace, gain)):
+        if isinstance(gain, Tensor) and (found := _gain(trace, gain, raised)):
             shift = _vector(trace, bias) if isinstance(bias, Tensor) else ""
             if shift or not isinstance(bias, Tensor):
-                yield _Answer(name, shift, operation.outputs[0], (operation,))
+                yield _answer(found, shift, operation.outputs[0], operation)
     if operation.name == "mul" and len(operation.inputs) == 2:
         y = operation.outputs[0]
         for gain in operation.inputs:
-            if (name := _vector(trace, gain)) and gain.numel() == y.shape[-1] > 1 and y.numel() > gain.numel():
-                yield _added(trace, _Answer(name, "", y, (operation,)))
+            if gain.numel() == y.shape[-1] > 1 and y.numel() > gain.numel() and (found := _gain(trace, gain, raised)):
+                yield _added(trace, _answer(found, "", y, operation))
+
+
+def _gain(trace: Trace, tensor: Tensor, raised: Mapping[Key, _Gain]) -> _Gain | None:
+    name = _vector(trace, tensor)
+    return _Gain(name) if name else raised.get(key(tensor))
+
+
+def _answer(gain: _Gain, bias: str, y: Tensor, operation: Operation) -> _Answer:
+    return _Answer(gain.name, bias, y, (*gain.operations, operation), gain.offset)
 
 
 def _added(trace: Trace, answer: _Answer) -> _Answer:
@@ -108,7 +139,7 @@ def _added(trace: Trace, answer: _Answer) -> _Answer:
     if len(users) == 1 and users[0].name == "add" and len(users[0].inputs) == 2 and is_plain(users[0]):
         for bias in users[0].inputs:
             if (name := _vector(trace, bias)) and bias.numel() == answer.y.shape[-1]:
-                return _Answer(answer.gain, name, users[0].outputs[0], (*answer.operations, users[0]))
+                return replace(answer, bias=name, y=users[0].outputs[0], operations=(*answer.operations, users[0]))
     return answer
 
 
@@ -139,12 +170,13 @@ def _norm_use(trace: Trace, answers: list[_Answer]) -> NormUse:
                 obstacles.append(reading)
                 if operation.name in SUMS and is_plain(operation) and torch.equal(numbers, _in_order(numbers)):
                     sums.append(operation)
-    if {each.bias for each in answers} != {answers[0].bias}:
+    if len({(each.bias, each.offset) for each in answers}) > 1:
         obstacles, readings, sums = ["it is used with several biases"], [], []
     centred = all(_is_centred(trace, each) for each in answers)
     size = answers[0].y.shape[-1]
-    gain, bias = answers[0].gain, answers[0].bias
-    return NormUse(gain, bias, own, size, centred, tuple(_once(readings)), tuple(sums), tuple(obstacles))
+    first = answers[0]
+    found = tuple(_once(readings))
+    return NormUse(first.gain, first.offset, first.bias, own, size, centred, found, tuple(sums), tuple(obstacles))
 
 
 def _in_order(numbers: Tensor) -> Tensor:
@@ -187,7 +219,7 @@ def _is_centred(trace: Trace, answer: _Answer) -> bool:
     """Return whether the channels of n have mean 0, up to rounding; numbers that are all 0 do not say."""
     if answer.operations[0].name == "native_layer_norm":
         return True
-    gain = trace.params[answer.gain].double().flatten()
+    gain = trace.params[answer.gain].double().flatten() + answer.offset
     shift = trace.params[answer.bias].double().flatten() if answer.bias else 0.0
     n = (answer.y.double() - shift) / gain
     size = n.abs().mean(dim=-1)

@@ -45,4 +45,4 @@ def _norm_scale(trace: Trace, use: NormUse) -> NormScale | str:
     parts = [(name, torch.arange(trace.params[name].numel())) for name in (use.gain, use.bias) if name]
     parts += [part for reader in readers for part in reader.parts]
     tied = trace.used_besides(parts, known)
-    return tied or NormScale(use.gain, use.bias, readers, use.centred, use.size)
+    return tied or NormScale(use.gain, use.bias, readers, use.centred, use.size, use.offset)

@@ -22,10 +22,11 @@ class UnseenDirection(Freedom):
 
     With v = 1 / gain, v^T y is the constant v^T bias. So (W + u v^T, b - u v^T bias) is the same function for any u,
     which needs a b unless the norm has no bias. The one place is where W v = 0: an orthogonal projection, which
-    amplifies nothing where gains are small. gain, bias: names, "" if there is none.
+    amplifies nothing where gains are small. gain, bias: names, "" if there is none. offset: what is added to the gain.
     """
 
     gain: str
+    offset: float
     bias: str
     readers: tuple[Reader, ...]
     kind: ClassVar[str] = "unseen direction"
@@ -61,7 +62,9 @@ class UnseenDirection(Freedom):
 
     def _direction(self, params: Params, reader: Reader) -> tuple[Tensor, Tensor]:
         """Return 1 / gain, scaled to a maximum of 1, and its product with the bias."""
-        gain = params[self.gain].double().flatten() if self.gain else torch.ones(len(reader.channels)).double()
+        gain = torch.ones(len(reader.channels)).double()
+        if self.gain:
+            gain = params[self.gain].double().flatten() + self.offset
         bias = params[self.bias].double().flatten() if self.bias else torch.zeros_like(gain)
         smallest = gain.abs().min()
         v = smallest / gain if smallest > 0 else (gain == 0).double()
@@ -129,7 +132,7 @@ def find_unseen(trace: Trace, use: NormUse) -> Iterator[UnseenDirection]:
 
     readers = tuple(reading.reader for reading in use.readings if has_one(reading))
     if use.centred and readers:
-        yield UnseenDirection(use.gain, use.bias, readers)
+        yield UnseenDirection(use.gain, use.offset, use.bias, readers)
 
 
 def find_norm_shift(trace: Trace, use: NormUse, biases: Mapping[Key, LoneBias]) -> Iterator[NormShift]:

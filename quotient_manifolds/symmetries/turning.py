@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.norm_uses import raised_vectors
 from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key
 
 _MOVES = ("index", "index_select", "roll", "flip")  # of tokens
@@ -94,6 +95,7 @@ class _Closure:
         self._trace, self._producers, self._constants, self._computed = trace, producers, constants, computed
         self._waiting: list[Tensor] = []
         self._parts: dict[tuple[Key, int], tuple[Part, bool]] = {}
+        self._raised = raised_vectors(trace)
         self._known, self._norms = set[int](), set[int]()
         self._met = set[str]()
         self._fixes_ones, self._width = False, 0
@@ -140,6 +142,8 @@ class _Closure:
     def _constant(self, tensor: Tensor) -> float | None:
         """Return the number that a gain or bias is for every channel, if the tensor is one."""
         name, _ = self._trace.parts.get(key(tensor), ("", tensor))
+        if key(tensor) in self._raised:
+            name = self._raised[key(tensor)].name
         if name in self._constants:
             self._met.add(name)
         return self._constants.get(name)

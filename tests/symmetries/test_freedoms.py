@@ -43,6 +43,7 @@ CASES = {
     "two tables": (Embedded, IDS),
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
+    "Gemma": (hugging_face("GemmaModel", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Llama with a head": (hugging_face("LlamaForCausalLM", **TEXT, tie_word_embeddings=False), WORDS),
     "ViT with a head": (hugging_face("ViTForImageClassification", **SIZES, image_size=8, patch_size=4), PIXELS),
 }
