@@ -49,6 +49,10 @@ def inputs():
     torch.manual_seed(1)
     return torch.randn(4, 5, 8)
 
+def many_inputs():
+    torch.manual_seed(1)
+    return torch.randn(50, 5, 8)
+
 def batches():
     torch.manual_seed(1)
     return [(torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0])) for _ in range(2)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,9 +65,11 @@ def inspect(
     likewise. Also printed: how much of the model is redundant, and the singular values of G H^T in every pair. Inputs
     are made from the model's configuration; a model without one needs --inputs.
 
-    With --certify, a small model with random weights is made of the class and the settings of MODEL, which must be a
-    Hugging Face model: all parameters with the same function as its own have a dimension that needs no theory of
-    symmetries (the parameters less the rank of the Jacobian of all outputs), and what is found is counted against it.
+    With --certify, a small model with random weights is made of the class and the settings of MODEL: all parameters
+    with the same function as its own have a dimension that needs no theory of symmetries (the parameters less the rank
+    of the Jacobian of all outputs), and what is found is counted against it. A model without a configuration of Hugging
+    Face's is taken as it is, with other random weights, if it is small; --inputs gives as many examples that the model
+    has three times as many outputs on them as parameters.
 
     The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
     """
@@ -81,7 +84,7 @@ def inspect(
             raise BadInput(_nothing_found(model, network, found))
         proof = prove_symmetries(network, given, found, seed=seed)
     count = count_symmetries(network, found)
-    certificate = _certificate(network, seed, quiet) if certify else None
+    certificate = _certificate(network, given, inputs, seed, quiet) if certify else None
     about = described(network, model)
     record = {
         "version": VERSION,
@@ -117,23 +120,36 @@ def inspect(
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 
-def _certificate(network: nn.Module, seed: int, quiet: bool) -> Certificate:
-    from quotient_manifolds.load import certify
+def _certificate(network: nn.Module, given: Any, inputs: str | None, seed: int, quiet: bool) -> Certificate:
+    from quotient_manifolds.load import certify, make_generic
+    from quotient_manifolds.load.certificate import single_examples
 
     with progress_bars(quiet=quiet) as progress:
-        return certify(network, seed=seed, progress=progress)
+        if hasattr(getattr(network, "config", None), "to_diff_dict"):
+            return certify(network, seed=seed, progress=progress)
+        found = certify(
+            make_generic(copy.deepcopy(network), seed=seed), single_examples(given), seed=seed, progress=progress
+        )
+    if found.fibre.outputs < found.fibre.parameters:
+        raise BadInput(
+            f"a certificate of {found.fibre.parameters} parameters needs at least as many outputs, and on the examples "
+            f"of {inputs} the model has {found.fibre.outputs}: let the function return more examples."
+        )
+    return found
 
 
 def _dimensions(certificate: Certificate) -> Table:
     """Return a row for each family that a small copy has, and one for what is not found."""
     found, fibre = certificate.found, certificate.fibre
     rows = [{"family": family, "dimension": str(size)} for family, size in found.families.items()]
+    if certificate.shared:
+        rows.append({"family": "counted twice", "dimension": str(-certificate.shared)})
     rows += [
         {"family": "not found", "dimension": str(certificate.missing)},
         {"family": "all parameters with the same function", "dimension": str(fibre.dimension)},
     ]
-    caption = f"The fibre of a {certificate.model} of width 8 and {certificate.blocks} block"
-    return Table.of("dimensions", caption, rows, words={"family"})
+    size = f" of width 8 and {certificate.blocks} block" if certificate.blocks else ""
+    return Table.of("dimensions", f"The fibre of a {certificate.model}{size}", rows, words={"family"})
 
 
 def _nothing_found(model: str, network: nn.Module, symmetries: Symmetries) -> str:

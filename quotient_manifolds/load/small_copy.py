@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
 from quotient_manifolds.load.example_inputs import accepted_by, example_inputs
 from quotient_manifolds.symmetries.outputs import floating
@@ -122,14 +123,26 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
             while outputs and len(chosen) * outputs < wanted:
                 chosen.append(next(examples))
             size = max(1, TOGETHER // max(1, outputs))
-            return [_joined(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+            return [joined(chosen[start : start + size]) for start in range(0, len(chosen), size)]
         except (IndexError, RuntimeError) as error:
             failure = failure or error
     raise ValueError(f"{type(model).__name__} takes no inputs made for it: {' '.join(str(failure).split())}")
 
 
-def _joined(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
+def joined(batches: Sequence[Any]) -> Any:
+    """Put batches together, example after example; return the first where they are not alike."""
+    first, *others = (tree_flatten(batch) for batch in batches)
+    tensors = [leaf for leaves, _ in (first, *others) for leaf in leaves if isinstance(leaf, Tensor)]
+    alike = all(
+        spec == first[1] and list(map(_shape, leaves)) == list(map(_shape, first[0])) for leaves, spec in others
+    )
+    if not alike or not all(tensor.ndim for tensor in tensors):
+        return batches[0]
+    return tree_map(lambda *each: torch.cat(each) if isinstance(each[0], Tensor) else each[0], *batches)
+
+
+def _shape(leaf: Any) -> Any:
+    return leaf.shape[1:] if isinstance(leaf, Tensor) else leaf
 
 
 def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Tensor]]:

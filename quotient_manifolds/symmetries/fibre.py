@@ -7,8 +7,9 @@ the parameters with the same function as theta form a manifold of dimension P - 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class FibreDimension:
     Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at the gap.
     unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that no input
     asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for what
-    speaks against the dimension. silent: a mask of those numbers for each of these parameters, in no report.
+    speaks against the dimension. kernel: an orthonormal basis, (dimension, parameters), of the directions in which no
+    output changes; columns are the numbers of the parameters that ask for gradients, in their order in the model.
     """
 
     dimension: int
@@ -51,7 +53,7 @@ class FibreDimension:
     outputs: int
     unreached: Mapping[str, int]
     doubts: tuple[str, ...]
-    silent: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    kernel: Tensor = field(repr=False, compare=False)
 
     @property
     def certain(self) -> bool:
@@ -59,9 +61,9 @@ class FibreDimension:
         return not self.doubts
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ready for JSON (an infinite gap is None)."""
-        plain = {**asdict(self), "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
-        return {name: value for name, value in plain.items() if name != "silent"}
+        """Return plain data, ready for JSON (an infinite gap is None), without the kernel."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kernel"}
+        return {**plain, "gap": self.gap if math.isfinite(self.gap) else None, "certain": self.certain}
 
     def __str__(self) -> str:
         """Write the report, some lines of text."""
@@ -125,13 +127,14 @@ def fibre_dimension(
     t = (s / s[0].clamp_min(torch.finfo(s.dtype).tiny)).tolist()
     whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
     near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
-    silent = {name: mask for name, mask in _silent(jacobian, R) if bool(mask.any())}
+    kernel = torch.linalg.svd(R).Vh[rank:]
+    unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
     doubts = (
         _no_gap(gap),
         _too_few(rank, _gap(held)[1]),
         _no_near(near),
         _not_generic(jacobian, listed, R),
-        _cut_off(jacobian, listed[0], R, rank),
+        _cut_off(jacobian, listed[0], kernel),
     )
     return FibreDimension(
         dimension=R.shape[1] - rank,
@@ -144,19 +147,10 @@ def fibre_dimension(
         gap=gap,
         batches=len(listed),
         outputs=outputs,
-        unreached={name: int(mask.sum()) for name, mask in silent.items()},
+        unreached=dict(unreached),
         doubts=tuple(doubt for doubt in doubts if doubt),
-        silent=silent,
+        kernel=kernel,
     )
-
-
-def _silent(jacobian: Jacobian, R: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield for every parameter that is counted where the columns of the Jacobian are 0."""
-    names, zero = jacobian.names(), ~R.any(dim=0).cpu()
-    for name, value in jacobian.model.named_parameters():
-        if name in names:
-            first = names.index(name)
-            yield name, zero[first : first + value.numel()].view(value.shape)
 
 
 def _checked_batches(batches: Any) -> list[Any]:
@@ -239,16 +233,15 @@ def _not_generic(jacobian: Jacobian, batches: Sequence[Any], R: Tensor) -> str:
     )
 
 
-def _cut_off(jacobian: Jacobian, batch: Any, R: Tensor, rank: int) -> str:
+def _cut_off(jacobian: Jacobian, batch: Any, kernel: Tensor) -> str:
     """Return a doubt if the outputs move to first order along the kernel of J, as they do where gradients are cut off.
 
     A step t along the kernel moves them by O(t^2), and along a random direction by O(t).
     """
-    P = R.shape[1]
-    if rank == P:
+    if not len(kernel):
         return ""
-    kernel = torch.linalg.svd(R).Vh[rank:]
-    along, across = (torch.randn(n, generator=jacobian.generator, dtype=R.dtype).to(R.device) for n in (P - rank, P))
+    along, across = (torch.randn(n, generator=jacobian.generator, dtype=kernel.dtype) for n in kernel.shape)
+    along, across = along.to(kernel.device), across.to(kernel.device)
     if jacobian.moved(batch, along @ kernel, BROKEN) <= 1e-2 * jacobian.moved(batch, across, BROKEN):
         return ""
     return "the outputs move where their gradients are zero: some are cut off inside the model (detach, no_grad)"

@@ -22,39 +22,41 @@ MORE = 3  # draws than dimensions
 _Step = Callable[[Params, torch.Generator, float], None]
 
 
-def spanned_dimension(
-    symmetries: Symmetries, params: Mapping[str, Tensor], fixed: Mapping[str, Tensor] | None = None, seed: int = 0
-) -> int:
-    """Compute the dimension of the span of all tangent vectors of the symmetries at these parameters, in float64.
+def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Return directions that span the tangent space of the orbit of each symmetry at these parameters, by its name.
 
-    Tangent vectors are central differences of random moves of each, a few more than its dimensions. fixed: masks of
-    numbers of parameters, by name, of which directions are not to be counted: the rank is that of the others.
+    Each (moves, numbers of all parameters in their order), in float64: central differences of random moves, a few more
+    than the symmetry has dimensions.
     """
     seeds = itertools.count(seed)
     start = {name: value.detach().double() for name, value in params.items()}
-    fixed = fixed or {}
-    kept = torch.cat([~fixed.get(name, torch.zeros_like(w, dtype=torch.bool)).flatten() for name, w in start.items()])
-    rows = [
-        _tangent(step, start, next(seeds))[kept]
-        for step, dimension in _steps(symmetries)
-        for _ in range(dimension + MORE)
-    ]
-    if not rows:
-        return 0
-    T = torch.stack(rows)
-    T = T / torch.linalg.vector_norm(T, dim=1, keepdim=True).clamp_min(torch.finfo(T.dtype).tiny)
-    s = torch.linalg.svdvals(T)
-    return int((s > RANK * s[0]).sum())
+    return {
+        name: torch.stack([_tangent(step, start, next(seeds)) for _ in range(dimension + MORE)])
+        for name, step, dimension in _steps(symmetries)
+    }
 
 
-def _steps(symmetries: Symmetries) -> Iterator[tuple[_Step, int]]:
-    """Yield how each symmetry moves, and its dimension."""
+def span(vectors: Tensor) -> Tensor:
+    """Return an orthonormal basis of what the rows span, (rank, columns), each row taken at length 1."""
+    sizes = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    _, s, Vh = torch.linalg.svd(vectors / sizes.clamp_min(torch.finfo(vectors.dtype).tiny), full_matrices=False)
+    return Vh[s > RANK * s[:1]]
+
+
+def spanned_dimension(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> int:
+    """Compute the dimension of the span of all tangent vectors of the symmetries at these parameters, in float64."""
+    found = tangents(symmetries, params, seed)
+    return len(span(torch.cat(list(found.values())))) if found else 0
+
+
+def _steps(symmetries: Symmetries) -> Iterator[tuple[str, _Step, int]]:
+    """Yield the name of each symmetry, how it moves, and its dimension."""
     for pair in symmetries.pairs:
-        yield partial(_move_pair, pair), pair.group_dimension
+        yield pair.name, partial(_move_pair, pair), pair.group_dimension
     for translation in symmetries.translations:
-        yield partial(_shift, translation), translation.dimension
+        yield translation.name, partial(_shift, translation), translation.dimension
     for freedom in symmetries.freedoms:
-        yield freedom.move, sum(freedom.families.values())
+        yield freedom.name, freedom.move, sum(freedom.families.values())
 
 
 def _move_pair(pair: SymmetricPair, params: Params, generator: torch.Generator, size: float) -> None:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,17 +54,30 @@ def test_inspect_json_accounts_for_every_parameter(bert: Path, tmp_path: Path) -
     assert paired.isdisjoint(record["symmetries"]["rest"])
 
 
+def _found(certificate: dict[str, Any]) -> int:
+    return sum(certificate["found"]["families"].values()) - int(certificate["shared"])
+
+
 def test_inspect_counts_what_it_finds_against_the_fibre(bert: Path, mine: str, tmp_path: Path) -> None:
     shown = call("inspect", bert, "--certify", "--out", tmp_path / "record.json")
     certificate = json.loads((tmp_path / "record.json").read_text())["certificate"]
     assert shown.exit_code == 0
     assert certificate["found"]["families"].keys() >= {"query/key", "value/output", "key bias", "gain of a norm"}
-    assert certificate["fibre"]["dimension"] == certificate["found"]["dimension"] + certificate["missing"]
+    assert certificate["fibre"]["dimension"] == _found(certificate) + certificate["missing"]
     assert "dimension of the fibre" in shown.stdout
     assert "not found" in shown.stdout
+
+
+def test_inspect_counts_a_model_written_by_hand_on_its_inputs(mine: str, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    shown = call("inspect", f"{mine}:layer", "--inputs", f"{mine}:many_inputs", "--certify", "--out", record)
+    certificate = json.loads(record.read_text())["certificate"]
+    assert shown.exit_code == 0, shown.output
+    assert certificate["fibre"]["dimension"] == _found(certificate) + certificate["missing"]
+    assert certificate["fibre"]["outputs"] == 50 * 5 * 8
     refused(
         call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"),
-        "has none: make a small model of the same kind by hand",
+        "needs at least as many outputs, and on the examples of",
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertModel,
@@ -18,7 +19,7 @@ from transformers import (
     OPTModel,
 )
 
-from quotient_manifolds.load import certify
+from quotient_manifolds.load import certify, make_generic
 
 
 def test_what_is_found_is_counted_against_all_there_is() -> None:
@@ -100,6 +101,61 @@ def test_the_copy_is_of_the_class_and_the_settings_of_the_model() -> None:
     wide, deep = (BertModel(BertConfig(hidden_size=size, num_attention_heads=4)) for size in (16, 32))
     sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}
     assert certify(wide, **sizes).to_dict() == certify(deep, **sizes).to_dict()
+
+
+def gaussians(count: int, *shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for _ in range(count)]
+
+
+def test_a_model_of_the_users_own_is_certified_as_it_is() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    certificate = certify(model, gaussians(12, 10, 3))
+    assert certificate.found.families == {"relu neuron": 5}
+    assert (certificate.blocks, certificate.missing, certificate.places) == (None, 0, {})
+    with pytest.raises(ValueError, match="with batches none is made"):
+        certify(model, gaussians(1, 10, 3), hidden_size=4)
+
+
+class Curved(nn.Module):
+    """(w u) x: a scale that no family names, between two vectors that are multiplied elementwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.u, self.v = (nn.Parameter(torch.randn(4)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.w * self.u * x).sin() + self.v
+
+
+def test_what_is_missing_is_placed_in_the_parameters_it_moves() -> None:
+    model = Curved()
+    with torch.no_grad():
+        model.w.fill_(1.0)
+        model.u.fill_(1.0)
+    certificate = certify(model.eval(), gaussians(20, 2, 4))
+    assert (certificate.fibre.dimension, certificate.missing) == (4, 4)
+    assert certificate.places == {"w": 2.0, "u": 2.0}
+    assert "not found: 4, in w (2.0), u (2.0)" in str(certificate)
+
+
+class Branching(nn.Module):
+    """Two linear maps, with a ReLU between them for large inputs alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.both
+        return second(first(x).relu() if x.square().mean() > 100 else first(x))
+
+
+def test_a_symmetry_of_the_first_inputs_alone_is_named() -> None:
+    model = make_generic(Branching())
+    certificate = certify(model, [*gaussians(20, 4, 3), *(100 * x for x in gaussians(20, 4, 3))])
+    assert (certificate.fibre.dimension, certificate.found.families, certificate.missing) == (2, {}, 2)
+    assert certificate.outside == ("both 1 bottleneck in/out",)
 
 
 def test_a_model_without_a_configuration_is_refused() -> None:
