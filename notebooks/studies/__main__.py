@@ -101,6 +101,21 @@ def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, tables, Record=out / "diagonal.json", Report=out / "report.html")
 
 
+@_with_options("families", "A vision transformer, hardly trained")
+def families(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how much each family of symmetries alone changes each measure of real models.
+
+    OUT receives families.json, which Families.load reads, and families.md, the table. About ten minutes.
+    """
+    from studies.families import families_page, ratio_table, study_families
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_families(fast=fast, command=command, progress=progress)
+    found.save(out / "families.json")
+    write_text(out / "families.md", families_page(found))
+    _show(quiet, [ratio_table(found)], Record=out / "families.json")
+
+
 @_with_options("vit", "Four models, hardly trained, and two measures")
 def vit(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how measures rank 48 vision transformers fine-tuned on few digits.

@@ -1,0 +1,235 @@
+"""How much each family of symmetries alone changes each measure: real models, moved along one family at a time.
+
+All moved models compute the same function. What changes is what a measure sees of its parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.demo.digits import Digits, load_digits
+from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
+from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
+from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
+from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
+from quotient_manifolds.version import VERSION
+from studies.bert.training import pretrained_encoder
+from studies.markdown import table
+from studies.records import read_record, save_record
+
+GEOMETRIES: dict[str, Geometry] = {
+    "adaptive": Adaptive(),
+    "inv, paper": Quotient("inv", symmetries="paper"),
+    "mix, paper": Quotient("mix", symmetries="paper"),
+    "inv, pairs": Quotient("inv", symmetries="pairs"),
+    "mix, pairs": Quotient("mix", symmetries="pairs"),
+    "inv": Quotient("inv"),
+    "mix": Quotient("mix"),
+}
+RADIUS, STEPS, LOG_SCALE = 0.05, 5, 1.0
+TRAINING_STEPS, GREYS = 300, 17  # of the small models; digits have grey values from 0 to 16
+SENTENCES = ("A man is playing a guitar.", "The market fell sharply today.", "She never said that.", "It rains.")
+
+
+@final
+@dataclass(frozen=True)
+class FamilyMove:
+    """Hold what a random move along one family did to a model: worst-case sharpness after / before, by geometry.
+
+    change: of the loss, relative. dimension: of the family in the model.
+    """
+
+    model: str
+    family: str
+    dimension: int
+    change: float
+    ratios: Mapping[str, float]
+
+
+@final
+@dataclass(frozen=True)
+class Families:
+    """Hold all moves; `save` and `load` are inverse to each other."""
+
+    moves: tuple[FamilyMove, ...]
+    radius: float
+    steps: int
+    log_scale: float
+    command: str
+    version: str
+
+    def save(self, path: Path) -> None:
+        save_record(path, self)
+
+    @classmethod
+    def load(cls, path: Path) -> Families:
+        return read_record(cls, path)
+
+
+@one_thread()
+def study_families(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Families:
+    """Move every model along each of its families; with `fast` the ViT alone, hardly trained, to try the code."""
+    moves: list[FamilyMove] = []
+    models = dict(_models(load_digits(train_points=256), 5 if fast else TRAINING_STEPS))
+    chosen = {name: models[name] for name in ("ViT",)} if fast else models
+    for name, make in chosen.items():
+        model, batch, loss = make()
+        model = model.double().eval()
+        moves += _moves(name, model, batch, loss, progress or (lambda what, finished, total: None))
+    return Families(tuple(moves), RADIUS, STEPS, LOG_SCALE, command, VERSION)
+
+
+def _moves(
+    name: str, model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor], progress: Progress
+) -> Iterator[FamilyMove]:
+    families = dict(_families(find_symmetries(model, batch, evaluate=loss)))
+    total, done = (len(families) + 1) * len(GEOMETRIES), 0
+    here: dict[str, float] = {}
+    for family, symmetries in ({"": None} | families).items():
+        there = copy.deepcopy(model)
+        if symmetries is not None:
+            there.load_state_dict(random_move(model, symmetries, log_scale=LOG_SCALE), strict=False)
+        found: dict[str, float] = {}
+        for label, geometry in GEOMETRIES.items():
+            progress(f"{name}, {family or 'as it is'}", done, total)
+            found[label] = _sharpness(there, loss, batch, geometry)
+            done += 1
+        if symmetries is None:
+            here = found
+            continue
+        with torch.no_grad():
+            before, after = (float(loss(each, batch)) for each in (model, there))
+        ratios = {label: value / here[label] for label, value in found.items()}
+        yield FamilyMove(name, family, _dimension(symmetries), abs(after / before - 1), ratios)
+    progress(name, total, total)
+
+
+def _sharpness(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any, geometry: Geometry) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SharpnessWarning)  # of other measures than those that are constant
+        return worst_case_sharpness(model, loss, [batch], geometry=geometry, radius=RADIUS, steps=STEPS).mean
+
+
+def _families(found: Symmetries) -> Iterator[tuple[str, Symmetries]]:
+    """Yield what moves one family alone, by its name."""
+    nothing = replace(found, pairs=(), translations=(), freedoms=())
+    for kind in dict.fromkeys(pair.kind for pair in found.pairs):
+        yield kind, replace(nothing, pairs=tuple(pair for pair in found.pairs if pair.kind == kind))
+    for shift in dict.fromkeys(shift.kind for shift in found.translations):
+        yield shift, replace(nothing, translations=tuple(each for each in found.translations if each.kind == shift))
+    for kind in dict.fromkeys(freedom.kind for freedom in found.freedoms):
+        yield kind, replace(nothing, freedoms=tuple(each for each in found.freedoms if each.kind == kind))
+
+
+def _dimension(symmetries: Symmetries) -> int:
+    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
+    translations = sum(shift.dimension for shift in symmetries.translations)
+    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
+
+
+# ---- the models, each with a batch and its loss
+
+Subject = tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]
+
+
+def _models(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], Subject]]]:
+    yield "ViT", partial(_vit, digits, steps)
+    yield "GPT-2", partial(_decoder, digits, steps, "GPT2")
+    yield "Llama", partial(_decoder, digits, steps, "Llama")
+    yield "all-MiniLM-L6-v2", _sentence_encoder
+
+
+def _vit(digits: Digits, steps: int) -> Subject:
+    model = train(draw_recipe(0, steps=steps), digits.train_images, digits.train_labels)
+    batch = {"pixel_values": digits.train_images[:64].double(), "labels": digits.train_labels[:64]}
+    return model, batch, _cross_entropy
+
+
+def _decoder(digits: Digits, steps: int, kind: str) -> Subject:
+    """Train a small decoder with a head of its own to tell the next pixel of a digit, row by row."""
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": GREYS, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    if kind == "GPT2":
+        config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **sizes)
+        model: nn.Module = transformers.GPT2LMHeadModel(config)
+    else:
+        size: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, **heads, **sizes))
+    grey = digits.train_images.flatten(1)
+    ids = ((grey - grey.min()) / (grey.max() - grey.min()) * (GREYS - 1)).round().long()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        some = ids[torch.randint(len(ids), (16,), generator=generator)]
+        optimizer.zero_grad()
+        _next_token(model, {"input_ids": some}).backward()
+        optimizer.step()
+    return model, {"input_ids": ids[:8]}, _next_token
+
+
+def _sentence_encoder() -> Subject:
+    from transformers import AutoModel, AutoTokenizer
+
+    directory = pretrained_encoder()
+    model = AutoModel.from_pretrained(directory)
+    batch = dict(AutoTokenizer.from_pretrained(directory)(list(SENTENCES), padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        size = model.eval()(**batch).last_hidden_state.shape
+    target = torch.randn(size, generator=torch.Generator().manual_seed(0)).double()
+    return model, {"inputs": batch, "target": target}, _distance
+
+
+def _cross_entropy(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(model(pixel_values=batch["pixel_values"]).logits, batch["labels"])
+
+
+def _next_token(model: nn.Module, batch: Any) -> Tensor:
+    logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+
+def _distance(model: nn.Module, batch: Any) -> Tensor:
+    found: Tensor = model(**batch["inputs"]).last_hidden_state
+    return (found - batch["target"]).square().mean()
+
+
+# ---- tables
+
+
+def ratio_table(found: Families) -> Table:
+    """Return a row for every move: worst-case sharpness after / before in every geometry."""
+    columns = ["Model", "Family", "Dimension", *GEOMETRIES]
+    return Table("families", "After / before", columns, _rows(found), [False, False, *[True] * (len(columns) - 2)])
+
+
+def families_page(found: Families) -> str:
+    """Return the table in Markdown."""
+    return table(["Model", "Family", "Dimension", *GEOMETRIES], _rows(found)) + "\n"
+
+
+def _rows(found: Families) -> list[list[str]]:
+    return [
+        [move.model, move.family, f"{move.dimension:,}", *(_ratio(move.ratios[label]) for label in GEOMETRIES)]
+        for move in found.moves
+    ]
+
+
+def _ratio(value: float) -> str:
+    """Return a ratio, and 1 where it is 1 to 1e-9."""
+    if abs(value - 1) < 1e-9:
+        return "1"
+    return f"{value:.3f}" if 0.01 <= value < 100 else f"{value:.2g}"
