@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +52,19 @@ class Canonical:
         return dict(found)
 
 
-def find_freedoms(trace: Trace) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+def find_freedoms(
+    trace: Trace, moved: Collection[str] | None = None
+) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return what is free in a recorded computation, in the order in which it is folded, and what is not, and why.
 
-    These are proposals: what the recorded inputs do not reach is not seen. `canonical` tries each of them.
+    moved: the parameters of symmetric pairs, if these are known. These are proposals: what the recorded inputs do not
+    reach is not seen. `canonical` tries each of them.
     """
     found, refused = find_norms(trace)
     scales = [norm for norm in found if isinstance(norm, NormScale)]
     means = list(find_means(trace))
     found += [*means, *find_exchanges(trace, means)]
-    rotations = list(find_rotations(trace, scales, found))
+    rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]
     refused += [each for each in rotations if isinstance(each, Refused)]
     return tuple(found), tuple(refused)

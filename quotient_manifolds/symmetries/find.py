@@ -79,19 +79,21 @@ def find_symmetries(
     translations = _translations(users, pairs, [shift for each in found for shift in each.translations])
     touched = {name for pair in pairs for name in pair.names}
     rest = tuple(name for name in names.values() if name not in touched)
-    freedoms, others = ((), ()) if batch is None else _traced(model, batch, evaluate)
+    freedoms, others = ((), ()) if batch is None else _traced(model, batch, evaluate, touched)
     refused = (*(refusal for each in found for refusal in each.refused), *others)
     return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations, freedoms)
 
 
-def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
+def _traced(
+    model: nn.Module, batch: Any, evaluate: Evaluate | None, moved: Set[str]
+) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
     check_eval(model)
     failure: Exception | None = None
     for some in (*first_examples(batch), batch):
         try:
             trace = Trace(model, some, evaluate)
-            found, refused = find_freedoms(trace)
+            found, refused = find_freedoms(trace, moved)
         except (RuntimeError, TypeError, IndexError, KeyError, ValueError) as error:  # of the model's own
             failure = error
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,14 +25,17 @@ class Rotation(Freedom):
 
     Its norms have gains of 1 (their readers hold them) and commute with any orthogonal R, LayerNorms with those that
     fix the vector of ones. parts: numbers (rows, channels) of parameters, each of whose rows r becomes R r. tables:
-    those of them that nothing else moves. norms: whose gains are to be taken into their readers before.
+    those of them that nothing else moves. scaled: those that nothing else moves but that rows may be rescaled. norms:
+    whose gains are to be taken into their readers before.
 
-    The one place is where the second moment of all rows of the tables is diagonal, with ascending entries; for
-    LayerNorms, in a fixed basis of what is orthogonal to the ones. The sum of cubes of every coordinate is positive.
+    The one place is where the second moment of all rows of the tables, and of the directions of all rows of what may be
+    rescaled, is diagonal, with ascending entries; for LayerNorms, in a fixed basis of what is orthogonal to the ones.
+    The sum of cubes of every coordinate of the tables is positive.
     """
 
     parts: tuple[Part, ...]
     tables: tuple[Part, ...]
+    scaled: tuple[Part, ...]
     norms: tuple[NormScale, ...]
     width: int
     fixes_ones: bool
@@ -66,11 +69,16 @@ class Rotation(Freedom):
         self._turn(params, self.parts, self._extended(V, B))
 
     def second_moment(self, params: Params) -> Tensor:
-        """Return B^T (sum of r r^T over the rows r of all tables) B, B a basis of what may turn."""
+        """Return B^T (sum of r r^T over rows r of tables, and r r^T / |r|^2 over others) B, B a basis of what may turn."""
         B = self._basis().to(params[self.tables[0][0]].device)
-        moments = [torch.zeros(B.shape[1], B.shape[1], dtype=torch.float64, device=B.device)]
-        moments += [(A := read(params, name, rows) @ B).mT @ A for name, rows in self.tables]
-        return torch.stack(moments).sum(dim=0)
+        moment = torch.zeros(B.shape[1], B.shape[1], dtype=torch.float64, device=B.device)
+        for name, rows in self.tables:
+            A = read(params, name, rows) @ B
+            moment += A.mT @ A
+        for name, rows in self.scaled:
+            A = torch.nn.functional.normalize(read(params, name, rows) @ B, dim=1)
+            moment += A.mT @ A
+        return moment
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Turn all by a random rotation with angles of about `size`, in place; for `control`, the tables alone."""
@@ -104,10 +112,13 @@ class Rotation(Freedom):
         return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
 
 
-def find_rotations(trace: Trace, norms: Iterable[NormScale], others: Iterable[Freedom]) -> Iterator[Rotation | Refused]:
-    """Yield the streams that may turn; those whose tables do not tell one basis from another are refused.
+def find_rotations(
+    trace: Trace, norms: Iterable[NormScale], others: Iterable[Freedom], moved: Collection[str] | None = None
+) -> Iterator[Rotation | Refused]:
+    """Yield the streams that may turn; those whose parameters do not tell one basis from another are refused.
 
-    norms, others: what is folded before, of which those that act on tables decide what is left of them to tell.
+    norms, others: what is folded before, which decides what is left to tell. moved: the parameters that the groups of
+    symmetric pairs act on; all but tables if it is not known.
     """
     folding = {name: norm for norm in norms for name in norm.constant}
     constants = {
@@ -122,14 +133,22 @@ def find_rotations(trace: Trace, norms: Iterable[NormScale], others: Iterable[Fr
                 f"{turning.parts[0][0]} {Rotation.kind}", Rotation.kind, "no table tells one basis from another"
             )
             continue
-        found = Rotation(turning.parts, turning.tables, met, turning.width, turning.fixes_ones)
-        tables = {name: trace.params[name].clone() for name, _ in turning.tables}
+        names = {name for name, _ in turning.tables}
+        free = (part for part in turning.parts if moved is not None and part[0] not in {*names, *moved})
+        scaled = tuple(part for part in free if len(part[1]) > 1)
+        found = Rotation(turning.parts, turning.tables, scaled, met, turning.width, turning.fixes_ones)
+        telling = {name for name, _ in (*turning.tables, *scaled)}
+        params = {name: w.detach() for name, w in trace.params.items()}
+        cloned: set[str] = set()
         for freedom in others:
-            if not tables.keys().isdisjoint(freedom.names):
-                tables |= {name: trace.params[name].clone() for name in freedom.names if name not in tables}
-                freedom.fold(tables)
-        values = torch.linalg.eigvalsh(found.second_moment(tables))
+            if not telling.isdisjoint(freedom.names):
+                params |= {name: params[name].clone() for name in freedom.names if name not in cloned}
+                cloned |= set(freedom.names)
+                freedom.fold(params)
+        values = torch.linalg.eigvalsh(found.second_moment(params))
         if bool((values.diff() > DISTINCT * values[-1]).all()):
             yield found
         else:
-            yield Refused(found.name, found.kind, "its tables do not tell one basis from another: eigenvalues agree")
+            yield Refused(
+                found.name, found.kind, "its parameters do not tell one basis from another: eigenvalues agree"
+            )
