@@ -69,7 +69,7 @@ class Rotation(Freedom):
         self._turn(params, self.parts, self._extended(V, B))
 
     def second_moment(self, params: Params) -> Tensor:
-        """Return B^T (sum of r r^T over rows r of tables, and r r^T / |r|^2 over others) B, B a basis of what may turn."""
+        """Return B^T M B, M the sum of r r^T over rows of tables and r r^T / |r|^2 over others, B what may turn."""
         B = self._basis().to(params[self.tables[0][0]].device)
         moment = torch.zeros(B.shape[1], B.shape[1], dtype=torch.float64, device=B.device)
         for name, rows in self.tables:
