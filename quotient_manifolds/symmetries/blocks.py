@@ -9,7 +9,7 @@ of one are places of the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ SAME = 1e-6  # relative, of factors
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Hold units (h,) of a source that are rows of one factor of a block; steady if with one factor at all tokens."""
+    """Hold units (heads, g, h) of a source that are rows of a factor; steady if with one factor at all tokens."""
 
     source: int
     units: Tensor
@@ -33,9 +33,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Hold two factors between which a group acts, and where they meet.
+    """Hold two factors of several heads between which a group acts, and the products in which they meet.
 
-    turns: it is a complex number. reason: the number of the reason why it does not, 0 if it does.
+    turns: the group is that of complex numbers. positive: factors depend on signs. mixed: attention weights are in
+    between. alone: every place has a factor of its own. reason: the number of the reason why no group acts, 0 if one
+    does.
     """
 
     sides: tuple[tuple[Rows, ...], tuple[Rows, ...]]
@@ -45,6 +47,19 @@ class Block:
     mixed: bool
     alone: bool
     reason: int
+
+    @property
+    def h(self) -> int:
+        """Return how many places a head has."""
+        return self.sides[0][0].units.shape[2]
+
+    def heads(self) -> Iterator[Block]:
+        """Yield every head as a block of its own."""
+        for head in range(len(self.sides[0][0].units)):
+            left, right = (
+                tuple(replace(rows, units=rows.units[head : head + 1]) for rows in side) for side in self.sides
+            )
+            yield replace(self, sides=(left, right))
 
 
 @dataclass(eq=False)
@@ -223,9 +238,8 @@ def _single(one: _OneSource) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _alike(exact: Tensor, near: Tensor) -> Tensor:
     """Number columns such that equal ones have one number, those of `near` up to rounding."""
-    label = torch.unique(exact, dim=1, return_inverse=True)[1]
-    bits = torch.cat([label[None], near.contiguous().view(torch.long)])
-    fine = torch.unique(bits, dim=1, return_inverse=True)[1]
+    label = torch.unique(_hashed(exact), return_inverse=True)[1]
+    fine = torch.unique(_hashed(torch.cat([label[None], near.contiguous().view(torch.long)])), return_inverse=True)[1]
     count = int(fine.max()) + 1
     if count == int(label.max()) + 1 or count > 256:  # as many as there are places: factors of their own
         return fine
@@ -234,6 +248,12 @@ def _alike(exact: Tensor, near: Tensor) -> Tensor:
     far = (columns[:, :, None] - columns[:, None, :]).abs().amax(0) > SAME * columns.abs().max()
     same = ~far & (group[:, None] == group)
     return same.int().argmax(1)[fine]  # the first that is alike
+
+
+def _hashed(columns: Tensor) -> Tensor:
+    """Return one number for each column, by which columns are told apart."""
+    generator = torch.Generator().manual_seed(0)
+    return (columns * torch.randint(1, 2**62, (len(columns), 1), generator=generator)).sum(0)
 
 
 def _planes(
@@ -320,13 +340,88 @@ def _resolved(flow: Flow, table: dict[str, np.ndarray], offsets: np.ndarray) -> 
     of_node = np.zeros(len(nodes), dtype=np.int64)
     of_node[node] = block
     summary = _summary(table, block, bad, node, colour, dead, of_node)
-    sort = np.lexsort((order[channel], row, colour, of_node))
-    limits = np.flatnonzero(np.diff(of_node[sort], prepend=-1))
     steady = np.ones(len(nodes), dtype=bool)
     np.logical_and.at(steady, node, table["steady"].astype(bool))
-    for members in sorted(np.split(sort, limits[1:]), key=lambda each: order[channel[each]].min()):
+    rank, width = _ranks(channel, order, of_node, len(bad))
+    alike = _alike_blocks(summary, width, of_node, colour, sources)
+    start = np.full(len(bad), np.iinfo(np.int64).max)
+    np.minimum.at(start, of_node, order[channel])
+    sort = np.lexsort((rank, row, sources, colour, start[of_node], alike[of_node]))
+    groups = np.split(sort, np.flatnonzero(np.diff(alike[of_node[sort]])) + 1)
+    for members in sorted(groups, key=lambda each: start[of_node[each]].min()):
         number = of_node[members[0]]
-        yield _block(number, members, summary, colour, channel, row, sources, units, steady)
+        heads = len(np.unique(of_node[members]))
+        grid = members.reshape(heads, -1)
+        sides, whole = _grids(grid, int(width[number]), colour, sources, units, row, rank, steady)
+        if not sides[0] or not sides[1]:
+            continue
+        yield Block(
+            sides,
+            tuple(int(each) for each in summary["products"][number]),
+            bool(summary["turns"][number]),
+            bool(summary["positive"][number]),
+            bool(summary["mixed"][number]),
+            bool(summary["alone"][number]),
+            int(summary["reason"][number]) or (0 if whole else CLASH),
+        )
+
+
+def _ranks(channel: np.ndarray, order: np.ndarray, of_node: np.ndarray, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return for every node which place of its block it stands at, and for every block how many places it has."""
+    of_channel = np.zeros(len(order), dtype=np.int64)
+    of_channel[channel] = of_node
+    sort = np.lexsort((order, of_channel))
+    width = np.bincount(of_channel, minlength=blocks)
+    rank = np.zeros(len(order), dtype=np.int64)
+    rank[sort] = np.arange(len(order)) - np.repeat(np.cumsum(width) - width, width)
+    return rank[channel], width
+
+
+def _alike_blocks(
+    summary: dict[str, np.ndarray], width: np.ndarray, of_node: np.ndarray, colour: np.ndarray, sources: np.ndarray
+) -> np.ndarray:
+    """Number blocks such that those made of the same sources in the same way have one number."""
+    generator = np.random.default_rng(1)
+
+    def names(count: int) -> np.ndarray:
+        return generator.integers(1, np.iinfo(np.int64).max, count, dtype=np.int64)
+
+    found = np.zeros(len(width), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        np.add.at(found, of_node, names(2 * int(sources.max()) + 2)[2 * sources + colour])
+        of_product = names(1 + max(int(each.max()) for each in summary["products"]))
+        found += np.array([of_product[each].sum() for each in summary["products"]])
+        for name in ("turns", "positive", "mixed", "alone", "reason"):
+            found += names(1) * summary[name].astype(np.int64)
+        found += names(1) * width
+    return np.unique(found, return_inverse=True)[1]
+
+
+def _grids(
+    grid: np.ndarray,
+    width: int,
+    colour: np.ndarray,
+    sources: np.ndarray,
+    units: np.ndarray,
+    row: np.ndarray,
+    rank: np.ndarray,
+    steady: np.ndarray,
+) -> tuple[tuple[tuple[Rows, ...], tuple[Rows, ...]], bool]:
+    """Return the units (heads, g, h) of both sides by source, and whether they fill all places of all rows."""
+    example = grid[0]
+    kind = 2 * sources[example] + colour[example]
+    found: tuple[list[Rows], list[Rows]] = ([], [])
+    whole = True
+    for part in np.split(np.arange(len(example)), np.flatnonzero(np.diff(kind)) + 1):
+        own = grid[:, part]
+        if own.shape[1] % width:
+            whole = False
+            own = own[:, :1].repeat(width, 1)
+        own = own.reshape(len(own), -1, width)
+        whole &= bool((rank[own] == np.arange(width)).all() and (row[own] == row[own][..., :1]).all())
+        side, source = int(colour[example[part[0]]]), int(sources[example[part[0]]])
+        found[side].append(Rows(source, torch.from_numpy(units[own]), bool(steady[own].all())))
+    return (tuple(found[0]), tuple(found[1])), whole
 
 
 def _channels(
@@ -401,34 +496,3 @@ def _summary(
     pairs = np.unique(np.stack([block, table["product"]]), axis=1)
     products = np.split(pairs[1], np.flatnonzero(np.diff(pairs[0])) + 1)
     return {**found, "alone": alone, "reason": reason, "products": np.array([*products, None], dtype=object)[:-1]}
-
-
-def _block(
-    number: int,
-    members: np.ndarray,
-    summary: dict[str, np.ndarray],
-    colour: np.ndarray,
-    channel: np.ndarray,
-    row: np.ndarray,
-    sources: np.ndarray,
-    units: np.ndarray,
-    steady: np.ndarray,
-) -> Block:
-    width = len(np.unique(channel[members]))
-    sides: tuple[list[Rows], list[Rows]] = ([], [])
-    reason = int(summary["reason"][number])
-    for side in (0, 1):
-        its = members[colour[members] == side]
-        for part in np.split(its, np.flatnonzero(np.diff(row[its])) + 1) if len(its) else []:
-            whole = len(part) == width and len(np.unique(sources[part])) == 1
-            reason = reason or (0 if whole else CLASH)
-            sides[side].append(Rows(int(sources[part[0]]), torch.from_numpy(units[part]), bool(steady[part].all())))
-    return Block(
-        (tuple(sides[0]), tuple(sides[1])),
-        tuple(int(each) for each in summary["products"][number]),
-        bool(summary["turns"][number]),
-        bool(summary["positive"][number]),
-        bool(summary["mixed"][number]),
-        bool(summary["alone"][number]),
-        reason if all(sides) else reason or CLASH,
-    )

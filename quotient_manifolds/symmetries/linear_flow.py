@@ -104,6 +104,10 @@ class Flow:
             self.sources.append(Source(name, torch.arange(self.trace.params[name].numel()), torch.zeros(1).long()))
         return self._known[(name, "single")]
 
+    def known_single(self, name: str) -> int | None:
+        """Return the source of a parameter each of whose numbers is a unit, if there is one."""
+        return self._known.get((name, "single"))
+
     def is_single(self, number: int) -> bool:
         """Return whether a source is a parameter each of whose numbers is a unit."""
         return number >= 0 and self._known.get((self.sources[number].name, "single")) == number
@@ -158,7 +162,7 @@ class Flow:
     def end(self, form: Form | None, operation: str) -> None:
         """Note that an operation stands in the way of all units of a form."""
         for term in form.terms if form is not None else ():
-            self.mark(term.source, term.unit[term.unit >= 0], operation, term.mixed)
+            self.mark(term.source, term.unit, operation, term.mixed)
 
     def mark(self, source: int, units: Tensor, operation: str, mixed: bool = False) -> None:
         """Note that an operation stands in the way of units of a source."""
@@ -167,8 +171,10 @@ class Flow:
         reason = Reason(operation, mixed)
         if reason not in self.reasons:
             self.reasons.append(reason)
-        dead, units = self.sources[source].dead, units[units >= 0]
-        dead[units] = torch.where(dead[units] == 0, self.reasons.index(reason), dead[units]).int()
+        dead = self.sources[source].dead
+        touched = torch.zeros(len(dead) + 1, dtype=torch.bool)
+        touched[units.flatten()] = True  # unit -1, none, is the last
+        dead[touched[:-1] & (dead == 0)] = self.reasons.index(reason)
 
 
 def positions(tensor: Tensor) -> Tensor:
@@ -206,11 +212,13 @@ def added(
     """Return the form of a sum with factors, of two tensors that are broadcast to the shape."""
     if any(form is None for form in forms):
         kept = [found for form in forms if (found := scores(form)) is not None]
+        ended = [form for form in forms if form is not None and form.terms and not flow.lives(form)]
         for form in forms:
             flow.end(form, operation.name)
         if not kept:
-            return None
-        forms, factors = kept, [f for form, f in zip(forms, factors, strict=True) if scores(form) is not None]
+            return ended[0].expanded(shape) if ended else None
+        factors = [f for form, f in zip(forms, factors, strict=True) if scores(form) is not None]
+        forms = kept
     whole = [form.expanded(shape) for form in forms if form is not None]
     terms = tuple(term.times(factor) for form, factor in zip(whole, factors, strict=True) for term in form.terms)
     opaque = [form.opaque for form in whole if form.opaque is not None]
@@ -223,7 +231,9 @@ def added(
             flow.sources[number].operations.add(flow.index)
     flow.note_bias(terms)
     for term in terms:
-        if flow.is_single(term.source) and len(torch.unique(term.unit)) == term.unit.numel() > 1:
+        size = term.unit.numel()
+        most = len(flow.sources[term.source].first) if flow.is_single(term.source) else 0
+        if 1 < size <= most and len(term.unit.unique()) == size:  # a matrix, not a bias
             flow.updated |= {other.source for other in terms if other is not term}
     flow.summed |= {(one, other) for one in sources for other in sources if one != other and min(one, other) >= 0}
     if opaque:
@@ -274,6 +284,8 @@ def side_of(form: Form) -> Side | None:
 def without_repeats(sides: Sequence[Side]) -> list[Side]:
     """Return the sides of each product once, however many examples have it."""
     together = torch.cat([side.units.flatten(1) for side in sides], 1)
+    if bool((together == together[:1]).all()):
+        together = together[:1]
     _, number = torch.unique(together, dim=0, return_inverse=True)
     first = torch.full((int(number.max()) + 1,), len(number)).scatter_reduce(
         0, number, torch.arange(len(number)), "amin"

@@ -29,16 +29,44 @@ MOST_GROUPS = 64
 
 
 @dataclass(frozen=True, eq=False)
+class _Elements:
+    """Hold flat indices (b, units, rows) into a parameter, as sums of one number for each axis where they are such.
+
+    first: (b, units). rows: (rows,). every: all of them, where they are no such sums.
+    """
+
+    first: Tensor
+    rows: Tensor
+    every: Tensor | None = None
+
+    @staticmethod
+    def of(view: Tensor) -> _Elements:
+        """Return those of a view (b, units, rows) of a parameter's own memory."""
+        return _Elements(positions(view[:, :, 0]), torch.arange(view.shape[2]) * view.stride(2))
+
+    @staticmethod
+    def listed(elements: Tensor) -> _Elements:
+        """Return those of flat indices (b, units, rows)."""
+        first, rows = elements[:, :, 0], elements[0, 0, :] - elements[0, 0, 0]
+        return _Elements(first, rows, None if torch.equal(first[:, :, None] + rows, elements) else elements)
+
+    def all(self) -> Tensor:
+        """Return the flat indices (b, units, rows)."""
+        return self.first[:, :, None] + self.rows if self.every is None else self.every
+
+
+@dataclass(frozen=True, eq=False)
 class _Matrices:
     """Hold one side of a product (b, rows, k): its numbers, its form, and the parameter it is, if it is one.
 
-    elements: flat indices (b, rows, k) into the parameter `name`.
+    elements: flat indices into the parameter `name`, with rows as units; across: with k as units.
     """
 
     numbers: Tensor
     form: Form | None
     name: str = ""
-    elements: Tensor | None = None
+    elements: _Elements | None = None
+    across: _Elements | None = None
 
     @property
     def is_carried(self) -> bool:
@@ -51,7 +79,7 @@ def _matrices(flow: Flow, tensor: Tensor, transposed: bool = False) -> _Matrices
     numbers = tensor if tensor.ndim == 3 else tensor[None]
     numbers = numbers.mT if transposed else numbers
     if name := flow.owner(tensor):
-        return _Matrices(numbers, None, name, positions(numbers))
+        return _Matrices(numbers, None, name, _Elements.of(numbers), _Elements.of(numbers.mT))
     form = flow.form(tensor)
     if form is None or not form.terms:
         return _Matrices(numbers, None)
@@ -65,30 +93,31 @@ def _matrices(flow: Flow, tensor: Tensor, transposed: bool = False) -> _Matrices
         if not others and bool((term.unit >= 0).all()) and (term.coef is None or term.coef.unique().numel() == 1):
             name = flow.sources[term.source].name
             flow.uses.setdefault(name, []).append((flow.index, tensor))
-            return _Matrices(numbers, None, name, term.unit)
+            return _Matrices(numbers, None, name, _Elements.listed(term.unit), _Elements.listed(term.unit.mT))
         flow.end(form, "mm")
         return _Matrices(numbers, None)
     return _Matrices(numbers, form)
 
 
-def _units(flow: Flow, name: str, elements: Tensor) -> tuple[int, Tensor] | None:
+def _units(flow: Flow, name: str, elements: _Elements) -> tuple[int, Tensor] | None:
     """Return a source that has each of elements (b, unit, row) as a unit, and the units (b, unit)."""
-    first, rows = elements[:, :, 0], elements[0, 0, :] - elements[0, 0, 0]
-    separate = torch.equal(first[:, :, None] + rows, elements)
-    if separate and len(rows) > 1 and int(rows[0]) == int(rows[1]):  # one for every example
-        rows = torch.unique(rows)
-    distinct, number = torch.unique(first, return_inverse=True)
-    if separate and _are_disjoint(distinct, rows):
-        return flow.source(name, distinct, rows), number
-    first = elements[0, :, 0]
-    shifts = elements - elements[:, :1, :]
+    distinct, number = torch.unique(elements.first, return_inverse=True)
+    if elements.every is None:
+        rows = elements.rows
+        if len(rows) > 1 and int(rows[0]) == int(rows[1]):  # one for every example
+            rows = torch.unique(rows)
+        if _are_disjoint(distinct, rows):
+            return flow.source(name, distinct, rows), number
+    every = elements.all()
+    first = every[0, :, 0]
+    shifts = every - every[:, :1, :]
     if not torch.equal(shifts, (first - first[0])[None, :, None].expand(shifts.shape)):
         return None
-    rows = torch.unique(elements[:, 0, :] - first[0])
+    rows = torch.unique(every[:, 0, :] - first[0])
     if not _are_disjoint(first, rows) or len(first) * len(rows) != flow.trace.params[name].numel():
         return None  # a table of which other inputs may use other rows
     order = first.argsort()
-    return flow.source(name, first[order] + rows[0], rows - rows[0]), order.argsort().expand(elements.shape[:2])
+    return flow.source(name, first[order] + rows[0], rows - rows[0]), order.argsort().expand(every.shape[:2])
 
 
 def _are_disjoint(first: Tensor, rows: Tensor) -> bool:
@@ -175,16 +204,19 @@ def _repeated(given: _Matrices, times: int) -> _Matrices:
         return numbers.repeat_interleave(times, 0)
 
     form = None if given.form is None else given.form.changed(repeat)
-    elements = None if given.elements is None else repeat(given.elements)
-    return replace(given, numbers=repeat(given.numbers), form=form, elements=elements)
+    across = None
+    if given.across is not None:
+        every = None if given.across.every is None else repeat(given.across.every)
+        across = replace(given.across, first=repeat(given.across.first), every=every)
+    return replace(given, numbers=repeat(given.numbers), form=form, across=across)
 
 
 def _side(flow: Flow, given: _Matrices) -> Side | None:
     if given.form is not None:
         return side_of(given.form)
-    if given.elements is None:
+    if given.across is None:
         return None
-    found = _units(flow, given.name, given.elements.mT)
+    found = _units(flow, given.name, given.across)
     if found is None:
         return None
     number, units = found
@@ -339,7 +371,7 @@ def _looked_up(flow: Flow, operation: Operation) -> Form | None:
     if not name:
         form = flow.form(table)
         return None if form is None else form.changed(lambda each: each[words.cpu()])
-    found = _units(flow, name, positions(table).mT[None])
+    found = _units(flow, name, _Elements.of(table.mT[None]))
     if found is None:
         return None
     number, units = found
@@ -358,7 +390,7 @@ def _convolved(flow: Flow, operation: Operation) -> Form | None:
         return stopped(flow, operation)
     elements = positions(weight).view(groups, weight.shape[0] // groups, weight.shape[1], -1)
     _channels_met(flow, operation, elements)
-    found = _units(flow, name, elements.flatten(0, 1).flatten(1)[None])
+    found = _units(flow, name, _Elements.listed(elements.flatten(0, 1).flatten(1)[None]))
     if found is None:
         return None
     number, units = found
@@ -386,7 +418,8 @@ def _channels_met(flow: Flow, operation: Operation, elements: Tensor) -> None:
 
     numbers = by_groups(given)
     read = None if form.opaque is not None else _side(flow, _Matrices(numbers, form.changed(by_groups)))
-    kernel = _side(flow, _Matrices(numbers, None, name, elements.transpose(2, 3).flatten(1, 2)))
+    across = _Elements.listed(elements.permute(0, 2, 1, 3).flatten(2))
+    kernel = _side(flow, _Matrices(numbers, None, name, across=across))
     if read is None or kernel is None:
         flow.end(form, operation.name)
         return

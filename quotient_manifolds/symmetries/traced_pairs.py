@@ -46,29 +46,28 @@ def find_pairs(trace: Trace) -> Match:
         flow = follow(trace)
     blocks = blocks_of(flow)
     refused = dict.fromkeys(_refusals(flow, blocks))
-    whole = [block for block in blocks if not block.reason]
     found = []
-    for heads in _alike(whole):
-        pairs = _pairs(flow, heads)
+    for block in (each for each in blocks if not each.reason):
+        pairs = _pairs(flow, block)
         found += pairs
         if not pairs:
-            kind = _kind(flow, heads[0])
-            refused[Refused(_name(flow, heads, kind), kind, "its numbers stand in no order that a view has")] = None
+            kind = _kind(flow, block)
+            refused[Refused(_name(flow, block, kind), kind, "its numbers stand in no order that a view has")] = None
     names: dict[str, int] = {}
     for each in found:
         names[each.pair.name] = names.get(each.pair.name, 0) + 1
         if names[each.pair.name] > 1:
             each.pair = replace(each.pair, name=f"{each.pair.name} {names[each.pair.name]}")
     kept: list[_Found] = []
-    owned: dict[str, list[tuple[str, Tensor]]] = {}
+    owned: dict[str, list[tuple[str, Rows]]] = {}
     for each in sorted(found, key=lambda each: _FIRST.index(each.pair.kind)):
         reason = _obstacle(flow, each, owned)
         if reason:
             refused[Refused(each.pair.name, each.pair.kind, reason)] = None
             continue
         kept.append(each)
-        for name, elements in each.elements:
-            owned.setdefault(name, []).append((each.pair.name, elements))
+        for rows in (*each.block.sides[0], *each.block.sides[1]):
+            owned.setdefault(flow.sources[rows.source].name, []).append((each.pair.name, rows))
     kept = [each for each in found if each in kept]
     shifts = [shift for each in kept for shift in _translations(flow, each)]
     return Match(tuple(each.pair for each in kept), tuple(shifts), tuple(refused))
@@ -76,12 +75,11 @@ def find_pairs(trace: Trace) -> Match:
 
 @dataclass(eq=False)
 class _Found:
-    """Hold a pair, the rows that its factors are made of by source, and the numbers of parameters."""
+    """Hold a pair, what it was made of, and the views of both sides with the rows that they view."""
 
     pair: SymmetricPair
     block: Block
-    views: tuple[list[tuple[int, Tensor, bool, StridedView]], list[tuple[int, Tensor, bool, StridedView]]]
-    elements: list[tuple[str, Tensor]]
+    views: tuple[list[tuple[Rows, StridedView]], list[tuple[Rows, StridedView]]]
 
 
 # ---- kinds and names
@@ -93,7 +91,7 @@ def _kind(flow: Flow, block: Block) -> str:
         return QUERY_KEY
     if block.positive:
         return RELU
-    if block.alone and len(block.sides[0][0].units) == 1:
+    if block.alone and block.h == 1:
         return GATED
     if block.mixed:
         return VALUE_OUTPUT
@@ -116,8 +114,8 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))
 
 
-def _name(flow: Flow, blocks: Sequence[Block], kind: str) -> str:
-    names = [flow.sources[rows.source].name for block in blocks for side in block.sides for rows in side]
+def _name(flow: Flow, block: Block, kind: str) -> str:
+    names = [flow.sources[rows.source].name for side in block.sides for rows in side]
     return f"{_common(names)} {kind}".strip()
 
 
@@ -126,13 +124,11 @@ def _name(flow: Flow, blocks: Sequence[Block], kind: str) -> str:
 
 def _refusals(flow: Flow, blocks: Sequence[Block]) -> Iterator[Refused]:
     for block in blocks:
-        if not block.sides[0] or not block.sides[1]:
-            continue
         products = [flow.products[each] for each in block.products]
         scores = [each for each in products if not each.left.parameter and not each.right.parameter]
         if block.reason == 0 and block.alone and block.mixed and not scores:
             yield Refused(
-                _name(flow, [block], VALUE_OUTPUT),
+                _name(flow, block, VALUE_OUTPUT),
                 VALUE_OUTPUT,
                 "the heads' outputs are multiplied elementwise by a gate before the output projection",
             )
@@ -140,13 +136,13 @@ def _refusals(flow: Flow, blocks: Sequence[Block]) -> Iterator[Refused]:
             continue
         reason = flow.reasons[block.reason]
         if any(each.softmax for each in scores):
-            yield Refused(_name(flow, [block], QUERY_KEY), QUERY_KEY, _why(reason.operation, QUERY_KEY, False))
+            yield Refused(_name(flow, block, QUERY_KEY), QUERY_KEY, _why(reason.operation, QUERY_KEY, False))
         elif not scores and block.mixed:
             why = _why(reason.operation, VALUE_OUTPUT, reason.mixed)
-            yield Refused(_name(flow, [block], VALUE_OUTPUT), VALUE_OUTPUT, why)
+            yield Refused(_name(flow, block, VALUE_OUTPUT), VALUE_OUTPUT, why)
         elif not scores and reason.operation in _ACTIVATIONS:
             why = f"{reason.operation} lets no factor pass: only a ReLU is positively homogeneous"
-            yield Refused(_name(flow, [block], RELU), RELU, why)
+            yield Refused(_name(flow, block, RELU), RELU, why)
 
 
 def _why(operation: str, kind: str, mixed: bool) -> str:
@@ -167,85 +163,77 @@ def _why(operation: str, kind: str, mixed: bool) -> str:
 # ---- pairs of blocks
 
 
-def _alike(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Return blocks that are made of the same sources in the same way together: they are heads of one pair."""
-    found: dict[object, list[Block]] = {}
-    for block in blocks:
-        sides = tuple(tuple(rows.source for rows in side) for side in block.sides)
-        flags = (block.turns, block.positive, block.mixed, block.alone, block.products)
-        found.setdefault((sides, len(block.sides[0][0].units), flags), []).append(block)
-    return list(found.values())
-
-
-def _pairs(flow: Flow, heads: Sequence[Block]) -> list[_Found]:
+def _pairs(flow: Flow, block: Block) -> list[_Found]:
     """Return the pair of several heads, or one for each if no view has them all."""
-    together = _pair(flow, heads)
+    together = _pair(flow, block)
     if together is not None:
         return [together]
-    return [found for each in heads if len(heads) > 1 for found in _pairs(flow, [each])]
+    alone = list(block.heads())
+    return [found for each in alone if len(alone) > 1 and (found := _pair(flow, each)) is not None]
 
 
-def _pair(flow: Flow, heads: Sequence[Block]) -> _Found | None:
-    views: tuple[list[tuple[int, Tensor, bool, StridedView]], list[tuple[int, Tensor, bool, StridedView]]] = ([], [])
-    elements = []
+def _pair(flow: Flow, block: Block) -> _Found | None:
+    views: tuple[list[tuple[Rows, StridedView]], list[tuple[Rows, StridedView]]] = ([], [])
     order: Tensor | None = None  # of heads
     for side in (0, 1):
-        sources = dict.fromkeys(rows.source for rows in heads[0].sides[side])
-        for number in sorted(sources, key=lambda each: -len(flow.sources[each].rows)):
-            source = flow.sources[number]
-            own = [_of_source(block, side, number) for block in heads]
-            units = torch.stack([torch.stack([rows.units for rows in each]) for each in own])
-            first = source.first[units]  # (heads, g, h)
-            order = first[:, 0, 0].argsort() if order is None else order
-            steady = all(rows.steady for each in own for rows in each)
+        for rows in sorted(block.sides[side], key=lambda each: -len(flow.sources[each.source].rows)):
+            source = flow.sources[rows.source]
             numel = flow.trace.params[source.name].numel()
+            first = source.first[rows.units]  # (heads, g, h)
+            first = first.gather(1, first[:, :, :1].argsort(1).expand(first.shape))
+            order = first[:, 0, 0].argsort() if order is None else order
             first = first[order]
             whole = StridedView.of(source.name, numel, first, source.rows) is not None
             for group in [first] if whole else first.split(1, 1):
                 view = StridedView.of(source.name, numel, group, source.rows)
                 if view is None:
                     return None
-                views[side].append((number, units[order], steady, view))
-            elements.append((source.name, (first[..., None] + source.rows).flatten()))
-    G, H = (Factor(tuple(view for *_, view in side)) for side in views)
-    block = heads[0]
+                views[side].append((rows, view))
+    G, H = (Factor(tuple(view for _, view in side)) for side in views)
     kind = _kind(flow, block)
-    name = _name(flow, heads, kind) + " rotary" * block.turns
+    name = _name(flow, block, kind) + " rotary" * block.turns
     acts: Group = "GL(1, C)" if block.turns else "GL+(1)" if block.positive else "GL(h)"
-    return _Found(SymmetricPair(name, kind, G, H, acts), block, views, elements)
+    return _Found(SymmetricPair(name, kind, G, H, acts), block, views)
 
 
-def _of_source(block: Block, side: int, number: int) -> list[Rows]:
-    return sorted((rows for rows in block.sides[side] if rows.source == number), key=lambda rows: int(rows.units[0]))
-
-
-def _obstacle(flow: Flow, found: _Found, owned: dict[str, list[tuple[str, Tensor]]]) -> str:
+def _obstacle(flow: Flow, found: _Found, owned: dict[str, list[tuple[str, Rows]]]) -> str:
     """Say why a pair may not be moved; "" if it may."""
     pair = found.pair
     if pair.h > min(pair.n, pair.m) and pair.acts == "GL(h)":
         return "the middle is wider than an end, so the factors have no full column rank: no manifold"
-    sources = [flow.sources[number] for side in found.views for number, *_ in side]
-    explained = set().union(*(source.operations for source in sources))
-    own: dict[str, list[Tensor]] = {}
-    for name, elements in found.elements:
-        own.setdefault(name, []).append(elements)
-    for name, parts in own.items():
-        elements = torch.cat(parts)
-        if len(parts) > 1 and len(torch.unique(elements)) < len(elements):
+    own: dict[str, list[Rows]] = {}
+    for rows in (*found.block.sides[0], *found.block.sides[1]):
+        own.setdefault(flow.sources[rows.source].name, []).append(rows)
+    explained = set().union(*(flow.sources[rows.source].operations for its in own.values() for rows in its))
+    for name, its in own.items():
+        if any(_overlap(flow, one, other) for index, one in enumerate(its) for other in its[:index]):
             return f"parameter {name!r} plays two parts"
-        for other, its in owned.get(name, []):
-            if bool(torch.isin(elements, its).any()):
+        for other, theirs in owned.get(name, []):
+            if any(_overlap(flow, rows, theirs) for rows in its):
                 return f"parameter {name!r} plays two parts: it is in {other!r} too"
         for index, tensor in flow.uses.get(name, []):
-            if index in explained:
-                continue
-            touched = positions(tensor) if flow.owner(tensor) else elements
-            if bool(torch.isin(elements, touched.flatten()).any()):
-                return f"{flow.trace.operations[index].name} uses parameter {name!r} too"
-        single = flow.sources[flow.single(name)]
-        if bool((single.dead[elements] != 0).any()):
-            return f"{flow.reasons[int(single.dead[elements].max())].operation} uses parameter {name!r} too"
+            if index not in explained:
+                touched = positions(tensor).flatten() if flow.owner(tensor) else None
+                if touched is None or any(bool(torch.isin(_elements(flow, rows), touched).any()) for rows in its):
+                    return f"{flow.trace.operations[index].name} uses parameter {name!r} too"
+        single = flow.known_single(name)
+        if single is not None:
+            dead = torch.cat([flow.sources[single].dead[_elements(flow, rows)] for rows in its])
+            if bool(dead.any()):
+                return f"{flow.reasons[int(dead.max())].operation} uses parameter {name!r} too"
     return ""
+
+
+def _elements(flow: Flow, rows: Rows) -> Tensor:
+    source = flow.sources[rows.source]
+    return (source.first[rows.units.flatten()][:, None] + source.rows).flatten()
+
+
+def _overlap(flow: Flow, one: Rows, other: Rows) -> bool:
+    """Return whether rows of the same parameter have a number in common."""
+    if one.source == other.source:
+        return bool(torch.isin(one.units.flatten(), other.units.flatten()).any())
+    return bool(torch.isin(_elements(flow, one), _elements(flow, other)).any())
 
 
 # ---- translations
@@ -256,24 +244,23 @@ def _translations(flow: Flow, found: _Found) -> Iterator[Translation]:
     if pair.acts != "GL(h)":
         return
     if pair.kind == QUERY_KEY:
-        for number, units, steady, view in found.views[1]:
-            if flow.is_single(number) and steady and _is_ignored(flow, number, units):
+        for rows, view in found.views[1]:
+            if flow.is_single(rows.source) and rows.steady and _is_ignored(flow, rows):
                 yield Translation(pair.name.replace(QUERY_KEY, "key bias"), "key bias", pair.name, pair.H, view)
     if pair.kind in (VALUE_OUTPUT, BOTTLENECK) and len(pair.H.views) == 1:
         output = _output_bias(flow, found)
-        for number, _, steady, view in found.views[0]:
-            if flow.is_single(number) and steady and output is not None and view.rows == 1:
+        for rows, view in found.views[0]:
+            if flow.is_single(rows.source) and rows.steady and output is not None and view.rows == 1:
                 name = pair.name.replace(pair.kind, f"{pair.kind} bias")
                 yield Translation(name, "value/output bias", pair.name, pair.G, view, pair.H, output)
 
 
-def _is_ignored(flow: Flow, number: int, units: Tensor) -> bool:
+def _is_ignored(flow: Flow, rows: Rows) -> bool:
     """Return whether what units add to keys is the same for all scores that a softmax is taken over."""
-    wanted = set(units.flatten().tolist())
     for product in flow.products:
         for side in (product.left, product.right):
             for source, its in zip(side.sources, side.units.unbind(1), strict=True):
-                concerned = source == number and wanted & set(its.flatten().tolist())
+                concerned = source == rows.source and bool(torch.isin(rows.units.flatten(), its.flatten()).any())
                 if concerned and (product.softmax != "right" or not product.free or side is product.left):
                     return False
     return True
@@ -281,7 +268,7 @@ def _is_ignored(flow: Flow, number: int, units: Tensor) -> bool:
 
 def _output_bias(flow: Flow, found: _Found) -> StridedView | None:
     """Return the view (1, d, 1) of what is added to the output of the pair's second map, if that is all it is for."""
-    reader = flow.sources[found.views[1][0][0]]
+    reader = flow.sources[found.views[1][0][0].source]
     for number, bias in flow.biases.items():
         writer = flow.sources[number]
         if writer.name != reader.name or not writer.operations & reader.operations:
