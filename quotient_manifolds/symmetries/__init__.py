@@ -2,6 +2,7 @@
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical, find_freedoms
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
+from quotient_manifolds.symmetries.exchanges import Exchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
@@ -17,7 +18,7 @@ from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
-from quotient_manifolds.symmetries.streams import Exchange, UnreadMean
+from quotient_manifolds.symmetries.streams import UnreadMean
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
+from quotient_manifolds.symmetries.exchanges import find_exchanges
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.rotations import find_rotations
-from quotient_manifolds.symmetries.streams import find_exchanges, find_means
+from quotient_manifolds.symmetries.streams import find_means
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
 

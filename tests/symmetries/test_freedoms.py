@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -34,6 +34,21 @@ class Plain(nn.Module):
         return self.b(self.norm(n + self.a(n).tanh()))
 
 
+class Parallel(nn.Module):
+    """Two layers beside each other, whose biases are added, and a vector that is added three times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.a, self.b, self.head = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+        self.start, self.places = nn.Parameter(torch.randn(1, 1, D)), nn.Parameter(torch.randn(6, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([3 * self.start.expand(len(x), 1, D), x], 1) + self.places
+        n = self.norm(x)
+        return self.head(self.last(x**3 + (self.a(n.sin()) + self.b(n.cos()))))
+
+
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
     **{
@@ -43,6 +58,7 @@ CASES = {
     "two tables": (Embedded, IDS),
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
+    "parallel layers": (Parallel, X),
     "Gemma": (hugging_face("GemmaModel", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Llama with a head": (hugging_face("LlamaForCausalLM", **TEXT, tie_word_embeddings=False), WORDS),
     "ViT with a head": (hugging_face("ViTForImageClassification", **SIZES, image_size=8, patch_size=4), PIXELS),
@@ -73,6 +89,7 @@ def copied(params: Params) -> Params:
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=4)
 @given(size=sizes, seed=seeds)
 def test_every_move_leaves_the_function_alone_and_its_control_does_not(name: str, size: float, seed: int) -> None:
     model, inputs, freedoms, own = prepared(name)
@@ -86,6 +103,7 @@ def test_every_move_leaves_the_function_alone_and_its_control_does_not(name: str
 
 
 @pytest.mark.parametrize("name", CASES)
+@settings(max_examples=4)
 @given(size=sizes, seed=seeds)
 def test_folding_gives_the_same_numbers_from_every_point_of_an_orbit(name: str, size: float, seed: int) -> None:
     _, _, freedoms, start = prepared(name)
