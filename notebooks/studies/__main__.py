@@ -82,6 +82,23 @@ def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [case_table(found), ratio_table(found)], Record=out / "ascents.json")
 
 
+@_with_options("fibres", "Three small models")
+def fibres(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how many of the directions that leave the function alone are found, in models of many kinds.
+
+    OUT receives fibres.json, which Fibres.load reads, fibres.md, the page of the documentation, and rows/, by which an
+    interrupted run goes on. About 20 minutes of one processor core.
+    """
+    from studies.fibres import fibre_table, fibres_page, study_fibres
+    from studies.fibres.cases import FAST, names
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_fibres(out, FAST if fast else names(), command=command, progress=progress)
+    found.save(out / "fibres.json")
+    write_text(out / "fibres.md", fibres_page(found))
+    _show(quiet, [fibre_table(found)], Page=out / "fibres.md", Record=out / "fibres.json")
+
+
 @_with_options("diagonal", "Six small cells, seconds")
 def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how sharpness ranks diagonal networks, along geodesics of each order.

@@ -19,13 +19,16 @@ SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic,
 
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size"), 8),
-    **dict.fromkeys(("word_embed_proj_dim", "projection_dim", "pooler_output_size"), 8),
+    **dict.fromkeys(("word_embed_proj_dim", "projection_dim", "pooler_output_size", "projection_size"), 8),
+    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "intra_bottleneck_size"), 8),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 2),
     **dict.fromkeys(("decoder_attention_heads",), 2),
+    **dict.fromkeys(("encoder_num_attention_heads", "decoder_num_attention_heads"), 2),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 2),
     **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "d_head"), 4),
     **dict.fromkeys(("intermediate_size", "d_ff", "n_inner", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 12),
     **dict.fromkeys(("ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 12),
-    **dict.fromkeys(("ffn_hidden_size", "d_inner"), 12),
+    **dict.fromkeys(("ffn_hidden_size", "d_inner", "dff"), 12),
     **dict.fromkeys(("vocab_size",), WORDS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len"), LENGTH),
     **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), 1),
@@ -33,6 +36,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 2),
     "num_experts_per_tok": 1,
     "relative_attention_num_buckets": 4,
+    "max_2d_position_embeddings": 24,
     "image_size": 8,
     "patch_size": 4,  # 4 x 4 pixels of each channel are more numbers than the width, so tokens fill the space
     "depths": 1,
@@ -45,7 +49,7 @@ _SIZES: dict[str, Any] = {
 }
 _BLOCKS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
-    *("num_decoder_layers", "num_encoder_layers", "depth"),
+    *("num_decoder_layers", "num_encoder_layers", "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
 )
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
 
@@ -151,7 +155,8 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
     types = getattr(text, "type_vocab_size", 0) or 0
     vocabulary = getattr(text, "vocab_size", WORDS)
-    words = {name: _all_words(vocabulary, generator) for name in ("input_ids", "decoder_input_ids")}
+    left_out = _counted_positions(model, config)
+    words = {name: _all_words(vocabulary, left_out, generator) for name in ("input_ids", "decoder_input_ids")}
     while True:
         number = int(torch.randint(2**31, (), generator=generator))
         example = {name: value[:1] for name, value in example_inputs(model, seed=number, length=length).items()}
@@ -166,10 +171,21 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
         yield example
 
 
-def _all_words(words: int, generator: torch.Generator) -> Iterator[int]:
-    """Yield random orders of all words, one order after the other."""
+def _all_words(words: int, left_out: int | None, generator: torch.Generator) -> Iterator[int]:
+    """Yield random orders of all words but one, one order after the other."""
     while True:
-        yield from torch.randperm(words, generator=generator).tolist()
+        yield from (word for word in torch.randperm(words, generator=generator).tolist() if word != left_out)
+
+
+def _counted_positions(model: nn.Module, config: Any) -> int | None:
+    """Return the word for padding, where positions are counted without it: both have one row that no other comes with.
+
+    The tables of words and of positions then know what padding is.
+    """
+    tables = [
+        each for each in model.modules() if hasattr(each, "weight") and getattr(each, "padding_idx", None) is not None
+    ]
+    return getattr(config, "pad_token_id", None) if len(tables) > 1 else None
 
 
 def _small_config(config: Any, blocks: int, settings: dict[str, Any]) -> Any:
@@ -184,9 +200,14 @@ def _small_config(config: Any, blocks: int, settings: dict[str, Any]) -> Any:
     for name, value in full.items():  # what is listed block by block
         if isinstance(value, (list, tuple)) and len(value) == depth and name not in sizes:
             kept[name] = list(value[:blocks])
-    taken = {
-        name: [size] * blocks if isinstance(full[name], list) else size for name, size in sizes.items() if name in full
-    }
+    stages = len(full.get("depths") or ())
+
+    def as_many(name: str, size: Any) -> Any:  # as there are stages, or axes of a picture
+        if not isinstance(full[name], (list, tuple)) or isinstance(size, (list, tuple)):
+            return size
+        return [size] * (blocks if len(full[name]) in (stages, depth) else len(full[name]))
+
+    taken = {name: as_many(name, size) for name, size in sizes.items() if name in full}
     taken |= {aliases[name]: size for name, size in sizes.items() if name in aliases and aliases[name] not in sizes}
     taken |= {name: size for name, size in settings.items() if name not in aliases}
     if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # of 4 dimensions, one plane

@@ -1,0 +1,164 @@
+"""Which models are certified: small copies of Hugging Face model types, and small models written by hand."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.load import Certificate, certify, make_generic
+from studies.fibres import networks
+
+by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention as people write it themselves
+ENOUGH = 6  # times as many outputs as parameters: neurons have to be active together
+
+TYPES: dict[str, tuple[str, ...]] = {
+    "encoder": (
+        *("albert", "bert", "big_bird", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra"),
+        *("ernie", "esm", "eurobert", "flaubert", "gte", "ibert", "layoutlm", "longformer", "megatron-bert"),
+        *("mobilebert", "modernbert", "mpnet", "mra", "nomic_bert", "nystromformer", "rembert", "roberta"),
+        *("roberta-prelayernorm", "roformer", "splinter", "squeezebert", "xlm", "xlm-roberta"),
+    ),
+    "decoder": (
+        *("arcee", "afmoe", "apertus", "bamba", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ctrl"),
+        *("deepseek_v2", "deepseek_v3", "diffllama", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2"),
+        *("gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj"),
+        *("granite", "granitemoe", "helium", "hunyuan_v1_dense", "imagegpt", "jais2", "lfm2", "llama", "llama4_text"),
+        *("minimax", "ministral", "mistral", "mixtral", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmoe"),
+        *("openai-gpt", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+        *("seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma", "xlnet"),
+    ),
+    "encoder-decoder": (
+        *("bart", "blenderbot", "m2m_100", "marian", "mbart", "mt5", "pegasus", "plbart", "prophetnet"),
+        *("speech_to_text", "switch_transformers", "t5", "t5gemma", "umt5", "whisper"),
+    ),
+    "vision": (
+        *("beit", "clip_vision_model", "deit", "dinov2", "dinov3_vit", "dpt", "ijepa", "internvl_vision", "pixtral"),
+        *("siglip_vision_model", "swin", "swinv2", "vit", "vit_msn", "vivit"),
+    ),
+    "audio": ("audio-spectrogram-transformer", "hubert", "qwen2_audio_encoder", "wav2vec2", "wavlm"),
+    "multimodal": ("clip", "git", "owlvit", "siglip"),
+}
+WITH_HEAD = {  # a language model with a head of its own: its stream may turn
+    "gpt2 with a head": ("gpt2", "GPT2LMHeadModel"),
+    "llama with a head": ("llama", "LlamaForCausalLM"),
+    "qwen2 with a head": ("qwen2", "Qwen2ForCausalLM"),
+    "bert with a head": ("bert", "BertForMaskedLM"),
+    "vit with a head": ("vit", "ViTForImageClassification"),
+}
+_WINDOWS = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2, "patch_size": 4, "image_size": 8}
+_SOUND = {
+    "conv_dim": (8, 8),
+    "conv_kernel": (10, 3),
+    "conv_stride": (5, 2),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+_LATENT = {
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 4,
+    "kv_lora_rank": 6,
+    "q_lora_rank": 5,
+    "num_key_value_heads": 2,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [0], "mamba_n_heads": 4, "mamba_d_head": 4},
+    "codegen": {"n_head": 4},
+    "gpt_neo": {"attention_types": [[["global"], 1]]},
+    "longformer": {"attention_window": [4]},
+    "lfm2": {"block_auto_adjust_ff_dim": False},
+    "mobilebert": {"true_hidden_size": 8},
+    "nemotron": {"head_dim": 4, "num_key_value_heads": 2},
+    "speech_to_text": {"conv_channels": 8, "input_feat_per_channel": 8},
+    "vivit": {"tubelet_size": [2, 4, 4]},
+    **dict.fromkeys(("swin", "swinv2"), _WINDOWS),
+    **dict.fromkeys(("wav2vec2", "hubert", "wavlm"), _SOUND),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT),
+}
+
+
+def names() -> list[str]:
+    """Return the names of all models that are certified, those written by hand last."""
+    return [*(name for types in TYPES.values() for name in types), *WITH_HEAD, *HAND_WRITTEN]
+
+
+def kind_of(name: str) -> str:
+    """Return what kind of model it is: its domain, or by whom it is written."""
+    base = WITH_HEAD.get(name, (name, ""))[0]
+    return next((kind for kind, types in TYPES.items() if base in types), "by hand")
+
+
+def certificate(name: str) -> Certificate:
+    """Certify the model of this name."""
+    if name in HAND_WRITTEN:
+        make, inputs = HAND_WRITTEN[name]
+        model = make_generic(make(), seed=SEEDS.get(name, 0))
+        return certify(model, _batches(model, inputs))
+    return certify(_model(name), **SETTINGS.get(name, {}))
+
+
+def _model(name: str) -> nn.Module:
+    """Return a model of the type without layers: its class and its configuration are all that `small_copy` reads."""
+    import transformers
+    from transformers import AutoConfig
+
+    model_type, cls = WITH_HEAD.get(name, (name, ""))
+    config = AutoConfig.for_model(model_type, **({"tie_word_embeddings": False} if cls else {}))
+    found: Any = getattr(transformers, cls) if cls else transformers.MODEL_MAPPING[type(config)]
+    shell: Any = object.__new__(found)
+    nn.Module.__init__(shell)
+    shell.config = config
+    return cast(nn.Module, shell)
+
+
+def _batches(model: nn.Module, inputs: Callable[[torch.Generator], Any]) -> list[Any]:
+    """Return batches enough for the rank."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = sum(w.numel() for w in model.parameters())
+    first = inputs(generator)
+    with torch.no_grad():
+        answer: Tensor = model(*first)
+    return [first, *(inputs(generator) for _ in range(ENOUGH * outputs // answer.numel()))]
+
+
+def _gaussian(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], Any]:
+    return lambda generator: tuple(torch.randn(1, *shape, generator=generator) for shape in shapes)
+
+
+def _words(vocabulary: int, length: int) -> Callable[[torch.Generator], Any]:
+    return lambda generator: (torch.randint(vocabulary, (1, length), generator=generator),)
+
+
+HAND_WRITTEN: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Any]]] = {
+    "nanoGPT": (lambda: by_hand.NanoGPT(8, 2), _words(11, 6)),
+    "ViT with to_qkv and to_out": (lambda: by_hand.RearrangedViT(8, 2, 4), _gaussian((5, 6))),
+    "cross-attention as in diffusers": (lambda: by_hand.CrossAttention(8, 6, 2), _gaussian((4, 8), (5, 6))),
+    "block as in timm": (by_hand.PermutedQKV, _gaussian((5, 8))),
+    "attention by einsum": (by_hand.Einsum, _gaussian((5, 7))),
+    "rotary positions as complex numbers": (by_hand.ComplexRotary, _gaussian((6, 12))),
+    "half of each head rotated": (by_hand.PartlyRotated, _gaussian((6, 12))),
+    "learned temperature": (by_hand.Temperature, _gaussian((5, 8))),
+    "a module for every head": (by_hand.HeadByHead, _gaussian((5, 8))),
+    "attention of pixels": (by_hand.PixelAttention, _gaussian((6, 3, 4))),
+    "low-rank adapters and a bottleneck": (by_hand.Adapted, _gaussian((5, 8))),
+    "normalised queries and keys": (by_hand.Normalised, _gaussian((5, 8))),
+    "torch's encoder and cross-attention": (by_hand.Seq2Seq, _gaussian((4, 8), (5, 6), (5, 5))),
+    "torch's encoder, norms first": (networks.pre_norm_encoder, _gaussian((5, 8))),
+    "network with ReLUs": (networks.relu_network, _gaussian((10, 6))),
+    "network with BatchNorm": (
+        networks.batch_norm_network,
+        lambda generator: (torch.randn(10, 6, generator=generator),),
+    ),
+    "convolutions with BatchNorm": (networks.convolutions, _gaussian((2, 6, 6))),
+    "gated network": (networks.Gated, _gaussian((10, 6))),
+    "decoder with RMSNorm and a head": (networks.Decoder, _words(11, 6)),
+    "tied tables": (networks.TiedDecoder, _words(11, 6)),
+}
+FAST = ("llama", "network with ReLUs", "gated network")
+SEEDS = {"network with ReLUs": 6}  # at which every neuron is active on some inputs and not on others
