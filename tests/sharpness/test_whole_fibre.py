@@ -62,12 +62,12 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
     return (out - torch.linspace(-1, 1, out.numel()).to(out).view_as(out)).square().mean()
 
 
-def built(name: str) -> tuple[nn.Module, Any]:
-    model = make_generic(MODELS[name](), seed=1).double()
+def built(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Any]:
+    model = make_generic(MODELS[name](), seed=1).to(dtype)
     if not hasattr(model, "config"):
-        return model, torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+        return model, torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     inputs = example_inputs(model, seed=0, length=5)
-    return model, {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
+    return model, {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
 
 
 def moved(model: nn.Module, batch: Any, seed: int, log_scale: float) -> nn.Module:
@@ -90,13 +90,19 @@ def test_every_symmetry_is_proved_and_moves_what_pairs_alone_measure(name: str) 
     assert there != pytest.approx(here, rel=1e-2)
 
 
-@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize(
+    ("metric", "dtype", "tolerance"),
+    [("inv", torch.float64, 1e-9), ("mix", torch.float64, 1e-9), ("mix", torch.float32, 1e-3)],
+)
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 2**31), log_scale=st.floats(0.1, 3))
-@settings(max_examples=2, deadline=None)
-def test_measures_do_not_change_along_the_whole_orbit(name: str, metric: str, seed: int, log_scale: float) -> None:
-    model, batch = built(name)
+@settings(max_examples=1, deadline=None)
+def test_measures_do_not_change_along_the_whole_orbit(
+    name: str, metric: str, dtype: torch.dtype, tolerance: float, seed: int, log_scale: float
+) -> None:
+    model, batch = built(name, dtype)
     elsewhere = moved(model, batch, seed, log_scale)
     for what, measure in MEASURES.items():
         here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
-        assert there == pytest.approx(here, rel=1e-7 if what == "top eigenvalue" else 1e-9), what
+        iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
+        assert there == pytest.approx(here, rel=iterated * tolerance), what
