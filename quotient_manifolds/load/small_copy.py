@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,11 +109,14 @@ def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
-def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -> list[dict[str, Tensor]]:
+def generic_inputs(
+    model: nn.Module, *, seed: int = 0, enough: float = ENOUGH, padded: bool = False
+) -> list[dict[str, Tensor]]:
     """Return inputs of a few examples each that a small Hugging Face model accepts, `enough` times P outputs in all.
 
     Text goes through random orders of all words, one after the other, over all positions, so each word and each
-    position is seen in many contexts; token types are random; images and sounds are Gaussian.
+    position is seen in many contexts; token types are random; images and sounds are Gaussian. padded: the last word of
+    every other text is masked, for models that do more with a mask than leave keys out.
     Raises ValueError for a model that `example_inputs` knows no inputs of, or that fails on them.
     """
     wanted = enough * sum(w.numel() for w in model.parameters())
@@ -120,7 +124,7 @@ def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -
     for length in range(LENGTH, 0, -1):  # RoBERTa's positions, for one, begin after that of padding
         chosen: list[dict[str, Tensor]] = []
         try:
-            examples = _examples(model, seed, length)
+            examples = _examples(model, seed, length, padded)
             chosen.append(next(examples))
             with torch.no_grad():
                 outputs = sum(value.numel() for value in floating(model(**chosen[0])))
@@ -149,7 +153,7 @@ def _shape(leaf: Any) -> Any:
     return leaf.shape[1:] if isinstance(leaf, Tensor) else leaf
 
 
-def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Tensor]]:
+def _examples(model: nn.Module, seed: int, length: int, padded: bool) -> Iterator[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
@@ -157,7 +161,7 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
     vocabulary = getattr(text, "vocab_size", WORDS)
     left_out = _counted_positions(model, config)
     words = {name: _all_words(vocabulary, left_out, generator) for name in ("input_ids", "decoder_input_ids")}
-    while True:
+    for index in itertools.count():
         number = int(torch.randint(2**31, (), generator=generator))
         example = {name: value[:1] for name, value in example_inputs(model, seed=number, length=length).items()}
         if "pixel_values" not in example:  # words beside a picture stand for its patches
@@ -165,6 +169,9 @@ def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Te
                 ids = [[next(words[name]) for _ in range(length)]]
                 example[name] = torch.tensor(ids, device=example[name].device)
                 example.pop(name.replace("input_ids", "attention_mask"), None)
+            if padded and "input_ids" in example:
+                example["attention_mask"] = torch.ones_like(example["input_ids"])
+                example["attention_mask"][:, length - index % 2 :] = 0
         if types > 1 and "input_ids" in example and "token_type_ids" in accepted_by(model):
             kinds = torch.randint(types, (1, length), generator=generator)
             example["token_type_ids"] = kinds.to(example["input_ids"].device)

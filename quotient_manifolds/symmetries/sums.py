@@ -111,11 +111,11 @@ class _Sums:
         name, numbers = self._trace.parts.get(key(tensor), ("", none))
         width = numbers.shape[-1] if numbers.ndim else 0
         if not name or width < 2 or not numbers.numel():
-            return self._labels.get(key(tensor), none.expand(tensor.shape))
+            return self._labels.get(key(tensor), none.new_zeros(tensor.shape))
         flat = numbers.reshape(-1, width)
         offsets = flat - flat[:, :1]
         if not bool((offsets == offsets[:1]).all()):
-            return none.expand(tensor.shape)
+            return none.new_zeros(tensor.shape)
         starts, which = flat[:, 0].unique(return_inverse=True)
         vector = numbers.unique().numel() == width == self._trace.params[name].numel()
         units = [self._unit(name, (start + offsets[0])[None], 2 if vector else 1, operation) for start in starts]

@@ -122,6 +122,35 @@ class _Recorder(TorchDispatchMode):
         return found
 
 
+def _simplified(operations: Iterable[Operation], params: Iterable[Tensor]) -> Iterator[Operation]:
+    """Yield the operations, copies in place of those that multiply by 1, or mask nothing, on these inputs.
+
+    What a parameter has made 1, such as a gain, is none of these.
+    """
+    learned = {key(w) for w in params}
+    for operation in operations:
+        passed = None if operation.is_view else _passed_on(operation, learned)
+        if any(key(tensor) in learned for tensor in operation.inputs):
+            learned.update(key(tensor) for tensor in operation.outputs)
+        if passed is None:
+            yield operation
+        elif key(passed) != key(operation.outputs[0]):  # else it was in place, and nothing happened
+            yield Operation("clone", torch.ops.aten.clone.default, (passed,), {}, operation.outputs)
+
+
+def _passed_on(operation: Operation, learned: Set[Key]) -> Tensor | None:
+    """Return the tensor that an operation answers with as it was given, if it is a product or a mask that does so."""
+    name, given = operation.name.removesuffix("_"), operation.inputs
+    if name == "masked_fill" and len(given) >= 2 and given[0].shape == operation.outputs[0].shape:
+        return given[0] if key(given[1]) not in learned and not bool(given[1].any()) else None
+    if name != "mul" or len(given) != 2:
+        return None
+    for x, factor in (given, given[::-1]):
+        if x.shape == operation.outputs[0].shape and key(factor) not in learned and bool((factor == 1).all()):
+            return x
+    return None
+
+
 class Trace:
     """Run the model once on the inputs, in float64, and hold what it computed.
 
@@ -145,7 +174,7 @@ class Trace:
                 found = (evaluate or answer)(copy, private_batch(inputs, doubled))
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
-        self.operations = recorder.operations
+        self.operations = list(_simplified(recorder.operations, self.params.values()))
         self.outputs = floating(found)
         self._users: dict[Key, list[Operation]] = {}
         for operation in self.operations:

@@ -18,6 +18,7 @@ from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import make_generic
 from quotient_manifolds.sharpness import cross_entropy, gradient_norm, worst_case_sharpness
 from quotient_manifolds.symmetries import NormScale, canonical, find_symmetries
+from quotient_manifolds.symmetries.trace import Trace
 
 D = 8
 
@@ -559,3 +560,26 @@ def test_empty_outputs_are_refused() -> None:
 def test_a_model_that_is_training_is_refused() -> None:
     with pytest.raises(ValueError, match="eval"):
         canonical(pre_norm(), X)
+
+
+class Masked(nn.Module):
+    """A norm whose answer is multiplied by a mask, as XLM and DeBERTa do, and by what is learned and 1 by chance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.reader, self.scale = nn.LayerNorm(4), nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.norm(x) * mask
+        y = y.masked_fill(mask == 0, 0.0)
+        return self.reader(y) * (1 + self.scale)
+
+
+def test_a_mask_that_masks_nothing_is_passed_by() -> None:
+    model, x, mask = Masked().eval(), torch.randn(2, 5, 4), torch.ones(2, 5, 1)
+    names = [operation.name for operation in Trace(model, (x, mask)).operations]
+    assert names.count("mul") == 1  # by the scale, which is a parameter
+    assert "masked_fill" not in names
+    assert canonical(model, (x, mask)).constant == ("norm.weight", "norm.bias")
+    mask[0, 4] = 0.0
+    assert canonical(model, (x, mask)).constant == ()
