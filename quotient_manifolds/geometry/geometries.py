@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, final, get_args
@@ -194,6 +195,9 @@ class Quotient(Geometry):
                 f"Adaptive(), pass symmetries= without them (Proof.proved makes such), or trust=True to use them anyway"
             )
         wrong = {each.pair for each in (*proof.translations, *proof.freedoms) if not each.holds}
+        if left_out := [each.pair for each in proof.freedoms if not each.holds]:
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            warnings.warn(f"moving {left_out[0]}{more} changes the loss: it is not divided out.", stacklevel=2)
         return replace(self, symmetries=symmetries.without(wrong))
 
     def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ Verdict = Literal["proved", "refuted", "inconclusive"]
 
 MARGIN = 100.0  # a move may change the output by this often the rounding noise, times its condition number
 CONTROL_TO_NOISE = 1e3  # the control must stand out of the noise this often, or the inputs do not exercise the pair
+NEGLIGIBLE = 1e-9  # part of the control: rounding too, where weights are so badly scaled that the noise varies
 SEPARATION = 1e-2  # a move that changes the output by more than this part of the control is no symmetry
 
 
@@ -43,7 +45,7 @@ class PairProof:
         if not control >= CONTROL_TO_NOISE * noise:
             lost = "is lost in rounding noise" if control else "changes nothing (is the other side 0?)"
             return verdict("inconclusive", f"these inputs hardly see the pair: moving one side alone {lost}")
-        rounding = all(change <= MARGIN * condition * noise for condition, change in changes)
+        rounding = _is_rounding(changes, control, noise)
         # Written so that NaN, which compares as False, is never small.
         small = max(change for _, change in changes) <= SEPARATION * control
         if rounding and small:
@@ -56,12 +58,17 @@ class PairProof:
     @property
     def holds(self) -> bool:
         """Return whether the output stayed within rounding, be it that these inputs see the pair or not."""
-        return all(change <= MARGIN * condition * self.noise for condition, change in self.changes)
+        return _is_rounding(self.changes, self.control, self.noise)
 
     @property
     def change(self) -> float:
         """Return the largest change."""
         return max(change for _, change in self.changes)
+
+
+def _is_rounding(changes: tuple[tuple[float, float], ...], control: float, noise: float) -> bool:
+    least = NEGLIGIBLE * control if math.isfinite(control) else 0.0
+    return all(change <= max(MARGIN * condition * noise, least) for condition, change in changes)
 
 
 @dataclass(frozen=True)
