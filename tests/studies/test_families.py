@@ -1,0 +1,37 @@
+"""The study of families: its record holds what it claims, and the page shows the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from studies.families import GEOMETRIES, Families, families_page, ratio_table
+
+RECORD = Path("notebooks/records/families.json")
+
+
+@pytest.fixture(scope="module")
+def record() -> Families:
+    return Families.load(RECORD)
+
+
+def test_measures_of_all_symmetries_are_constant_and_the_others_are_not(record: Families) -> None:
+    assert len({move.model for move in record.moves}) == 4
+    for move in record.moves:
+        assert move.change < 1e-7
+        for name in ("inv", "mix"):
+            assert move.ratios[name] == pytest.approx(1, abs=1e-9)
+        seen = {name for name, ratio in move.ratios.items() if abs(ratio - 1) > 1e-9}
+        assert seen.issuperset(("inv, paper", "mix, paper")) or move.family in ("query/key", "value/output")
+
+
+def test_the_page_shows_the_record(record: Families) -> None:
+    assert families_page(record) in Path("docs/benchmarks.md").read_text(encoding="utf-8")
+    assert len(ratio_table(record).rows) == len(record.moves)
+    assert list(ratio_table(record).columns)[3:] == list(GEOMETRIES)
+
+
+def test_a_record_survives_json(record: Families, tmp_path: Path) -> None:
+    record.save(tmp_path / "families.json")
+    assert Families.load(tmp_path / "families.json") == record
