@@ -103,7 +103,7 @@ def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
             yield _Writer(tuple(rows_of), operation.outputs[0], (operation,), axis=1)
     if operation.name == "native_layer_norm" and isinstance(operation.arguments[3], Tensor):
         part = trace.parts.get(key(operation.arguments[3]))
-        if part is not None and part[1].ndim == 1:
+        if part is not None and part[1].ndim == 1 and not operation.outputs[0].is_nested:
             yield _Writer(((part[0], part[1][None]),), operation.outputs[0], (operation,))
     found = trace.linear(operation)
     if found is not None:
