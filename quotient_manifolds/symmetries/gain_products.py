@@ -175,7 +175,7 @@ class _Multiples:
         if not known:
             return None
         name, arguments = operation.name, operation.arguments
-        if name in SUMS and len(operation.inputs) == 2:
+        if name in (*SUMS, "sub", "sub_") and len(operation.inputs) == 2:
             first, second = (self._symbols(each).expand(operation.outputs[0].shape) for each in operation.inputs)
             self._join_all(first, second, 1)
             return torch.maximum(first, second)
