@@ -89,21 +89,24 @@ def _traced(
 ) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
     check_eval(model)
-    failure: Exception | None = None
+    reason = ""
     for some in (*first_examples(batch), batch):
         try:
             trace = Trace(model, some, evaluate)
-            found, refused = find_freedoms(trace, moved)
-        except (RuntimeError, TypeError, IndexError, KeyError, ValueError) as error:  # of the model's own
-            failure = error
+        except RUN_ERRORS as error:
+            reason = f"it does not run in float64: {first_line(error)}"
             continue
+        try:
+            found, refused = find_freedoms(trace, moved)
+        except RUN_ERRORS as error:  # an operation that is called as nobody thought of
+            reason = f"what it computes is not understood: {type(error).__name__}: {first_line(error)}"
+            break
         idle = {each: name for each in found if (name := trace.idle_like(each.names))}
         if not idle or some is batch:
             why = "did not run, and may be part of it: give inputs that go everywhere"
             unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
             return tuple(each for each in found if each not in idle), (*refused, *unsure)
-    reason = "nothing" if failure is None else first_line(failure)
-    return (), (Refused("the model", "norm", f"it does not run in float64: {reason}"),)
+    return (), (Refused("the model", "norm", reason),)
 
 
 def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:
@@ -129,6 +132,7 @@ def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mappi
     raise Unrecognised(f"its projections are not where this class is known to keep them{missing}")
 
 
+RUN_ERRORS = (RuntimeError, TypeError, IndexError, KeyError, ValueError, AttributeError, NotImplementedError)
 _HARMLESS = frozenset({"extra_repr", "reset_parameters", "_reset_parameters", "train", "eval"})
 
 

@@ -108,7 +108,7 @@ class _Sums:
 
     def _label(self, tensor: object, operation: Operation) -> Tensor:
         """Return the labels of what is added; rows of a parameter are units of their own."""
-        none = torch.zeros(1, dtype=torch.long)
+        none = torch.zeros((), dtype=torch.long)
         if not isinstance(tensor, Tensor):
             return none
         name, numbers = self._trace.parts.get(key(tensor), ("", none))
