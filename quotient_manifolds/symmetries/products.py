@@ -394,6 +394,8 @@ def _convolved(flow: Flow, operation: Operation) -> Form | None:
     if found is None:
         return None
     number, units = found
+    given = operation.arguments[0]
+    flow.sources[number].inputs.add((given.data_ptr(), given.shape[-1]))
     along = (1, -1, *[1] * (out.ndim - 2))
     token = torch.arange(out[:, :1].numel()).view(out[:, :1].shape)
     form = Form((Term(number, units[0].view(along).expand(out.shape), token.expand(out.shape)),))
