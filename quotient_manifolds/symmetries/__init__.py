@@ -6,6 +6,7 @@ from quotient_manifolds.symmetries.exchanges import Exchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.gain_products import GainProducts
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
@@ -37,6 +38,7 @@ __all__ = [
     "Factor",
     "FibreDimension",
     "Freedom",
+    "GainProducts",
     "Layout",
     "Match",
     "Matcher",

@@ -41,7 +41,7 @@ class NormUse:
     gain, bias: names of parameters, "" if there is none. offset: what is added to the parameter to make it the gain.
     operations: that use them, by id. size: the number of channels. centred: those of n have mean 0. readings: the
     linear maps that read y, each once. sums: the sums that y goes into with its channels in order. obstacles: one
-    reason for everything that reads y and is no linear map.
+    reason for everything that reads y and is no linear map. answers: every y.
     """
 
     gain: str
@@ -53,6 +53,7 @@ class NormUse:
     readings: tuple[Reading, ...]
     sums: tuple[Operation, ...]
     obstacles: tuple[str, ...]
+    answers: tuple[Tensor, ...]
 
 
 def norm_uses(trace: Trace) -> Iterator[NormUse]:
@@ -176,7 +177,18 @@ def _norm_use(trace: Trace, answers: list[_Answer]) -> NormUse:
     size = answers[0].y.shape[-1]
     first = answers[0]
     found = tuple(_once(readings))
-    return NormUse(first.gain, first.offset, first.bias, own, size, centred, found, tuple(sums), tuple(obstacles))
+    return NormUse(
+        gain=first.gain,
+        offset=first.offset,
+        bias=first.bias,
+        operations=own,
+        size=size,
+        centred=centred,
+        readings=found,
+        sums=tuple(sums),
+        obstacles=tuple(obstacles),
+        answers=tuple(each.y for each in answers),
+    )
 
 
 def _in_order(numbers: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.gain_products import find_gain_products
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norm_uses import NormUse, norm_uses, not_followed
 from quotient_manifolds.symmetries.post_norm import find_norm_shift, find_unseen, lone_biases
@@ -18,6 +19,7 @@ def find_norms(trace: Trace) -> tuple[list[Freedom], list[Refused]]:
     reasons: dict[str, str] = {}
     scaled = set[str]()
     biases = lone_biases(trace)
+    kept: list[NormUse] = []
     for use in norm_uses(trace):
         result = _norm_scale(trace, use) if use.gain else "it has no gain"
         if isinstance(result, NormScale):
@@ -26,7 +28,9 @@ def find_norms(trace: Trace) -> tuple[list[Freedom], list[Refused]]:
             continue
         if use.gain:
             reasons[use.gain] = result
+        kept.append(use)
         found += [*find_norm_shift(trace, use, biases), *find_unseen(trace, use)]
+    found += find_gain_products(trace, kept)
     for operation in trace.operations:
         for gain, reason in not_followed(trace, operation):
             if gain not in scaled:

@@ -101,6 +101,10 @@ def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
         rows_of = [(part[0], part[1].flatten(1).mT if part[1].ndim > 1 else part[1][None]) for part in given if part]
         if len(rows_of) == len(given):
             yield _Writer(tuple(rows_of), operation.outputs[0], (operation,), axis=1)
+    if operation.name == "native_layer_norm" and isinstance(operation.arguments[3], Tensor):
+        part = trace.parts.get(key(operation.arguments[3]))
+        if part is not None and part[1].ndim == 1 and not operation.outputs[0].is_nested:
+            yield _Writer(((part[0], part[1][None]),), operation.outputs[0], (operation,))
     found = trace.linear(operation)
     if found is not None:
         bias = ((found.bias, found.bias_elements[None]),) if found.bias_elements is not None else ()

@@ -90,6 +90,9 @@ class _Sums:
         if name == "addmm" and operation.options.get("beta", 1) == 1:
             self.take(arguments[1])
             return self._label(arguments[0], operation).expand(shape)
+        if name == "native_layer_norm" and arguments[3] is not None:
+            self.take(arguments[0])
+            return self._label(arguments[3], operation).expand(shape)
         if name == "convolution" and arguments[2] is not None:
             self.take(arguments[0])
             bias = self._label(arguments[2], operation)
@@ -105,7 +108,7 @@ class _Sums:
 
     def _label(self, tensor: object, operation: Operation) -> Tensor:
         """Return the labels of what is added; rows of a parameter are units of their own."""
-        none = torch.zeros(1, dtype=torch.long)
+        none = torch.zeros((), dtype=torch.long)
         if not isinstance(tensor, Tensor):
             return none
         name, numbers = self._trace.parts.get(key(tensor), ("", none))

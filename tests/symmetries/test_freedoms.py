@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Freedom, Params, Symmetries, fibre_dimension, find_freedoms, spanned_dimension
+from quotient_manifolds.symmetries import (
+    Freedom,
+    GainProducts,
+    Params,
+    Symmetries,
+    fibre_dimension,
+    find_freedoms,
+    spanned_dimension,
+)
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import floating
 from quotient_manifolds.symmetries.trace import Trace
@@ -49,6 +57,29 @@ class Parallel(nn.Module):
         return self.head(self.last(x**3 + (self.a(n.sin()) + self.b(n.cos()))))
 
 
+class NormedHeads(nn.Module):
+    """Attention with norms on queries and keys, which have biases; a rotary embedding on the first half of a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+        self.norm_q, self.norm_k = nn.LayerNorm(4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[1], dtype=x.dtype)
+        q, k = (self.turned(norm(one(x).unflatten(-1, (2, 4))).transpose(1, 2), angle) for norm, one in self.sides())
+        v = self.v(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        return (torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1) @ v).transpose(1, 2).flatten(-2)
+
+    def sides(self) -> tuple[tuple[nn.Module, nn.Module], ...]:
+        return (self.norm_q, self.q), (self.norm_k, self.k)
+
+    def turned(self, x: Tensor, angle: Tensor) -> Tensor:
+        first, second, rest = x[..., :1], x[..., 1:2], x[..., 2:]
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
+
+
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
     **{
@@ -59,6 +90,8 @@ CASES = {
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
     "parallel layers": (Parallel, X),
+    "norms on queries and keys": (NormedHeads, X),
+    "Qwen3": (hugging_face("Qwen3Model", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Gemma": (hugging_face("GemmaModel", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Llama with a head": (hugging_face("LlamaForCausalLM", **TEXT, tie_word_embeddings=False), WORDS),
     "ViT with a head": (hugging_face("ViTForImageClassification", **SIZES, image_size=8, patch_size=4), PIXELS),
@@ -152,3 +185,10 @@ def test_all_but_attention_of_a_model_written_by_hand_is_found() -> None:
     """The fibre has 231 dimensions, see the test of it, of which GL(4) and needless biases of attention are 64 + 16."""
     _, _, freedoms, _ = prepared("a head without bias")
     assert sum(sum(freedom.families.values()) for freedom in freedoms) == 231 - 64 - 16
+
+
+def test_gains_of_queries_and_keys_are_free_channel_by_channel_and_plane_by_plane() -> None:
+    for name, dimension in (("norms on queries and keys", 1 + 2), ("Qwen3", 2)):
+        _, _, freedoms, _ = prepared(name)
+        (found,) = (each for each in freedoms if isinstance(each, GainProducts))
+        assert found.families == {"gain of a query norm against a key norm": dimension}
