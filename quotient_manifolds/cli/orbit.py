@@ -88,6 +88,7 @@ def orbit(
         if not found.moved:
             raise BadInput(f"{model} has no symmetry, so there is no orbit to move along (see `inspect`).")
         batch = distance_batch(network, like(given, next(network.parameters())), seed)
+    found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     divided: Any = found if symmetries else "all"
     geometries = (Adaptive(), Quotient("inv", symmetries=divided), Quotient("mix", symmetries=divided))
     settings = {"length": length, "inputs": inputs, "seed": seed, "symmetries": symmetries}

@@ -160,7 +160,7 @@ class Quotient(Geometry):
         symmetries = self._symmetries(model)
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
-        freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]
+        freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
         if not pairs and not freedoms:
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "

@@ -76,6 +76,14 @@ class Symmetries:
             return self
         return replace(self, freedoms=(), translations=() if scope == "paper" else self.translations)
 
+    def beside(self, frozen: Collection[str]) -> Symmetries:
+        """Return these symmetries without freedoms that touch frozen parameters and others, too.
+
+        Along those the function stays, but not what can be moved of it: a measure of the other parameters sees them.
+        """
+        kept = (each for each in self.freedoms if len(set(each.names) - set(frozen)) in (0, len(each.names)))
+        return replace(self, freedoms=tuple(kept))
+
     def without(self, names: Collection[str]) -> Symmetries:
         """Return these symmetries without the translations and freedoms of these names."""
         translations = tuple(each for each in self.translations if each.name not in names)

@@ -108,3 +108,21 @@ def test_measures_do_not_change_along_the_whole_orbit(
         here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
         iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
         assert there == pytest.approx(here, rel=iterated * tolerance), what
+
+
+def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
+    model, batch = built("GPT-2")
+    frozen = model.get_parameter("transformer.wpe.weight").requires_grad_(False)
+    found = find_symmetries(model, batch)
+    beside = found.beside(["transformer.wpe.weight"])
+    lost = {freedom.kind for freedom in found.freedoms} - {freedom.kind for freedom in beside.freedoms}
+    assert lost == {"tables", "rotation"}
+    elsewhere = copy.deepcopy(model)
+    elsewhere.load_state_dict(random_move(model, beside, seed=1), strict=False)
+    assert not torch.equal(
+        elsewhere.get_parameter("transformer.wte.weight"), model.get_parameter("transformer.wte.weight")
+    )
+    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
+    assert there == pytest.approx(here, rel=1e-9)
+    assert Quotient().proved(model, loss, batch).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
+    assert not frozen.requires_grad
