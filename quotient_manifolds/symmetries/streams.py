@@ -96,7 +96,7 @@ def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
             if part is not None and part[1].ndim > 1:
                 rows = part[1].flatten(0, -2).unique(dim=0)  # one for all examples
                 yield _Writer(((part[0], rows),), operation.outputs[0], (operation,))
-    if operation.name == "convolution":
+    if operation.name == "convolution" and operation.arguments[-1] == 1 and not operation.arguments[6]:
         given = [trace.parts.get(key(each)) for each in operation.arguments[1:3] if isinstance(each, Tensor)]
         rows_of = [(part[0], part[1].flatten(1).mT if part[1].ndim > 1 else part[1][None]) for part in given if part]
         if len(rows_of) == len(given):
