@@ -9,6 +9,7 @@ from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.gain_products import GainProducts
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
+from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.norm_scale import NormScale
@@ -40,6 +41,7 @@ __all__ = [
     "Freedom",
     "GainProducts",
     "Layout",
+    "LinearScale",
     "Match",
     "Matcher",
     "NormScale",

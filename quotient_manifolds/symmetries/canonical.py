@@ -13,6 +13,7 @@ from torch import nn
 from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.exchanges import find_exchanges
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.linear_scale import LinearScale, find_linear_scales
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
@@ -61,9 +62,10 @@ def find_freedoms(
     moved: the parameters of symmetric pairs, if these are known. These are proposals: what the recorded inputs do not
     reach is not seen. `canonical` tries each of them.
     """
-    found, refused = find_norms(trace)
-    scales = [norm for norm in found if isinstance(norm, NormScale)]
-    means = list(find_means(trace))
+    scaled = list(find_linear_scales(trace))
+    found, refused = find_norms(trace, [each.scale for each in scaled])
+    scales = [norm for norm in found if isinstance(norm, (NormScale, LinearScale))]
+    means = list(find_means(trace, [each for each in scaled if each.scale in found]))
     found += [*means, *find_exchanges(trace, means)]
     rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]

@@ -38,6 +38,12 @@ class Reader:
         """Return W^T, (k, out), in float64."""
         return read(params, self.weight, self.elements)
 
+    def constant(self, params: Params) -> Tensor:
+        """Return b, (out,), in float64; 0 if there is none."""
+        if self.bias_elements is None:
+            return params[self.weight].new_zeros(self.elements.shape[1], dtype=torch.float64)
+        return read(params, self.bias, self.bias_elements)
+
     def set(self, params: Params, matrix: Tensor, constant: Tensor) -> None:
         """Put W^T, and add a constant to b if there is one, in place."""
         write(params, self.weight, self.elements, matrix)
@@ -81,6 +87,11 @@ class NormScale(Freedom):
         """Return whether the readers can hold the bias."""
         return bool(self.bias) and all(reader.bias or self._sees_no_mean(reader) for reader in self.readers)
 
+    @property
+    def held_bias(self) -> float:
+        """Return the number that the bias is for every channel after a fold, if it is free."""
+        return 0.0 if all(reader.bias for reader in self.readers) else 1.0
+
     def _leaves_rows_free(self, reader: Reader) -> bool:
         """Return whether rows of W may be shifted by any number, whatever the bias of the norm is."""
         return self._sees_no_mean(reader) and bool(reader.bias or not self.bias)
@@ -110,11 +121,8 @@ class NormScale(Freedom):
         """Make the gain 1 and the bias 0 or 1, in place, and leave what no reader sees as it is."""
         gain, bias = self.read_norm(params)
         ones = torch.ones_like(gain)
-        if self.bias_is_free:
-            held = ones * (not all(reader.bias for reader in self.readers))
-        else:
-            held = bias / gain if self.bias else bias
-        self.set_norm(params, ones, held, shift)
+        left = bias / gain if self.bias else bias
+        self.set_norm(params, ones, ones * self.held_bias if self.bias_is_free else left, shift)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Multiply the gain by exp(size z), shift bias / gain and rows of W diag(gain), in place."""

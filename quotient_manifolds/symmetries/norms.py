@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.gain_products import find_gain_products
+from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norm_uses import NormUse, norm_uses, not_followed
 from quotient_manifolds.symmetries.post_norm import find_norm_shift, find_unseen, lone_biases
@@ -13,8 +16,11 @@ from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
 
 
-def find_norms(trace: Trace) -> tuple[list[Freedom], list[Refused]]:
-    """Return what is free in norms and the layers that read them, and the gains that are not, with the reason."""
+def find_norms(trace: Trace, linear_scales: Iterable[LinearScale] = ()) -> tuple[list[Freedom], list[Refused]]:
+    """Return what is free in norms and the layers that read them, and the gains that are not, with the reason.
+
+    linear_scales: gains after linear maps, which are taken if no layer that reads them can hold them.
+    """
     found: list[Freedom] = []
     reasons: dict[str, str] = {}
     scaled = set[str]()
@@ -31,6 +37,11 @@ def find_norms(trace: Trace) -> tuple[list[Freedom], list[Refused]]:
         kept.append(use)
         found += [*find_norm_shift(trace, use, biases), *find_unseen(trace, use)]
     found += find_gain_products(trace, kept)
+    for scale in linear_scales:
+        if scale.gain not in scaled:
+            scaled.add(scale.gain)
+            reasons.pop(scale.gain, None)
+            found.append(scale)
     for operation in trace.operations:
         for gain, reason in not_followed(trace, operation):
             if gain not in scaled:

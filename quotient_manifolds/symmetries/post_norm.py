@@ -178,7 +178,7 @@ def lone_biases(trace: Trace) -> dict[Key, LoneBias]:
         linear = trace.linear(operation)
         if linear is None or linear.bias_elements is None:
             continue
-        only = _only_user(trace, linear.y)
+        only = trace.only_user(linear.y)
         if only is not None:
             known = frozenset([id(operation), id(linear.adding)])
             channels = torch.arange(linear.y.shape[-1]).expand(linear.y.shape)
@@ -186,16 +186,6 @@ def lone_biases(trace: Trace) -> dict[Key, LoneBias]:
                 if torch.equal(numbers, torch.arange(numbers.shape[-1]).expand(numbers.shape)):
                     found[key(view)] = LoneBias((linear.bias, linear.bias_elements), known, only)
     return found
-
-
-def _only_user(trace: Trace, y: Tensor) -> Operation | None:
-    """Return the one operation that takes y or views of it; None if there are several or the model answers with it."""
-    users: dict[int, Operation] = {}
-    for view, _ in trace.follow(y, y):
-        if trace.is_output(view):
-            return None
-        users |= {id(user): user for user in trace.users(view) if not user.is_view}
-    return next(iter(users.values())) if len(users) == 1 else None
 
 
 def _beside(trace: Trace, first: Operation, biases: Mapping[Key, LoneBias]) -> LoneBias | None:
@@ -211,5 +201,5 @@ def _beside(trace: Trace, first: Operation, biases: Mapping[Key, LoneBias]) -> L
             bias = biases.get(key(addend))
             if bias is not None and bias.user is total and addend.shape == total.outputs[0].shape:
                 return bias
-        waiting.append(_only_user(trace, total.outputs[0]))
+        waiting.append(trace.only_user(total.outputs[0]))
     return None

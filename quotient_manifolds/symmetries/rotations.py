@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, write
+from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.symmetries import Refused
@@ -36,7 +37,7 @@ class Rotation(Freedom):
     parts: tuple[Part, ...]
     tables: tuple[Part, ...]
     scaled: tuple[Part, ...]
-    norms: tuple[NormScale, ...]
+    norms: tuple[NormScale | LinearScale, ...]
     width: int
     fixes_ones: bool
     kind: ClassVar[str] = "rotation"
@@ -113,7 +114,10 @@ class Rotation(Freedom):
 
 
 def find_rotations(
-    trace: Trace, norms: Iterable[NormScale], others: Iterable[Freedom], moved: Collection[str] | None = None
+    trace: Trace,
+    norms: Iterable[NormScale | LinearScale],
+    others: Iterable[Freedom],
+    moved: Collection[str] | None = None,
 ) -> Iterator[Rotation | Refused]:
     """Yield the streams that may turn; those whose parameters do not tell one basis from another are refused.
 
@@ -121,10 +125,7 @@ def find_rotations(
     symmetric pairs act on; all but tables if it is not known.
     """
     folding = {name: norm for norm in norms for name in norm.constant}
-    constants = {
-        name: 1.0 if name == norm.gain or not all(reader.bias for reader in norm.readers) else 0.0
-        for name, norm in folding.items()
-    }
+    constants = {name: 1.0 if name == norm.gain else norm.held_bias for name, norm in folding.items()}
     others = tuple(others)
     for turning in find_turning(trace, constants):
         met = tuple(dict.fromkeys(folding[name] for name in turning.met))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
+from quotient_manifolds.symmetries.linear_scale import Scaled
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key
 
@@ -19,16 +20,18 @@ class UnreadMean(Freedom):
     """Describe a writer whose answers are only ever read by LayerNorms, alone or in sums, so that their mean is free.
 
     A LayerNorm takes the mean over channels off what it reads, so W x + b and W x + b + (u^T x + c) 1 are the same to
-    it. parts: names of parameters, with flat indices (rows, channels); the mean of each row may be any number.
+    it. parts: names of parameters, with flat indices (rows, channels); the mean of each row may be any number. gain:
+    the name of what multiplies the answers first, "" if nothing does; rows are shifted by multiples of 1 / gain then.
     """
 
     parts: tuple[Part, ...]
+    gain: str = ""
     kind: ClassVar[str] = "mean"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that a move touches."""
-        return tuple(name for name, _ in self.parts)
+        """Return the parameters that a move takes or touches."""
+        return (*(name for name, _ in self.parts), *([self.gain] if self.gain else []))
 
     @property
     def families(self) -> dict[str, int]:
@@ -36,46 +39,59 @@ class UnreadMean(Freedom):
         return {"mean that no norm reads": sum(len(elements) for _, elements in self.parts)}
 
     def fold(self, params: Params) -> None:
-        """Make the mean of every row 0, in place."""
+        """Make the mean of every row, times the gain, 0, in place."""
         for name, elements in self.parts:
             rows = read(params, name, elements)
-            write(params, name, elements, rows - rows.mean(dim=1, keepdim=True))
+            gain, direction = self._gain(params, rows)
+            mean = (rows * gain).sum(dim=1, keepdim=True) / (gain * direction).sum()
+            write(params, name, elements, rows - mean * direction)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Add a number to every row, in place; with `control`, to every other channel of it."""
+        """Add a number, over the gain, to every row, in place; with `control`, to every other channel of it."""
         for name, elements in self.parts:
             rows = read(params, name, elements)
-            shift = size * typical(rows) * gaussian(rows, generator, len(rows), 1).expand(rows.shape).clone()
+            _, direction = self._gain(params, rows)
+            shift = size * typical(rows) * gaussian(rows, generator, len(rows), 1) * direction
             if control:
                 shift[:, ::2] = 0.0
             write(params, name, elements, rows + shift)
 
+    def _gain(self, params: Params, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gain, and 1 / gain scaled to a maximum of 1; ones where no mean reaches the stream."""
+        ones = torch.ones_like(rows[0])
+        gain = params[self.gain].double().flatten() if self.gain else ones
+        return (gain, gain.abs().min() / gain) if bool(gain.all()) else (ones, ones)
 
-def find_means(trace: Trace) -> Iterator[UnreadMean]:
-    """Yield the writers whose mean no norm reads."""
+
+def find_means(trace: Trace, scaled: Iterable[Scaled] = ()) -> Iterator[UnreadMean]:
+    """Yield the writers whose mean no norm reads. scaled: linear maps whose answers are multiplied by a gain."""
+    gains = {id(each.operations[0]): each for each in scaled if bool((each.scale.factor == 1).all())}
     found: dict[tuple[str, ...], list[_Writer]] = {}
     for operation in trace.operations:
         for writer in _writers(trace, operation):
+            if id(operation) in gains:
+                writer = _after(writer, gains[id(operation)])
             found.setdefault(tuple(name for name, _ in writer.parts), []).append(writer)
     for writers in found.values():
         parts = writers[0].parts
         alike = all(torch.equal(a, b) for other in writers for (_, a), (_, b) in zip(parts, other.parts, strict=True))
         known = {id(operation) for writer in writers for operation in writer.operations}
         if alike and not trace.used_besides(parts, known) and all(_ends_in_norms(trace, each) for each in writers):
-            yield UnreadMean(parts)
+            yield UnreadMean(parts, writers[0].gain)
 
 
 @dataclass(frozen=True, eq=False)
 class _Writer:
     """Hold what writes y: numbers of parameters (rows, channels), and the operations that use them for it.
 
-    axis: that of y along which its channels lie.
+    axis: that of y along which its channels lie. gain: the name of what has multiplied them.
     """
 
     parts: tuple[Part, ...]
     y: Tensor
     operations: tuple[Operation, ...]
     axis: int = -1
+    gain: str = ""
 
     @property
     def channels(self) -> Tensor:
@@ -83,6 +99,11 @@ class _Writer:
         shape = [1] * self.y.ndim
         shape[self.axis] = -1
         return torch.arange(self.y.shape[self.axis]).view(shape).expand(self.y.shape)
+
+
+def _after(writer: _Writer, scaled: Scaled) -> _Writer:
+    """Return the writer with the gain that multiplies its answers."""
+    return _Writer(writer.parts, scaled.y, scaled.operations, scaled.axis, scaled.scale.gain)
 
 
 def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:

@@ -224,6 +224,15 @@ class Trace:
         kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
         return next((name for name in sorted(self.idle) if _NUMBER.sub(".*", f".{name}.") in kinds), "")
 
+    def only_user(self, tensor: Tensor) -> Operation | None:
+        """Return the one operation that takes a tensor or views of it; None if there are several or it is an output."""
+        users: dict[int, Operation] = {}
+        for view, _ in self.follow(tensor, tensor):
+            if self.is_output(view):
+                return None
+            users |= {id(user): user for user in self.users(view) if not user.is_view}
+        return next(iter(users.values())) if len(users) == 1 else None
+
     def is_output(self, tensor: Tensor) -> bool:
         """Return whether the model answers with the tensor."""
         return any(key(tensor) == key(output) for output in self.outputs)

@@ -53,8 +53,9 @@ class Parallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([3 * self.start.expand(len(x), 1, D), x], 1) + self.places
+        x = x + x.mean(1, keepdim=True)
         n = self.norm(x)
-        return self.head(self.last(x**3 + (self.a(n.sin()) + self.b(n.cos()))))
+        return self.head(self.last(x**3 + (self.a(n.tanh()) + self.b(n**4))))
 
 
 class NormedHeads(nn.Module):
@@ -80,6 +81,21 @@ class NormedHeads(nn.Module):
         return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
+class Convolutions(nn.Module):
+    """Batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, D, 2), nn.Conv2d(D, D, 2, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(D), nn.BatchNorm2d(D), nn.BatchNorm1d(3)])
+        self.branch, self.scale, self.norm = nn.Linear(D, D), nn.Parameter(torch.randn(D)), nn.LayerNorm(D)
+        self.head = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[1](self.second(self.norms[0](self.first(x)).sin())).sin().mean((-1, -2))
+        return self.norms[2](self.head(self.norm(x**3 + self.scale * self.branch(x)))).tanh()
+
+
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
     **{
@@ -90,6 +106,7 @@ CASES = {
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
     "parallel layers": (Parallel, X),
+    "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "norms on queries and keys": (NormedHeads, X),
     "Qwen3": (hugging_face("Qwen3Model", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Gemma": (hugging_face("GemmaModel", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
@@ -168,6 +185,8 @@ class ManyWords(Embedded):
 WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor]]] = {
     "two tables": (ManyWords, lambda draw: torch.randint(40, (2, 5), generator=draw)),
     "norms without gains": (Plain, lambda draw: torch.randn(X.shape, generator=draw)),
+    "parallel layers": (Parallel, lambda draw: torch.randn(X.shape, generator=draw)),
+    "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
 
