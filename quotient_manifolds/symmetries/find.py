@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,21 +11,26 @@ from torch import nn
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.attention import found_in
 from quotient_manifolds.symmetries.canonical import find_freedoms
-from quotient_manifolds.symmetries.checks import check_all, check_eval, check_model
+from quotient_manifolds.symmetries.checks import check_all, check_eval, check_model, check_weights
 from quotient_manifolds.symmetries.detect import behaves_like_attention, looks_like_attention
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Unrecognised
-from quotient_manifolds.symmetries.lora import lora
+from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Match, Matcher, Refused, Symmetries
 from quotient_manifolds.symmetries.trace import Trace
+from quotient_manifolds.symmetries.traced_pairs import ATTENTION, find_pairs
 from quotient_manifolds.symmetries.translations import Translation
+from quotient_manifolds.symmetries.two_layers import BOTTLENECK, GATED, RELU, bottleneck, neurons
 
 MATCHERS: tuple[Matcher, ...] = (lora,)
 """Everything else: asked about every module of a model, whatever attention it is part of. `bottleneck` and `neurons`
 find what measures of attention leave alone: name them to have them."""
+
+_KINDS: Mapping[Matcher, tuple[str, ...]] = {lora: (ADAPTER,), neurons: (RELU, GATED), bottleneck: (BOTTLENECK,)}
+"""What a recorded run tells in the place of a matcher."""
 
 
 def find_symmetries(
@@ -37,11 +43,12 @@ def find_symmetries(
 ) -> Symmetries:
     """Return the symmetric pairs of `model`, its translations, the parameters in no pair, and what was refused.
 
-    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise. With them the result also holds the freedoms,
-    what norms and the streams they read leave free, which are found in a recorded run on the first examples; without
-    them there are none. The model is in eval mode then.
+    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise: sequences of several tokens. With them all is
+    found in a recorded run on the first examples, whatever the classes are called: the pairs, and the freedoms, what
+    norms and the streams they read leave free. The model is in eval mode then. Without them, or where the model does
+    not run in float64, pairs are those of classes that are known, and there are no freedoms.
     layouts: where attention classes keep their projections, asked in this order; `LAYOUTS` if not given. With one of
-    your own in front, (mine, *LAYOUTS), the model's own attention is found too: docs/own_attention.md shows how.
+    your own in front, (mine, *LAYOUTS), your attention is found by it: docs/own_attention.md shows how.
     matchers: what else to look for; `MATCHERS` if not given.
 
     A module used twice is found once, under its first name. A model without attention has no pairs, which is no error.
@@ -58,6 +65,10 @@ def find_symmetries(
     check_all("matchers", matchers, callable, "functions, such as (*MATCHERS, mine)")
     modules = dict(model.named_modules())
     names, users = _parameters(modules)
+    traced, freedoms, others = (None, (), ()) if batch is None else _traced(model, batch, evaluate, matchers)
+    if traced is not None:  # all but what is declared by hand
+        layouts = tuple(each for each in layouts if each not in LAYOUTS)
+        matchers = tuple(each for each in matchers if each not in _KINDS)
     found: list[Match] = []
     reasons: dict[str, str] = {}  # module name -> why it was refused
     settled: set[str] = set()
@@ -74,22 +85,28 @@ def find_symmetries(
         if attention is not None:
             found.append(attention)
             settled.add(name)
+    if traced is not None:
+        check_weights(dict(model.named_parameters()), {name for pair in traced.pairs for name in pair.names})
+        taken = {name for each in found for pair in each.pairs for name in pair.names}
+        found.append(replace(traced, pairs=tuple(pair for pair in traced.pairs if taken.isdisjoint(pair.names))))
+        settled |= _followed(modules, traced)
     reasons |= _unmatched(modules, settled)
     pairs, tied = _without_ties(users, [pair for each in found for pair in each.pairs])
     translations = _translations(users, pairs, [shift for each in found for shift in each.translations])
     touched = {name for pair in pairs for name in pair.names}
     rest = tuple(name for name in names.values() if name not in touched)
-    freedoms, others = ((), ()) if batch is None else _traced(model, batch, evaluate, touched)
     refused = (*(refusal for each in found for refusal in each.refused), *others)
     return Symmetries(tuple(pairs), rest, (*reasons.values(), *tied), refused, translations, freedoms)
 
 
-def _traced(
-    model: nn.Module, batch: Any, evaluate: Evaluate | None, moved: Set[str]
-) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return what a recorded run shows to be free, and what is refused; where the model does not run so, why."""
+_Traced = tuple[Match | None, tuple[Freedom, ...], tuple[Refused, ...]]
+
+
+def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None, matchers: Sequence[Matcher]) -> _Traced:
+    """Return the pairs and what else is free in a recorded run, and what is refused; where there is none, why."""
     check_eval(model)
-    reason = ""
+    kinds = {*ATTENTION, *(kind for matcher in matchers for kind in _KINDS.get(matcher, ()))}
+    match, reason, refusals = None, "", list[Refused]()
     for some in (*first_examples(batch), batch):
         try:
             trace = Trace(model, some, evaluate)
@@ -97,7 +114,11 @@ def _traced(
             reason = f"it does not run in float64: {first_line(error)}"
             continue
         try:
-            found, refused = find_freedoms(trace, moved)
+            match = find_pairs(trace).of_kinds(kinds)
+        except RUN_ERRORS as error:
+            refusals = [Refused("the model", "pairs", f"what it computes is not understood: {first_line(error)}")]
+        try:
+            found, refused = find_freedoms(trace, {name for pair in (match or Match()).pairs for name in pair.names})
         except RUN_ERRORS as error:  # an operation that is called as nobody thought of
             reason = f"what it computes is not understood: {type(error).__name__}: {first_line(error)}"
             break
@@ -105,8 +126,17 @@ def _traced(
         if not idle or some is batch:
             why = "did not run, and may be part of it: give inputs that go everywhere"
             unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
-            return tuple(each for each in found if each not in idle), (*refused, *unsure)
-    return (), (Refused("the model", "norm", reason),)
+            return match, tuple(each for each in found if each not in idle), (*refusals, *refused, *unsure)
+    return match, (), (*refusals, Refused("the model", "norm", reason))
+
+
+def _followed(modules: Mapping[str, nn.Module], traced: Match) -> set[str]:
+    """Return the modules that hold parameters of attention's pairs, and the attention around them; refused ones too."""
+    owners = {name.rpartition(".")[0] for pair in traced.pairs if pair.kind in ATTENTION for name in pair.names}
+    owners |= {each.name.removesuffix(each.kind).rstrip() for each in traced.refused if each.kind in ATTENTION}
+    owners = {owner for owner in owners if owner in modules}
+    around = {above for owner in owners for above in _lineage(owner) if looks_like_attention(modules[above])}
+    return owners | around
 
 
 def _match(layouts: Sequence[Layout], module: nn.Module, name: str, names: Mapping[int, str]) -> Match | None:

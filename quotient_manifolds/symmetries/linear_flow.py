@@ -268,8 +268,11 @@ def side_of(form: Form) -> Side | None:
         return None
     if not all(is_constant_along(term, 1) for term in form.terms):
         return None
-    tokens = form.terms[0].unit.shape[1]
-    some = torch.linspace(0, tokens - 1, min(tokens, SAMPLES)).round().long()
+    present = torch.stack([(term.unit >= 0).any(2).any(0) for term in form.terms]).any(0)
+    tokens = present.nonzero()[:, 0]  # others are padded
+    if not len(tokens):
+        return None
+    some = tokens[torch.linspace(0, len(tokens) - 1, min(len(tokens), SAMPLES)).round().long()]
     return Side(
         tuple(term.source for term in form.terms),
         torch.stack([term.unit.amax(1) for term in form.terms], 1),
@@ -286,11 +289,16 @@ def without_repeats(sides: Sequence[Side]) -> list[Side]:
     together = torch.cat([side.units.flatten(1) for side in sides], 1)
     if bool((together == together[:1]).all()):
         together = together[:1]
-    _, number = torch.unique(together, dim=0, return_inverse=True)
-    first = torch.full((int(number.max()) + 1,), len(number)).scatter_reduce(
-        0, number, torch.arange(len(number)), "amin"
-    )
-    kept = first.sort().values
+    distinct, number = torch.unique(together, dim=0, return_inverse=True)
+    number = number.expand(len(sides[0].units))
+    known = sum((side.coefs != 0).flatten(1).sum(1) for side in sides)  # nothing is said by what is padded
+    best = torch.argsort(torch.as_tensor(known), descending=True, stable=True)
+    best = best[torch.argsort(number[best], stable=True)]
+    starts = torch.bincount(number, minlength=len(distinct)).cumsum(0).roll(1)
+    starts[0] = 0
+    kept = best[starts]
+    first = torch.full((len(distinct),), len(number)).scatter_reduce(0, number, torch.arange(len(number)), "amin")
+    kept = kept[first.argsort()]
     return [
         Side(
             side.sources,

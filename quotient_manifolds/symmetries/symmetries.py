@@ -49,6 +49,13 @@ class Match:
         pairs = tuple(each for each in found if isinstance(each, SymmetricPair))
         return cls(pairs, (), tuple(each for each in found if isinstance(each, Refused))) if found else None
 
+    def of_kinds(self, kinds: Collection[str]) -> Match:
+        """Return what is of these kinds of pairs."""
+        pairs = tuple(pair for pair in self.pairs if pair.kind in kinds)
+        names = {pair.name for pair in pairs}
+        shifts = tuple(shift for shift in self.translations if shift.pair in names)
+        return Match(pairs, shifts, tuple(refusal for refusal in self.refused if refusal.kind in kinds))
+
 
 Matcher = Callable[[nn.Module, str, Mapping[int, str]], Match | None]
 """(module, its name in the model, parameter id -> first name in the model) -> what it has; None: not its business."""

@@ -20,7 +20,7 @@ from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.translations import Translation
 from quotient_manifolds.symmetries.two_layers import BOTTLENECK, GATED, RELU
 
-QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
+ATTENTION = QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
 _NORMS = frozenset(
@@ -45,10 +45,11 @@ def find_pairs(trace: Trace) -> Match:
     with torch.no_grad():
         flow = follow(trace)
     blocks = blocks_of(flow)
-    refused = dict.fromkeys(_refusals(flow, blocks))
+    outputs = _of_values(flow, blocks)
+    refused = dict.fromkeys(_refusals(flow, blocks, outputs))
     found = []
     for block in (each for each in blocks if not each.reason):
-        pairs = _pairs(flow, block)
+        pairs = _pairs(flow, block, outputs)
         found += pairs
         if not pairs:
             kind = _kind(flow, block)
@@ -125,15 +126,29 @@ def _common(names: Sequence[str]) -> str:
     return ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False)))
 
 
-def _name(flow: Flow, block: Block, kind: str) -> str:
-    names = [flow.sources[rows.source].name for side in block.sides for rows in side]
-    return f"{_common(names)} {kind}".strip()
+def _name(flow: Flow, block: Block, kind: str, outputs: Sequence[str] = ()) -> str:
+    """Return the path of the module that has the parameters, and the kind.
+
+    outputs: of modules that have values and their output; queries and keys are named by the one that has them, too.
+    """
+    path = _common([flow.sources[rows.source].name for side in block.sides for rows in side])
+    alone = len(outputs) == 1
+    around = [each for each in outputs if (f"{path}.".startswith(f"{each}.") if each else alone)]
+    if kind == QUERY_KEY and around:
+        path = max(around, key=len)
+    return f"{path} {kind}".strip()
+
+
+def _of_values(flow: Flow, blocks: Sequence[Block]) -> list[str]:
+    """Return the modules that have values and their output: attention, as a rule."""
+    mixing = [block for block in blocks if block.mixed and _kind(flow, block) in (VALUE_OUTPUT, GATED)]
+    return [_name(flow, block, "") for block in mixing]
 
 
 # ---- what is refused
 
 
-def _refusals(flow: Flow, blocks: Sequence[Block]) -> Iterator[Refused]:
+def _refusals(flow: Flow, blocks: Sequence[Block], outputs: Sequence[str]) -> Iterator[Refused]:
     for block in blocks:
         products = [flow.products[each] for each in block.products]
         scores = [each for each in products if not each.left.parameter and not each.right.parameter]
@@ -147,7 +162,7 @@ def _refusals(flow: Flow, blocks: Sequence[Block]) -> Iterator[Refused]:
             continue
         reason = flow.reasons[block.reason]
         if any(each.softmax for each in scores):
-            yield Refused(_name(flow, block, QUERY_KEY), QUERY_KEY, _why(reason.operation, QUERY_KEY, False))
+            yield Refused(_name(flow, block, QUERY_KEY, outputs), QUERY_KEY, _why(reason.operation, QUERY_KEY, False))
         elif not scores and block.mixed:
             why = _why(reason.operation, VALUE_OUTPUT, reason.mixed)
             yield Refused(_name(flow, block, VALUE_OUTPUT), VALUE_OUTPUT, why)
@@ -174,16 +189,16 @@ def _why(operation: str, kind: str, mixed: bool) -> str:
 # ---- pairs of blocks
 
 
-def _pairs(flow: Flow, block: Block) -> list[_Found]:
+def _pairs(flow: Flow, block: Block, outputs: Sequence[str]) -> list[_Found]:
     """Return the pair of several heads, or one for each if no view has them all."""
-    together = _pair(flow, block)
+    together = _pair(flow, block, outputs)
     if together is not None:
         return [together]
     alone = list(block.heads())
-    return [found for each in alone if len(alone) > 1 and (found := _pair(flow, each)) is not None]
+    return [found for each in alone if len(alone) > 1 and (found := _pair(flow, each, outputs)) is not None]
 
 
-def _pair(flow: Flow, block: Block) -> _Found | None:
+def _pair(flow: Flow, block: Block, outputs: Sequence[str]) -> _Found | None:
     views: tuple[list[tuple[Rows, StridedView]], list[tuple[Rows, StridedView]]] = ([], [])
     order: Tensor | None = None  # of heads
     for side in (0, 1):
@@ -202,7 +217,7 @@ def _pair(flow: Flow, block: Block) -> _Found | None:
                 views[side].append((rows, view))
     kind = _kind(flow, block)
     G, H = (Factor(tuple(view for _, view in side)) for side in (views[::-1] if kind == ADAPTER else views))
-    name = _name(flow, block, kind) + " rotary" * block.turns
+    name = _name(flow, block, kind, outputs) + " rotary" * block.turns
     acts: Group = "GL(1, C)" if block.turns else "GL+(1)" if block.positive else "GL(h)"
     return _Found(SymmetricPair(name, kind, G, H, acts), block, views)
 

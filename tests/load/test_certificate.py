@@ -155,7 +155,7 @@ def test_a_symmetry_of_the_first_inputs_alone_is_named() -> None:
     model = make_generic(Branching())
     certificate = certify(model, [*gaussians(20, 4, 3), *(100 * x for x in gaussians(20, 4, 3))])
     assert (certificate.fibre.dimension, certificate.found.families, certificate.missing) == (2, {}, 2)
-    assert certificate.outside == ("both 1 bottleneck in/out",)
+    assert certificate.outside == ("both bottleneck in/out",)
 
 
 def test_a_model_without_a_configuration_is_refused() -> None:
