@@ -111,7 +111,7 @@ def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None, matchers: S
         try:
             trace = Trace(model, some, evaluate)
         except RUN_ERRORS as error:
-            reason = f"it does not run in float64: {first_line(error)}"
+            reason = f"it does not run on these inputs in float64: {first_line(error)}"
             continue
         try:
             match = find_pairs(trace).of_kinds(kinds)

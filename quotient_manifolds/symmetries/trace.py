@@ -106,6 +106,11 @@ class LinearMap:
     adding: Operation | None = None
 
 
+def _home(name: str) -> str:
+    """Return the path of the module in which a parameter's module stands."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
 class _Recorder(TorchDispatchMode):
     """Write down every operation of ATen; the tensors are kept alive, so that no memory is used twice."""
 
@@ -220,9 +225,17 @@ class Trace:
         return frozenset((*(self.params.keys() - taken.keys()), *stacked))
 
     def idle_like(self, names: Iterable[str]) -> str:
-        """Return an idle parameter that is one of these but for a number in its path, or one of them; "" if none is."""
+        """Return an idle parameter that may do what one of these does elsewhere; "" if none is.
+
+        One of the same path but for a number, as experts have, or a matrix of a module beside it, as branches are.
+        """
         kinds = {_NUMBER.sub(".*", f".{name}.") for name in names}
-        return next((name for name in sorted(self.idle) if _NUMBER.sub(".*", f".{name}.") in kinds), "")
+        homes = {_home(name) for name in names}
+        for name in sorted(self.idle):
+            matrix = self.params[name].numel() > self.params[name].shape[-1:].numel()
+            if _NUMBER.sub(".*", f".{name}.") in kinds or (matrix and _home(name) in homes):
+                return name
+        return ""
 
     def only_user(self, tensor: Tensor) -> Operation | None:
         """Return the one operation that takes a tensor or views of it; None if there are several or it is an output."""

@@ -258,6 +258,24 @@ class Experts(nn.Module):
         return out
 
 
+class Branches(nn.Module):
+    """A norm that is read by one of two layers, by the sum of all inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.rising, self.falling = nn.LayerNorm(D), nn.Linear(D, 3), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (self.rising if x.sum() > 0 else self.falling)(self.norm(x))
+        return out
+
+
+def test_what_an_idle_branch_may_read_is_refused() -> None:
+    found = find_symmetries(generic(Branches), torch.rand(2, D).double())
+    assert not found.freedoms
+    assert "falling.weight did not run" in str(found.refused[-1])
+
+
 def test_what_an_idle_expert_may_read_is_refused() -> None:
     model, x = generic(Experts), torch.randn(6, D).double()
     x[:, 0] = torch.tensor([1, -1, 1, -1, 1, -1])
