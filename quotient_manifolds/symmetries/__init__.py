@@ -10,6 +10,7 @@ from quotient_manifolds.symmetries.gain_products import GainProducts
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.linear_scale import LinearScale
+from quotient_manifolds.symmetries.logits import LogitShift
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.norm_scale import NormScale
@@ -42,6 +43,7 @@ __all__ = [
     "GainProducts",
     "Layout",
     "LinearScale",
+    "LogitShift",
     "Match",
     "Matcher",
     "NormScale",

@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.checks import check_model, check_weights
 from quotient_manifolds.symmetries.exchanges import find_exchanges
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.linear_scale import LinearScale, find_linear_scales
+from quotient_manifolds.symmetries.logits import find_logit_shifts
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
@@ -67,6 +68,7 @@ def find_freedoms(
     scales = [norm for norm in found if isinstance(norm, (NormScale, LinearScale))]
     means = list(find_means(trace, [each for each in scaled if each.scale in found]))
     found += [*means, *find_exchanges(trace, means)]
+    found += find_logit_shifts(trace, found)
     rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]
     refused += [each for each in rotations if isinstance(each, Refused)]

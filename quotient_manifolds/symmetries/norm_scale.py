@@ -74,7 +74,7 @@ class NormScale(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the dimensions of the moves that leave the function alone, by their names."""
-        unseen = sum(reader.elements.shape[1] for reader in self.readers if self._leaves_rows_free(reader))
+        unseen = sum(reader.elements.shape[1] for reader in self.unseen)
         found = {
             "gain of a norm": self.size,
             "bias of a norm": self.size * self.bias_is_free,
@@ -86,6 +86,11 @@ class NormScale(Freedom):
     def bias_is_free(self) -> bool:
         """Return whether the readers can hold the bias."""
         return bool(self.bias) and all(reader.bias or self._sees_no_mean(reader) for reader in self.readers)
+
+    @property
+    def unseen(self) -> tuple[Reader, ...]:
+        """Return the readers that have a direction each of their units does not see."""
+        return tuple(reader for reader in self.readers if self._leaves_rows_free(reader))
 
     @property
     def held_bias(self) -> float:

@@ -32,6 +32,11 @@ class UnseenDirection(Freedom):
     kind: ClassVar[str] = "unseen direction"
 
     @property
+    def unseen(self) -> tuple[Reader, ...]:
+        """Return the readers, all of which have a direction that each of their units does not see."""
+        return self.readers
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that a move takes or touches, each once."""
         held = (name for reader in self.readers for name, _ in reader.parts)

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
     Freedom,
     GainProducts,
+    LogitShift,
     Params,
     Symmetries,
     fibre_dimension,
@@ -22,7 +24,7 @@ from quotient_manifolds.symmetries import (
     spanned_dimension,
 )
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.outputs import floating
+from quotient_manifolds.symmetries.outputs import ModelOutputs, floating
 from quotient_manifolds.symmetries.trace import Trace
 
 from .test_canonical import IDS, MODELS, PIXELS, SIZES, TEXT, WORDS, D, Embedded, X, doubled, generic, hugging_face
@@ -211,3 +213,37 @@ def test_gains_of_queries_and_keys_are_free_channel_by_channel_and_plane_by_plan
         _, _, freedoms, _ = prepared(name)
         (found,) = (each for each in freedoms if isinstance(each, GainProducts))
         assert found.families == {"gain of a query norm against a key norm": dimension}
+
+
+def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, labels = batch
+    return F.cross_entropy(model(x), labels, reduction="none")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_loss_does_not_see_what_is_added_to_all_logits(bias: bool, affine: bool) -> None:
+    """One more direction than inputs of the head, less one that the norm leaves free and that shifts all logits."""
+
+    def make() -> nn.Module:
+        norm = nn.LayerNorm(D, elementwise_affine=affine)
+        return nn.Sequential(nn.Linear(D, D), nn.Tanh(), norm, nn.Linear(D, 4, bias=bias))
+
+    model, draw = generic(make), torch.Generator().manual_seed(0)
+    inputs = [(torch.randn(20, D, generator=draw).double(), torch.randint(4, (20,), generator=draw)) for _ in range(20)]
+    freedoms, _ = find_freedoms(Trace(model, inputs[0], losses))
+    counted = sum(sum(each.families.values()) for each in freedoms)
+    assert fibre_dimension(model, inputs, evaluate=losses).dimension == counted
+    own = {key: w.detach().clone() for key, w in model.named_parameters()}
+    assert spanned_dimension(Symmetries((), freedoms=freedoms), own) == counted
+    (shift,) = (each for each in freedoms if isinstance(each, LogitShift))
+    moved = copied(own)
+    shift.move(moved, draw, 3.0)
+    outputs = ModelOutputs(model, inputs[0], losses)
+    assert outputs.change(moved) < 1e-12
+    for params in (own, moved):
+        for each in freedoms:
+            each.fold(params)
+    for key, w in own.items():
+        torch.testing.assert_close(moved[key], w, rtol=0, atol=1e-12 * float(w.abs().max()))
+    assert not any(isinstance(each, LogitShift) for each in find_freedoms(Trace(model, inputs[0][0]))[0])
