@@ -174,6 +174,8 @@ def _facts(proof: Proof, count: Count) -> list[Fact]:
 
 
 def _sentences(network: nn.Module, symmetries: Symmetries, proof: Proof, count: Count) -> Iterator[str]:
+    from quotient_manifolds.symmetries import without_layers
+
     sizes = {name: value.numel() for name, value in network.named_parameters()}
     rest = sum(sizes[name] for name in symmetries.rest)
     yield f"Changes are relative to the output, whose own rounding noise is {proof.noise:.1e}; float64."
@@ -182,7 +184,7 @@ def _sentences(network: nn.Module, symmetries: Symmetries, proof: Proof, count: 
         f"({', '.join(f'{size:,} {family}' for family, size in count.families.items())})."
     )
     yield f"In no pair: {len(symmetries.rest)} tensors, {rest:,} parameters (--json names them)."
-    yield from (f"No symmetry: {refusal}" for refusal in symmetries.refused)
+    yield from (f"No symmetry: {refusal}" for refusal in without_layers(map(str, symmetries.refused)))
     yield from (f"Attention not recognised: {line}" for line in symmetries.unrecognised)
 
 

@@ -64,8 +64,9 @@ def _source(kind: type) -> str:
 
 
 def symmetries_hash(declared: Symmetries) -> str:
-    """Return the SHA-256 of the pairs and translations that are declared."""
-    return _hash([repr(declared.pairs), repr(declared.translations)], {})
+    """Return the SHA-256 of the pairs, translations and freedoms that are declared."""
+    freedoms = [repr((each.name, each.names, dict(each.families))) for each in declared.freedoms]
+    return _hash([repr(declared.pairs), repr(declared.translations), *freedoms], {})
 
 
 def source_hash(reference: str | None) -> str:

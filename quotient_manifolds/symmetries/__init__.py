@@ -22,7 +22,7 @@ from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.streams import UnreadMean
-from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries
+from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
@@ -83,4 +83,5 @@ __all__ = [
     "spanned_dimension",
     "value_output_bias",
     "without_biases",
+    "without_layers",
 ]

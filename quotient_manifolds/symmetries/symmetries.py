@@ -154,17 +154,20 @@ class Symmetries:
                 for each in self.freedoms
             ]
             blocks.append(text_table(("free", "dimensions"), free))
-        # Names that differ in layer numbers only are folded into one line with their count.
-        counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in self.rest)
-        folded = (name if count == 1 else f"{name}  ({count})" for name, count in counts.items())
         for title, lines in (
-            ("no symmetry:", tuple(map(str, self.refused))),
-            (f"in no pair, {len(self.rest)} tensors:", tuple(folded)),
+            ("no symmetry:", without_layers(map(str, self.refused))),
+            (f"in no pair, {len(self.rest)} tensors:", without_layers(self.rest)),
             (f"attention not recognised ({HOW_TO}):", self.unrecognised),
         ):
             if lines:
                 blocks.append("\n  ".join((title, *lines)))
         return "\n\n".join(blocks)
+
+
+def without_layers(lines: Iterable[str]) -> tuple[str, ...]:
+    """Fold lines that differ in numbers of layers only into one, with their count."""
+    counts = Counter(re.sub(r"(?<=\.)\d+(?=\.)", "*", line) for line in lines)
+    return tuple(line if count == 1 else f"{line}  ({count})" for line, count in counts.items())
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
