@@ -13,6 +13,7 @@ from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.logits import LogitShift
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
+from quotient_manifolds.symmetries.norm_constant import NormConstant
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
@@ -46,6 +47,7 @@ __all__ = [
     "LogitShift",
     "Match",
     "Matcher",
+    "NormConstant",
     "NormScale",
     "NormShift",
     "Obstacle",

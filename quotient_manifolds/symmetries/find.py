@@ -17,6 +17,8 @@ from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.known_attention import LAYOUTS
 from quotient_manifolds.symmetries.layout import Layout, Unrecognised
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
+from quotient_manifolds.symmetries.norm_constant import find_norm_constants
+from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
 from quotient_manifolds.symmetries.pair import SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Match, Matcher, Refused, Symmetries
@@ -122,12 +124,24 @@ def _traced(model: nn.Module, batch: Any, evaluate: Evaluate | None, matchers: S
         except RUN_ERRORS as error:  # an operation that is called as nobody thought of
             reason = f"what it computes is not understood: {type(error).__name__}: {first_line(error)}"
             break
+        found = _with_constants(trace, match, found)
         idle = {each: name for each in found if (name := trace.idle_like(each.names))}
         if not idle or some is batch:
             why = "did not run, and may be part of it: give inputs that go everywhere"
             unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
             return match, tuple(each for each in found if each not in idle), (*refusals, *refused, *unsure)
     return match, (), (*refusals, Refused("the model", "norm", reason))
+
+
+def _with_constants(trace: Trace, match: Match | None, found: tuple[Freedom, ...]) -> tuple[Freedom, ...]:
+    """Return the freedoms with the constants of keys and values; those of values go on to biases that are folded later.
+
+    They are folded next to the norms.
+    """
+    norms = [index for index, each in enumerate(found) if isinstance(each, NormScale)]
+    constants = find_norm_constants(trace, match.pairs, found) if match and norms else ()
+    after = max(norms, default=-1) + 1
+    return (*found[:after], *constants, *found[after:])
 
 
 def _followed(modules: Mapping[str, nn.Module], traced: Match) -> set[str]:

@@ -29,7 +29,8 @@ dimensions that `find_symmetries` finds, by family, each proved by moving along 
 
 Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block,
 generic parameters and inputs), and small models that are written by hand. *near* counts directions that only the eps of
-norms breaks. *twice* is what two families have in common, and is subtracted.
+norms breaks. *twice* is what two families have in common, and is subtracted. For a model of your own, see `inspect
+--certify` on [the command line](command_line.md).
 """
 
 
@@ -46,7 +47,10 @@ def fibres_page(found: Fibres) -> str:
     for kind in dict.fromkeys(row.kind for row in found.rows):
         rows = [[row.name, *_numbers(row), _families(row), why(row)] for row in found.rows if row.kind == kind]
         parts.append(f"\n## {kind[:1].upper()}{kind[1:]}\n\n{table(COLUMNS, rows)}")
-    parts.append(f"\nMade by `{found.command}` with torch {found.torch} and transformers {found.transformers}.")
+    parts.append(
+        f"\nMade with torch {found.torch} and transformers {found.transformers}, of which [the record]"
+        f"(../notebooks/records/fibres.json) is kept, by\n\n```console\n$ {found.command}\n```"
+    )
     return "\n".join(parts) + "\n"
 
 
@@ -55,7 +59,7 @@ def why(row: Row) -> str:
     if row.failure:
         return row.failure
     said = [*row.doubts, *(f"{name} holds on some inputs only" for name in row.outside)]
-    if row.name in REASONS:
+    if row.missing and row.name in REASONS:
         said.insert(0, REASONS[row.name])
     elif row.missing:
         largest = sorted((row.places or {}).items(), key=lambda place: -place[1])[:LARGEST_PLACES]
