@@ -94,9 +94,19 @@ def find_exchanges(trace: Trace, means: Iterable[UnreadMean]) -> Iterator[Exchan
 
 
 def _is_used_besides(trace: Trace, units: list[Unit]) -> bool:
+    name = units[0].name
     rows = torch.cat([unit.rows.flatten() for unit in units])
     known = {operation for unit in units for operation in unit.operations}
-    return len(rows.unique()) < len(rows) or bool(trace.used_besides([(units[0].name, rows)], known))
+    once = int(_mask(trace, name, [rows]).sum()) == len(rows)
+    return not once or bool(trace.used_besides([(name, rows)], known))
+
+
+def _mask(trace: Trace, name: str, rows: Iterable[Tensor]) -> Tensor:
+    """Return where in a parameter, flat, the numbers are that indices say."""
+    mask = torch.zeros(trace.params[name].numel(), dtype=torch.bool)
+    for each in rows:
+        mask[each.flatten()] = True
+    return mask
 
 
 def _null_space(units: list[Unit], rows: Iterable[Row]) -> dict[Unit, Row]:
@@ -162,12 +172,9 @@ def _exchange(trace: Trace, directions: dict[Unit, Row], centred: Sequence[Part]
             [[each.get(units[0], 0.0) for units in members] for each in directions.values()], dtype=torch.float64
         ),
         width,
-        all(_holds(centred, part) for part in parts),
+        all(
+            bool(_mask(trace, name, [its for other, its in centred if other == name])[rows].all())
+            for name, rows in parts
+        ),
         tuple(name for name, rows in single if len(rows) == 1 and rows.numel() == trace.params[name].numel()),
     )
-
-
-def _holds(parts: Sequence[Part], part: Part) -> bool:
-    """Return whether all numbers of a part are in one of the parts."""
-    name, rows = part
-    return any(bool(torch.isin(rows, other).all()) for its, other in parts if its == name)

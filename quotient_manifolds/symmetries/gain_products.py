@@ -213,8 +213,9 @@ class _Multiples:
         self._join_all(left[..., 0, :], right[..., 0, :], -1)
 
     def _join_all(self, first: Tensor, second: Tensor, sign: int) -> None:
-        for one, other in torch.stack([first.flatten(), second.flatten()]).unique(dim=1).T.tolist():
-            self._join(one, other, sign)
+        count = len(self._parents)
+        for code in (first * count + second).unique().tolist():
+            self._join(code // count, code % count, sign)
 
     def _root(self, symbol: int) -> tuple[int, int]:
         sign = 1
