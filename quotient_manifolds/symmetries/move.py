@@ -94,8 +94,9 @@ def group_element(pair: SymmetricPair, condition: float, generator: torch.Genera
     shape = (pair.heads, pair.h, pair.h)
     U, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
     V, _ = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=torch.float64))
-    if pair.h == 1:
-        return U * condition**0.5
+    if pair.h == 1:  # some larger and some smaller: a norm behind them may not see one factor for all
+        larger = torch.rand(pair.heads, generator=generator, dtype=torch.float64) < 0.5
+        return U * condition ** (larger.double() - 0.5)[:, None, None]
     exponents = torch.linspace(-0.5, 0.5, pair.h, dtype=torch.float64)
     return U * condition**exponents @ V.mT
 

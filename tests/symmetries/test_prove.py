@@ -13,7 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries import Factor, SymmetricPair, Symmetries, find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import (
+    Factor,
+    SymmetricPair,
+    Symmetries,
+    find_symmetries,
+    neurons,
+    prove_symmetries,
+)
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
 
 
@@ -254,3 +261,22 @@ def test_a_pretrained_transformer_is_proved() -> None:
     assert proof.all_proved, str(proof)
     assert max(pair.change for pair in proof.pairs) < 1e-11
     assert min(pair.control for pair in proof.pairs) > 1e-2
+
+
+class GatedThenNorm(nn.Module):
+    """A gated unit with a norm behind it, which does not see a factor that all neurons have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
+        self.norm = nn.RMSNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.down(torch.tanh(self.gate(x)) * self.up(x)))
+
+
+def test_neurons_before_a_norm_are_not_all_multiplied_by_the_same_number() -> None:
+    model, x = GatedThenNorm().eval(), torch.randn(5, 4)
+    found = find_symmetries(model, x, matchers=(neurons,))
+    assert [pair.group for pair in found.pairs] == ["GL(1)^6"]
+    assert prove_symmetries(model, x, found).pairs[0].control > 0.1
