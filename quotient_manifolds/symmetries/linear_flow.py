@@ -87,9 +87,12 @@ class Flow:
 
     # ---- sources
 
-    def source(self, name: str, first: Tensor, rows: Tensor) -> int:
-        """Return the number of the source with these units, and note that this operation uses it."""
-        found = (name, first.numpy().tobytes(), rows.numpy().tobytes())
+    def source(self, name: str, first: Tensor, rows: Tensor, reads: bool) -> int:
+        """Return the number of the source with these units, and note that this operation uses it.
+
+        reads: the units are what a matrix reads, not what it answers with.
+        """
+        found = (name, first.numpy().tobytes(), rows.numpy().tobytes(), reads)
         if found not in self._known:
             self._known[found] = len(self.sources)
             self.sources.append(Source(name, first, rows))

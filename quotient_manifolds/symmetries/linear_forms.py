@@ -109,6 +109,12 @@ def _layout(tensor: Tensor) -> tuple[list[int], list[int], int, int]:
     return [*size, 2], [2 * step for step in stride] + [1], 2 * offset, 2 * length
 
 
+def _flat(numbers: Tensor) -> Tensor:
+    """Return the numbers in a row, at the beginning of a memory."""
+    flat = numbers.reshape(-1).contiguous()
+    return flat.clone() if flat.storage_offset() else flat
+
+
 class Ledger:
     """Hold the forms of what lies in memory, so that a view, whichever, and what is written in place need no rule.
 
@@ -116,7 +122,7 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._stored: dict[int, Form] = {}
+        self._stored: dict[int, tuple[Form, int]] = {}  # flat, with the length of the memory
 
     def forget(self, address: int) -> None:
         """Forget what lies in a memory that is not used any more."""
@@ -124,56 +130,64 @@ class Ledger:
 
     def read(self, tensor: Tensor) -> Form | None:
         """Return the form of a tensor, None if it is something else everywhere."""
-        stored = self._stored.get(memory(tensor))
-        if stored is None:
+        if memory(tensor) not in self._stored:
             return None
+        stored, known = self._stored[memory(tensor)]
         size, stride, offset, length = _layout(tensor)
-        if stored.opaque is not None and len(stored.opaque) != length:  # read in another precision
+        if known != length:  # read in another precision
             return None
         form = stored.changed(lambda flat: flat.as_strided(size, stride, offset))
-        terms = tuple(term for term in form.terms if bool((term.unit >= 0).any()))
+        whole = tensor.numel() * (2 if tensor.is_complex() else 1) == length
+        terms = tuple(term for term in form.terms if whole or bool((term.unit >= 0).any()))
         opaque = form.opaque if form.opaque is not None and bool(form.opaque.any()) else None
         return None if opaque is not None and not terms else Form(terms, opaque)
 
     def write(self, tensor: Tensor, form: Form | None) -> None:
         """Write the form of a tensor, or that it is something else."""
         address = memory(tensor)
-        stored = self._stored.get(address)
-        if form is None and stored is None:
+        if form is None and address not in self._stored:
             return
         size, stride, offset, length = _layout(tensor)
-        if stored is None:
-            whole = tensor.numel() * (2 if tensor.is_complex() else 1) == length
-            stored = Form((), torch.full((length,), not whole))
+        if form is not None and tensor.is_contiguous() and tensor.numel() * (2 if tensor.is_complex() else 1) == length:
+            self._stored[address] = form.changed(_flat), length
+            return
+        stored, known = self._stored.get(address, (None, length))
+        if known != length:
+            self.forget(address)
+            return
+        stored = stored or Form((), torch.ones(length, dtype=torch.bool))
 
         def put(flat: Tensor, numbers: Tensor | float | bool) -> Tensor:
-            written = flat.clone()
+            written = flat.clone(memory_format=torch.contiguous_format)
             written.as_strided(size, stride, offset).copy_(torch.as_tensor(numbers, dtype=flat.dtype))
             return written
 
-        terms: list[Term] = []
+        def nothing(value: float, like: Tensor) -> Tensor:
+            return torch.full((length,), value, dtype=like.dtype)
+
         left = list(form.terms) if form is not None else []
-        for term in stored.terms:
-            match = next((each for each in left if each.is_like(term)), None)
-            if match is not None:
-                left.remove(match)
-            coef = match.coef if match is not None else None
-            old = term.coef
-            if old is None and coef is not None:
-                old = torch.ones(length, dtype=torch.float64)
-            terms.append(
-                replace(
-                    term,
-                    unit=put(term.unit, -1 if match is None else match.unit),
-                    path=put(term.path, 0 if match is None else match.path),
-                    coef=None if old is None else put(old, 1.0 if coef is None else coef),
-                )
-            )
-        nowhere = torch.full((length,), -1)
-        for term in left:
-            coef = None if term.coef is None else put(torch.ones(length, dtype=torch.float64), term.coef)
-            path = put(torch.zeros(length, dtype=torch.long), term.path)
-            terms.append(replace(term, unit=put(nowhere, term.unit), path=path, coef=coef))
+        terms: list[Term] = []
+        for old in stored.terms:
+            new = next((each for each in left if each.is_like(old)), None)
+            if new is not None:
+                left.remove(new)
+            terms.append(_overwritten(old, new, put))
+        for new in left:
+            unit, path = put(nothing(-1, new.unit), new.unit), put(nothing(0, new.path), new.path)
+            coef = None if new.coef is None else put(nothing(1, new.coef), new.coef)
+            terms.append(replace(new, unit=unit, path=path, coef=coef))
         opaque = True if form is None else (False if form.opaque is None else form.opaque)
-        assert stored.opaque is not None
-        self._stored[address] = Form(tuple(terms), put(stored.opaque, opaque))
+        clear = torch.zeros(length, dtype=torch.bool) if stored.opaque is None else stored.opaque
+        self._stored[address] = Form(tuple(terms), put(clear, opaque)), length
+
+
+def _overwritten(old: Term, new: Term | None, put: Callable[[Tensor, Tensor | float], Tensor]) -> Term:
+    """Return a term of a memory in part of which another is written, or none."""
+    if new is None:
+        return replace(old, unit=put(old.unit, -1))
+    coef = old.coef
+    if coef is None and new.coef is not None:
+        coef = torch.ones(old.unit.shape, dtype=torch.float64)
+    if coef is not None:
+        coef = put(coef, 1.0 if new.coef is None else new.coef)
+    return replace(new, unit=put(old.unit, new.unit), path=put(old.path, new.path), coef=coef)

@@ -153,6 +153,8 @@ def _is_one_where_seen(coef: Tensor, scores: Tensor, axis: int) -> bool:
     return bool(((coef == coef.amax(axis, keepdim=True)) | ~seen).all())
 
 
+MOST_NUMBERS = 10**7  # of one tensor: what is larger is not followed
+
 _RECTIFIERS = ("relu", "relu_", "leaky_relu", "leaky_relu_", "threshold", "threshold_", "abs", "_prelu_kernel")
 
 RULES: dict[str, Rule] = {
@@ -179,6 +181,9 @@ def follow(trace: Trace) -> Flow:
                 for tensor in operation.inputs:
                     flow.note_use(tensor)
             form = RULES.get(operation.name, stopped)(flow, operation)
+            if form is not None and operation.outputs[0].numel() > MOST_NUMBERS:
+                flow.end(form, operation.name)
+                form = None
             for index, out in enumerate(operation.outputs):
                 flow.ledger.write(out, form if index == 0 else None)
         for address in gone.get(flow.index, ()):

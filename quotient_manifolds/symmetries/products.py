@@ -99,7 +99,7 @@ def _matrices(flow: Flow, tensor: Tensor, transposed: bool = False) -> _Matrices
     return _Matrices(numbers, form)
 
 
-def _units(flow: Flow, name: str, elements: _Elements) -> tuple[int, Tensor] | None:
+def _units(flow: Flow, name: str, elements: _Elements, reads: bool = False) -> tuple[int, Tensor] | None:
     """Return a source that has each of elements (b, unit, row) as a unit, and the units (b, unit)."""
     distinct, number = torch.unique(elements.first, return_inverse=True)
     if elements.every is None:
@@ -107,7 +107,7 @@ def _units(flow: Flow, name: str, elements: _Elements) -> tuple[int, Tensor] | N
         if len(rows) > 1 and int(rows[0]) == int(rows[1]):  # one for every example
             rows = torch.unique(rows)
         if _are_disjoint(distinct, rows):
-            return flow.source(name, distinct, rows), number
+            return flow.source(name, distinct, rows, reads), number
     every = elements.all()
     first = every[0, :, 0]
     shifts = every - every[:, :1, :]
@@ -117,7 +117,8 @@ def _units(flow: Flow, name: str, elements: _Elements) -> tuple[int, Tensor] | N
     if not _are_disjoint(first, rows) or len(first) * len(rows) != flow.trace.params[name].numel():
         return None  # a table of which other inputs may use other rows
     order = first.argsort()
-    return flow.source(name, first[order] + rows[0], rows - rows[0]), order.argsort().expand(every.shape[:2])
+    number = flow.source(name, first[order] + rows[0], rows - rows[0], reads)
+    return number, order.argsort().expand(every.shape[:2])
 
 
 def _are_disjoint(first: Tensor, rows: Tensor) -> bool:
@@ -216,7 +217,7 @@ def _side(flow: Flow, given: _Matrices) -> Side | None:
         return side_of(given.form)
     if given.across is None:
         return None
-    found = _units(flow, given.name, given.across)
+    found = _units(flow, given.name, given.across, reads=True)
     if found is None:
         return None
     number, units = found
@@ -398,6 +399,8 @@ def _convolved(flow: Flow, operation: Operation) -> Form | None:
     flow.sources[number].inputs.add((given.data_ptr(), given.shape[-1]))
     along = (1, -1, *[1] * (out.ndim - 2))
     token = torch.arange(out[:, :1].numel()).view(out[:, :1].shape)
+    group = torch.arange(out.shape[1]).view(along) * groups // out.shape[1]  # each reads channels of its own
+    token = token + group * out.numel()
     form = Form((Term(number, units[0].view(along).expand(out.shape), token.expand(out.shape)),))
     if bias is None:
         return form

@@ -219,6 +219,21 @@ def test_what_comes_between_says_which_group_is_left(between: Callable[[Tensor],
     assert all_proved(model, inputs, found) or not groups
 
 
+def test_channels_of_their_own_inputs_are_not_mixed() -> None:
+    """A depthwise kernel is read by one channel, and answers for it alone; it can stand in one pair."""
+    layers = (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 3, 1))
+    model = nn.Sequential(*layers).double().eval()
+    inputs = torch.randn(2, 2, 7, 7, dtype=torch.float64)
+    found = find_pairs(Trace(model, inputs))
+    assert [(pair.group, pair.names) for pair in found.pairs] == [
+        ("GL+(1)^4", ("0.weight", "0.bias", "2.weight")),
+    ]
+    assert any("plays two parts" in refusal.reason for refusal in found.refused)
+    assert all_proved(model, inputs, found)
+    (pair,) = find_pairs(Trace(model[2:], model[:2](inputs))).pairs
+    assert (pair.group, pair.names) == ("GL(1)^4", ("2.weight", "2.bias", "3.weight"))
+
+
 class Used(nn.Module):
     """A bottleneck of which something is used a second time."""
 
