@@ -129,7 +129,12 @@ class _Sums:
         name, rows = self._trace.parts.get(key(operation.arguments[0]), ("", operation.arguments[0]))
         if not name or rows.ndim != 2:
             return None
-        return torch.tensor(self._index({self._unit(name, rows, 0, operation): 1.0})).expand(shape)
+        words = operation.arguments[1]
+        if self._trace.is_told(words) or words.unique().numel() < len(rows):  # another input may ask for others
+            return torch.tensor(self._index({self._unit(name, rows, 0, operation): 1.0})).expand(shape)
+        units = [self._unit(name, row[None], 1, operation) for row in rows]
+        labels = torch.tensor([self._index({unit: 1.0}) for unit in units])
+        return labels[words.cpu()][..., None].expand(shape)
 
     def _unit(self, name: str, rows: Tensor, rank: int, operation: Operation) -> Unit:
         place = name, int(rows[0, 0]), rows.numel()

@@ -37,6 +37,7 @@ _VIEWS = frozenset(
         "split",
         "split_with_sizes",
         "unbind",
+        "roll",
     ]
 )
 
@@ -148,6 +149,8 @@ def _passed_on(operation: Operation, learned: Set[Key]) -> Tensor | None:
     name, given = operation.name.removesuffix("_"), operation.inputs
     if name == "masked_fill" and len(given) >= 2 and given[0].shape == operation.outputs[0].shape:
         return given[0] if key(given[1]) not in learned and not bool(given[1].any()) else None
+    if name == "constant_pad_nd" and not any(operation.arguments[1]):
+        return given[0]
     if name != "mul" or len(given) != 2:
         return None
     for x, factor in (given, given[::-1]):
@@ -175,12 +178,14 @@ class Trace:
         recorder = _Recorder()
         try:
             torch.backends.mha.set_fastpath_enabled(False)  # one fused operation would hide all of a torch layer
+            given = private_batch(inputs, doubled)
             with torch.no_grad(), recorder:
-                found = (evaluate or answer)(copy, private_batch(inputs, doubled))
+                found = (evaluate or answer)(copy, given)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
         self.operations = list(_simplified(recorder.operations, self.params.values()))
         self.outputs = floating(found)
+        self._given = tree_leaves(given)
         self._users: dict[Key, list[Operation]] = {}
         for operation in self.operations:
             for used in {key(tensor): tensor for tensor in operation.inputs}:
@@ -236,6 +241,22 @@ class Trace:
             if _NUMBER.sub(".*", f".{name}.") in kinds or (matrix and _home(name) in homes):
                 return name
         return ""
+
+    def is_told(self, tensor: Tensor) -> bool:
+        """Return whether what was given to the model may tell what the tensor is."""
+        return self._told is None or key(tensor) in self._told
+
+    @cached_property
+    def _told(self) -> set[Key] | None:
+        """Return what is computed from the inputs; None if they hold more than tensors and numbers."""
+        tensors = [leaf for leaf in self._given if isinstance(leaf, Tensor)]
+        if not all(isinstance(leaf, (Tensor, bool, int, float, str, type(None))) for leaf in self._given):
+            return None
+        found = {key(tensor) for tensor in tensors}
+        for operation in self.operations:
+            if any(key(tensor) in found for tensor in operation.inputs):
+                found |= {key(output) for output in operation.outputs}
+        return found
 
     def only_user(self, tensor: Tensor) -> Operation | None:
         """Return the one operation that takes a tensor or views of it; None if there are several or it is an output."""

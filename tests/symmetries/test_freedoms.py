@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.symmetries import (
+    Exchange,
     Freedom,
     GainProducts,
     LogitShift,
@@ -247,3 +248,25 @@ def test_a_loss_does_not_see_what_is_added_to_all_logits(bias: bool, affine: boo
     for key, w in own.items():
         torch.testing.assert_close(moved[key], w, rtol=0, atol=1e-12 * float(w.abs().max()))
     assert not any(isinstance(each, LogitShift) for each in find_freedoms(Trace(model, inputs[0][0]))[0])
+
+
+class Numbered(nn.Module):
+    """A class token before others; a table of positions, asked by numbers of the model's own or by inputs."""
+
+    def __init__(self, positions: int = 4) -> None:
+        super().__init__()
+        self.start, self.places = nn.Parameter(torch.randn(D)), nn.Embedding(positions, D)
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 3)
+        self.register_buffer("numbers", torch.arange(4)[None])
+
+    def forward(self, x: Tensor, numbers: Tensor | None = None) -> Tensor:
+        x = torch.cat([self.start.expand(len(x), 1, D), x], 1)
+        return self.head(self.norm(x + self.places(self.numbers if numbers is None else numbers)).sin())
+
+
+def test_a_row_of_positions_is_one_token_s_only_if_inputs_do_not_say_which() -> None:
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    for positions, numbers, dimension in ((4, (), D - 1), (5, (), 0), (4, (torch.arange(4)[None],), 0)):
+        freedoms, _ = find_freedoms(Trace(generic(partial(Numbered, positions)), (x, *numbers)))
+        found = [each.families["vector between tables"] for each in freedoms if isinstance(each, Exchange)]
+        assert found == [dimension] * bool(dimension)
