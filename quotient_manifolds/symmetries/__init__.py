@@ -22,6 +22,7 @@ from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
+from quotient_manifolds.symmetries.score_shifts import ScoreShift
 from quotient_manifolds.symmetries.streams import UnreadMean
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
@@ -60,6 +61,7 @@ __all__ = [
     "Rotary",
     "Rotation",
     "Scope",
+    "ScoreShift",
     "Span",
     "SymmetricPair",
     "Symmetries",

@@ -12,7 +12,7 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.linear_scale import Scaled
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key
+from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key, looked_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,8 @@ def _after(writer: _Writer, scaled: Scaled) -> _Writer:
 
 
 def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
-    if operation.name == "embedding":
-        part = trace.parts.get(key(operation.arguments[0]))
+    if (found := looked_up(operation)) is not None:
+        part = trace.parts.get(key(found[0]))
         if part is not None and part[1].ndim == 2:
             yield _Writer((part,), operation.outputs[0], (operation,))
     if operation.name in (*SUMS, "cat"):  # a table, or a single vector, that is a parameter and used as it is
@@ -126,11 +126,11 @@ def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
         part = trace.parts.get(key(operation.arguments[3]))
         if part is not None and part[1].ndim == 1 and not operation.outputs[0].is_nested:
             yield _Writer(((part[0], part[1][None]),), operation.outputs[0], (operation,))
-    found = trace.linear(operation)
-    if found is not None:
-        bias = ((found.bias, found.bias_elements[None]),) if found.bias_elements is not None else ()
-        parts = ((found.weight, found.elements), *bias)
-        yield _Writer(parts, found.y, (operation, *([found.adding] if found.adding else [])))
+    linear = trace.linear(operation)
+    if linear is not None:
+        bias = ((linear.bias, linear.bias_elements[None]),) if linear.bias_elements is not None else ()
+        parts = ((linear.weight, linear.elements), *bias)
+        yield _Writer(parts, linear.y, (operation, *([linear.adding] if linear.adding else [])))
 
 
 def _ends_in_norms(trace: Trace, writer: _Writer) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, key
+from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, key, looked_up
 
 
 @dataclass(eq=False)
@@ -76,8 +76,8 @@ class _Sums:
         if any(each.is_nested or each.layout != torch.strided for each in (*operation.inputs, *operation.outputs)):
             return None
         shape = operation.outputs[0].shape if operation.outputs else torch.Size()
-        if name == "embedding":
-            return self._table(operation, shape)
+        if (found := looked_up(operation)) is not None and key(found[0]) in self._trace.parts:
+            return self._table(operation, *found, shape)
         if name in (*SUMS, "sub", "sub_"):
             factor = operation.options.get("alpha", 1) * (-1 if name.startswith("sub") else 1)
             first, second = (self._label(each, operation).expand(shape) for each in arguments[:2])
@@ -125,11 +125,10 @@ class _Sums:
         labels = torch.tensor([self._index({unit: 1.0}) for unit in units])
         return labels[which].view(*numbers.shape[:-1], 1).expand(numbers.shape)
 
-    def _table(self, operation: Operation, shape: torch.Size) -> Tensor | None:
-        name, rows = self._trace.parts.get(key(operation.arguments[0]), ("", operation.arguments[0]))
-        if not name or rows.ndim != 2:
+    def _table(self, operation: Operation, table: Tensor, words: Tensor, shape: torch.Size) -> Tensor | None:
+        name, rows = self._trace.parts[key(table)]
+        if rows.ndim != 2:
             return None
-        words = operation.arguments[1]
         if self._trace.is_told(words) or words.unique().numel() < len(rows):  # another input may ask for others
             return torch.tensor(self._index({self._unit(name, rows, 0, operation): 1.0})).expand(shape)
         units = [self._unit(name, row[None], 1, operation) for row in rows]

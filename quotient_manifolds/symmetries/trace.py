@@ -87,6 +87,16 @@ def key(tensor: Tensor) -> Key:
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
+def looked_up(operation: Operation) -> tuple[Tensor, Tensor] | None:
+    """Return a matrix and the numbers of its rows that an operation asks it for; None if that is not what it does."""
+    if operation.name == "embedding":
+        return operation.arguments[0], operation.arguments[1]
+    if operation.name == "index" and operation.arguments[0].ndim == 2 and len(operation.arguments[1]) == 1:
+        (rows,) = operation.arguments[1]
+        return (operation.arguments[0], rows) if not rows.is_floating_point() and rows.dtype != torch.bool else None
+    return None
+
+
 def is_plain(operation: Operation) -> bool:
     """Return whether a sum has no factors."""
     return operation.options.get("alpha", 1) == operation.options.get("beta", 1) == 1

@@ -181,7 +181,10 @@ class _Closure:
             found = [self._along(c / one) for c, one in zip(operation.moved(channels), ones, strict=True)]
             known = [self._axis(output) for output in operation.outputs]
             if None not in found and all(a in (None, b) for a, b in zip(known, found, strict=True)):
-                return [(x, each), *((y, a) for y, a in zip(operation.outputs, found, strict=True) if a is not None)]
+                return [
+                    *self._use(x, each, table=True),
+                    *((y, a) for y, a in zip(operation.outputs, found, strict=True) if a is not None),
+                ]
         raise _Obstacle
 
     def _along(self, numbers: Tensor) -> int | None:

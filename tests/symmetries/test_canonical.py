@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -75,7 +76,7 @@ def decoder() -> nn.Module:
 
 
 def hugging_face(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    config = name.partition("Model")[0].partition("For")[0] + "Config"
+    config = re.split("Encoder|Model|For", name)[0] + "Config"
 
     def make() -> nn.Module:
         return getattr(transformers, name)(getattr(transformers, config)(**settings))

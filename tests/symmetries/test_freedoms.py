@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries import (
     GainProducts,
     LogitShift,
     Params,
+    ScoreShift,
     Symmetries,
     fibre_dimension,
     find_freedoms,
@@ -99,6 +100,7 @@ class Convolutions(nn.Module):
         return self.norms[2](self.head(self.norm(x**3 + self.scale * self.branch(x)))).tanh()
 
 
+T5 = {"d_model": D, "num_heads": 2, "d_kv": 4, "d_ff": 12, "num_layers": 1, "vocab_size": 11}
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
     **{
@@ -110,6 +112,7 @@ CASES = {
     "norms without gains": (Plain, X),
     "parallel layers": (Parallel, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
+    "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
     "Qwen3": (hugging_face("Qwen3Model", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
     "Gemma": (hugging_face("GemmaModel", **TEXT, num_key_value_heads=1, head_dim=4), WORDS),
@@ -270,3 +273,10 @@ def test_a_row_of_positions_is_one_token_s_only_if_inputs_do_not_say_which() -> 
         freedoms, _ = find_freedoms(Trace(generic(partial(Numbered, positions)), (x, *numbers)))
         found = [each.families["vector between tables"] for each in freedoms if isinstance(each, Exchange)]
         assert found == [dimension] * bool(dimension)
+
+
+def test_the_mean_of_biases_for_distances_is_no_matter_to_softmax() -> None:
+    _, _, freedoms, _ = prepared("T5")
+    (found,) = (each for each in freedoms if isinstance(each, ScoreShift))
+    assert found.families == {"shift of all scores": 2}
+    assert found.names == ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",)
