@@ -114,7 +114,7 @@ def _writers(trace: Trace, operation: Operation) -> Iterator[_Writer]:
     if operation.name in (*SUMS, "cat"):  # a table, or a single vector, that is a parameter and used as it is
         for tensor in operation.inputs:
             part = trace.parts.get(key(tensor))
-            if part is not None and part[1].ndim > 1:
+            if part is not None and part[1].ndim > 1 and part[1].numel():
                 rows = part[1].flatten(0, -2).unique(dim=0)  # one for all examples
                 yield _Writer(((part[0], rows),), operation.outputs[0], (operation,))
     if operation.name == "convolution" and operation.arguments[-1] == 1 and not operation.arguments[6]:
