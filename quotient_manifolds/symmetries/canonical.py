@@ -80,10 +80,15 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     """Return the parameters of the same function at which what no output depends on is 1 or 0.
 
     - Gains and biases of norms: y = gain * n + bias, where only linear maps read it, is W y + b = (W diag(gain)) n +
-      (b + W bias). The gain becomes 1 and the bias 0, if every reader has one of its own.
+      (b + W bias). The gain becomes 1 and the bias 0, or 1 if a reader without a bias holds it in the mean of its rows.
+      So do gains and biases after a linear map or convolution: batch norms in eval mode, layer scales. The bias of a
+      norm whose answer also goes into a residual stream becomes 0, if the next bias that is added there can hold it.
+    - Gains of norms on queries and keys against each other: equally large, channel by channel or plane by plane.
     - Directions that no reader of a norm sees: the channels of n in a LayerNorm have mean 0, so rows of W get mean 0.
     - Means that no norm reads: what is written to a stream that LayerNorms alone read gets mean 0 over its channels.
-    - Vectors between tables: of tables of embeddings that are added, all but the first get a mean row of 0.
+    - Vectors between all that is added: of tables of embeddings, all but the first get a mean row of 0, a class token and
+      the biases of patches are held by positions, and one of parallel layers holds the bias of the other.
+    - What softmax ignores: the same number added to all logits, or to all biases for distances, has a mean of 0.
     - Rotations of a residual stream that norms alone read: all of it turns to where the second moment of the tables is
       diagonal, which its eigenvalues decide unless two of them agree.
 
