@@ -86,8 +86,8 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     - Gains of norms on queries and keys against each other: equally large, channel by channel or plane by plane.
     - Directions that no reader of a norm sees: the channels of n in a LayerNorm have mean 0, so rows of W get mean 0.
     - Means that no norm reads: what is written to a stream that LayerNorms alone read gets mean 0 over its channels.
-    - Vectors between all that is added: of tables of embeddings, all but the first get a mean row of 0, a class token and
-      the biases of patches are held by positions, and one of parallel layers holds the bias of the other.
+    - Vectors between all that is added: of tables of embeddings, all but the first get a mean row of 0; positions hold
+      a class token and the bias of patches, and one of parallel layers the bias of the other.
     - What softmax ignores: the same number added to all logits, or to all biases for distances, has a mean of 0.
     - Rotations of a residual stream that norms alone read: all of it turns to where the second moment of the tables is
       diagonal, which its eigenvalues decide unless two of them agree.
