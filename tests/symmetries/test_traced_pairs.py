@@ -234,6 +234,43 @@ def test_channels_of_their_own_inputs_are_not_mixed() -> None:
     assert (pair.group, pair.names) == ("GL(1)^4", ("2.weight", "2.bias", "3.weight"))
 
 
+class Own(nn.Module):
+    """Attention with biases, of a kind."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
+        self.sink, self.what = nn.Parameter(torch.randn(1)), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        scores = (k if self.what == "shared" else q) @ k.mT
+        if self.what == "sink":
+            scores = torch.cat([scores, self.sink.expand(*scores.shape[:-1], 1)], -1)
+        weights = scores.sigmoid() if self.what == "sigmoid" else scores.softmax(-1)
+        return self.out(weights[..., : x.shape[1]] @ v)
+
+
+@pytest.mark.parametrize(
+    ("what", "pairs", "translations"),
+    [
+        ("softmax", ["query/key", "value/output"], ["key bias", "value/output bias"]),
+        ("sink", ["query/key", "value/output"], []),
+        ("sigmoid", ["query/key", "value/output"], []),
+        ("shared", ["value/output"], ["value/output bias"]),
+    ],
+)
+def test_biases_are_free_where_weights_of_all_keys_add_up_to_one(
+    what: str, pairs: list[str], translations: list[str]
+) -> None:
+    model = Own(what).double().eval()
+    inputs = torch.randn(2, 5, 6, dtype=torch.float64)
+    found = find_pairs(Trace(model, inputs))
+    assert [pair.kind for pair in found.pairs] == pairs
+    assert [shift.kind for shift in found.translations] == translations
+    assert all_proved(model, inputs, found)
+
+
 class Used(nn.Module):
     """A bottleneck of which something is used a second time."""
 
@@ -264,3 +301,24 @@ def test_numbers_that_are_used_elsewhere_are_left_alone(what: str, found: int) -
     match = find_pairs(Trace(model, inputs))
     assert len(match.pairs) == found
     assert all_proved(model, inputs, match) or not found
+
+
+# --- in find_symmetries -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["NanoGPT", "HeadByHead", "PixelAttention", "Normalised"])
+def test_with_a_batch_no_attention_is_left_unrecognised(name: str) -> None:
+    model, inputs = handwritten()[name]
+    alone, found = find_symmetries(model), find_symmetries(model, inputs)
+    assert alone.unrecognised
+    assert (alone.pairs, found.unrecognised) == ((), ())
+    wanted = {item: count for item, count in counts(HANDWRITTEN[name][0]).items() if item.startswith(ATTENTION)}
+    assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == wanted
+    assert bool(found.pairs) != bool({refusal.kind for refusal in found.refused} & {"query/key"})
+
+
+def test_a_model_that_does_not_tell_is_found_by_its_classes() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True).eval()
+    found = find_symmetries(model, torch.randn(2, 1, 8))  # one token
+    assert [pair.group for pair in found.pairs] == [pair.group for pair in find_symmetries(model).pairs]
+    assert any("single key" in refusal.reason for refusal in found.refused)
