@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,124 +22,14 @@ from quotient_manifolds.symmetries.linear_flow import (
     without_repeats,
 )
 from quotient_manifolds.symmetries.linear_forms import Form, Term
+from quotient_manifolds.symmetries.matrices import Elements, Matrices, matrices_of, units_of
 from quotient_manifolds.symmetries.trace import Operation
 
 EXACT = 1e-6
 MOST_GROUPS = 64
 
 
-@dataclass(frozen=True, eq=False)
-class _Elements:
-    """Hold flat indices (b, units, rows) into a parameter, as sums of one number for each axis where they are such.
-
-    first: (b, units). rows: (rows,). every: all of them, where they are no such sums.
-    """
-
-    first: Tensor
-    rows: Tensor
-    every: Tensor | None = None
-
-    @staticmethod
-    def of(view: Tensor) -> _Elements:
-        """Return those of a view (b, units, rows) of a parameter's own memory."""
-        return _Elements(positions(view[:, :, 0]), torch.arange(view.shape[2]) * view.stride(2))
-
-    @staticmethod
-    def listed(elements: Tensor) -> _Elements:
-        """Return those of flat indices (b, units, rows)."""
-        first, rows = elements[:, :, 0], elements[0, 0, :] - elements[0, 0, 0]
-        return _Elements(first, rows, None if torch.equal(first[:, :, None] + rows, elements) else elements)
-
-    def all(self) -> Tensor:
-        """Return the flat indices (b, units, rows)."""
-        return self.first[:, :, None] + self.rows if self.every is None else self.every
-
-
-@dataclass(frozen=True, eq=False)
-class _Matrices:
-    """Hold one side of a product (b, rows, k): its numbers, its form, and the parameter it is, if it is one.
-
-    elements: flat indices into the parameter `name`, with rows as units; across: with k as units.
-    """
-
-    numbers: Tensor
-    form: Form | None
-    name: str = ""
-    elements: _Elements | None = None
-    across: _Elements | None = None
-
-    @property
-    def is_carried(self) -> bool:
-        """Return whether the units are the same along k, so that the product averages over tokens."""
-        one = self.form is not None and self.numbers.shape[-1] > 1
-        return one and self.form is not None and all(is_constant_along(term, -1) for term in self.form.terms)
-
-
-def _matrices(flow: Flow, tensor: Tensor, transposed: bool = False) -> _Matrices:
-    numbers = tensor if tensor.ndim == 3 else tensor[None]
-    numbers = numbers.mT if transposed else numbers
-    if name := flow.owner(tensor):
-        return _Matrices(numbers, None, name, _Elements.of(numbers), _Elements.of(numbers.mT))
-    form = flow.form(tensor)
-    if form is None or not form.terms:
-        return _Matrices(numbers, None)
-    form = form.changed(lambda each: each if each.ndim == 3 else each[None])
-    form = form.changed(lambda each: each.mT) if transposed else form
-    if form.opaque is not None:
-        flow.end(form, "cat")
-        return _Matrices(numbers, None)
-    if flow.is_of_parameters(form):
-        (term, *others) = form.terms
-        if not others and bool((term.unit >= 0).all()) and (term.coef is None or term.coef.unique().numel() == 1):
-            name = flow.sources[term.source].name
-            flow.uses.setdefault(name, []).append((flow.index, tensor))
-            return _Matrices(numbers, None, name, _Elements.listed(term.unit), _Elements.listed(term.unit.mT))
-        flow.end(form, "mm")
-        return _Matrices(numbers, None)
-    return _Matrices(numbers, form)
-
-
-def _units(flow: Flow, name: str, elements: _Elements, reads: bool = False) -> tuple[int, Tensor] | None:
-    """Return a source that has each of elements (b, unit, row) as a unit, and the units (b, unit)."""
-    distinct, number = torch.unique(elements.first, return_inverse=True)
-    if elements.every is None:
-        rows = elements.rows
-        if len(rows) > 1 and int(rows[0]) == int(rows[1]):  # one for every example
-            rows = torch.unique(rows)
-        if _are_disjoint(distinct, rows):
-            return flow.source(name, distinct, rows, reads), number
-    every = elements.all()
-    first = every[0, :, 0]
-    shifts = every - every[:, :1, :]
-    if not torch.equal(shifts, (first - first[0])[None, :, None].expand(shifts.shape)):
-        return None
-    rows = torch.unique(every[:, 0, :] - first[0])
-    if not _are_disjoint(first, rows) or len(first) * len(rows) != flow.trace.params[name].numel():
-        return None  # a table of which other inputs may use other rows
-    order = first.argsort()
-    number = flow.source(name, first[order] + rows[0], rows - rows[0], reads)
-    return number, order.argsort().expand(every.shape[:2])
-
-
-def _are_disjoint(first: Tensor, rows: Tensor) -> bool:
-    if len(rows) == 1 or len(first) == 1:
-        return len(torch.unique(rows)) == len(rows)
-    low, high = sorted(((_span(first), _step(first)), (_span(rows), _step(rows))), key=lambda each: each[1])
-    if low[0] < high[1]:
-        return True
-    everything = (first[:, None] + rows).flatten()
-    return len(torch.unique(everything)) == len(everything)
-
-
-def _span(numbers: Tensor) -> int:
-    return int(numbers.max() - numbers.min())
-
-
-def _step(numbers: Tensor) -> int:
-    return int(numbers.sort().values.diff().min())
-
-
-def multiply(flow: Flow, operation: Operation, left: _Matrices, right: _Matrices) -> Form | None:
+def multiply(flow: Flow, operation: Operation, left: Matrices, right: Matrices) -> Form | None:
     """Return the form (b, i, j) of sum over k of left (b, i, k) right (b, j, k), and note what meets in it."""
     shape = (left.numbers.shape[0], left.numbers.shape[1], right.numbers.shape[1])
     if left.is_carried and not (right.is_carried and flow.lives(right.form)):
@@ -170,7 +60,7 @@ def multiply(flow: Flow, operation: Operation, left: _Matrices, right: _Matrices
     return answers[0] if answers else None
 
 
-def _apart(left: _Matrices, right: _Matrices) -> tuple[_Matrices, _Matrices]:
+def _apart(left: Matrices, right: Matrices) -> tuple[Matrices, Matrices]:
     """Return the matrices with rows that have other units, as several heads in one matrix have, in products apart."""
     groups = _groups(left)
     if groups is not None:
@@ -179,7 +69,7 @@ def _apart(left: _Matrices, right: _Matrices) -> tuple[_Matrices, _Matrices]:
     return (left, right) if groups is None else (_repeated(left, len(groups)), _picked(right, groups))
 
 
-def _groups(given: _Matrices) -> Tensor | None:
+def _groups(given: Matrices) -> Tensor | None:
     """Return which rows have the same units (groups, rows); None if all have, or if groups differ in size."""
     if given.form is None or all(is_constant_along(term, 1) for term in given.form.terms):
         return None
@@ -192,7 +82,7 @@ def _groups(given: _Matrices) -> Tensor | None:
     return rows if bool((units[:, rows] == units[:, rows[:, :1]]).all()) else None
 
 
-def _picked(given: _Matrices, groups: Tensor) -> _Matrices:
+def _picked(given: Matrices, groups: Tensor) -> Matrices:
     def pick(numbers: Tensor) -> Tensor:
         return numbers[:, groups].flatten(0, 1)
 
@@ -200,7 +90,7 @@ def _picked(given: _Matrices, groups: Tensor) -> _Matrices:
     return replace(given, numbers=pick(given.numbers), form=form)
 
 
-def _repeated(given: _Matrices, times: int) -> _Matrices:
+def _repeated(given: Matrices, times: int) -> Matrices:
     def repeat(numbers: Tensor) -> Tensor:
         return numbers.repeat_interleave(times, 0)
 
@@ -212,12 +102,12 @@ def _repeated(given: _Matrices, times: int) -> _Matrices:
     return replace(given, numbers=repeat(given.numbers), form=form, across=across)
 
 
-def _side(flow: Flow, given: _Matrices) -> Side | None:
+def _side(flow: Flow, given: Matrices) -> Side | None:
     if given.form is not None:
         return side_of(given.form)
     if given.across is None:
         return None
-    found = _units(flow, given.name, given.across, reads=True)
+    found = units_of(flow, given.name, given.across, reads=True)
     if found is None:
         return None
     number, units = found
@@ -234,11 +124,11 @@ def _side(flow: Flow, given: _Matrices) -> Side | None:
     )
 
 
-def _answer(flow: Flow, given: _Matrices, read: _Matrices, shape: tuple[int, ...], turned: bool) -> Form | None:
+def _answer(flow: Flow, given: Matrices, read: Matrices, shape: tuple[int, ...], turned: bool) -> Form | None:
     """Return what a matrix of parameters answers with, as units of its own."""
     if given.elements is None:
         return None
-    found = _units(flow, given.name, given.elements)
+    found = units_of(flow, given.name, given.elements)
     if found is None:
         return None
     number, units = found
@@ -251,7 +141,7 @@ def _answer(flow: Flow, given: _Matrices, read: _Matrices, shape: tuple[int, ...
     return Form((Term(number, units, token.expand(shape)),))
 
 
-def _mixed(flow: Flow, carried: _Matrices, weights: Tensor | None, tokens: int) -> Form | None:
+def _mixed(flow: Flow, carried: Matrices, weights: Tensor | None, tokens: int) -> Form | None:
     """Return the form (b, i, u) of sum over k of weights (b, i, k) carried (b, u, k); no weights: they add up to 1."""
     terms = []
     for term in carried.form.terms if carried.form is not None else ():
@@ -292,7 +182,7 @@ def _sums(weights: Tensor | None, term: Term) -> Tensor | None:
 
 def _product(flow: Flow, operation: Operation) -> Form | None:
     left, right = operation.arguments[-2:]
-    form = multiply(flow, operation, _matrices(flow, left), _matrices(flow, right, transposed=True))
+    form = multiply(flow, operation, matrices_of(flow, left), matrices_of(flow, right, transposed=True))
     return _flat(form, operation.outputs[0])
 
 
@@ -347,7 +237,7 @@ def _weights(operation: Operation, query: Tensor, keys: Tensor, values: Tensor) 
     return None
 
 
-def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:
+def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> Matrices:
     """Return (b heads, tokens, h), as many heads as the queries have."""
     shape = (math.prod(query.shape[:-2]), *tensor.shape[-2:])
     group = query.shape[1] // tensor.shape[1] if tensor.ndim == 4 else 1
@@ -358,11 +248,11 @@ def _heads(flow: Flow, tensor: Tensor, query: Tensor) -> _Matrices:
 
     form = flow.form(tensor, parameters=True)
     if form is None or not form.terms:
-        return _Matrices(flat(tensor), None)
+        return Matrices(flat(tensor), None)
     if form.opaque is not None:
         flow.end(form, "cat")
-        return _Matrices(flat(tensor), None)
-    return _Matrices(flat(tensor), form.changed(flat))
+        return Matrices(flat(tensor), None)
+    return Matrices(flat(tensor), form.changed(flat))
 
 
 def _looked_up(flow: Flow, operation: Operation) -> Form | None:
@@ -372,7 +262,7 @@ def _looked_up(flow: Flow, operation: Operation) -> Form | None:
     if not name:
         form = flow.form(table)
         return None if form is None else form.changed(lambda each: each[words.cpu()])
-    found = _units(flow, name, _Elements.of(table.mT[None]))
+    found = units_of(flow, name, Elements.of(table.mT[None]))
     if found is None:
         return None
     number, units = found
@@ -391,7 +281,7 @@ def _convolved(flow: Flow, operation: Operation) -> Form | None:
         return stopped(flow, operation)
     elements = positions(weight).view(groups, weight.shape[0] // groups, weight.shape[1], -1)
     _channels_met(flow, operation, elements)
-    found = _units(flow, name, _Elements.listed(elements.flatten(0, 1).flatten(1)[None]))
+    found = units_of(flow, name, Elements.listed(elements.flatten(0, 1).flatten(1)[None]))
     if found is None:
         return None
     number, units = found
@@ -422,9 +312,9 @@ def _channels_met(flow: Flow, operation: Operation, elements: Tensor) -> None:
         return numbers.reshape(batch, groups, width, -1).permute(1, 0, 3, 2).flatten(1, 2)
 
     numbers = by_groups(given)
-    read = None if form.opaque is not None else _side(flow, _Matrices(numbers, form.changed(by_groups)))
-    across = _Elements.listed(elements.permute(0, 2, 1, 3).flatten(2))
-    kernel = _side(flow, _Matrices(numbers, None, name, across=across))
+    read = None if form.opaque is not None else _side(flow, Matrices(numbers, form.changed(by_groups)))
+    across = Elements.listed(elements.permute(0, 2, 1, 3).flatten(2))
+    kernel = _side(flow, Matrices(numbers, None, name, across=across))
     if read is None or kernel is None:
         flow.end(form, operation.name)
         return
