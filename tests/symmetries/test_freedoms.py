@@ -103,10 +103,7 @@ class Convolutions(nn.Module):
 T5 = {"d_model": D, "num_heads": 2, "d_kv": 4, "d_ff": 12, "num_layers": 1, "vocab_size": 11}
 NAMES = ("torch, norms first", "torch, norms last", "torch decoder", "handwritten", "a norm in two places", "GPT-2")
 CASES = {
-    **{
-        name: MODELS[name][:2]
-        for name in ("torch, norms first", "torch decoder", "handwritten", "GPT-2", "Llama", "ViT")
-    },
+    **{name: MODELS[name][:2] for name in (*NAMES, "Llama", "BERT", "ViT")},
     "two tables": (Embedded, IDS),
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
