@@ -201,11 +201,10 @@ class Quotient(Geometry):
         return replace(self, symmetries=symmetries.without(wrong))
 
     def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
-        """Return those that were given, or the model's that are asked for; freedoms only where there is a batch."""
+        """Return those that were given, or the model's that are asked for, as far as can be told without a batch."""
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
-        everything = self.symmetries == "all" and loss is not None
-        return find_symmetries(model, batch if everything else None, evaluate=loss).within(self.symmetries)
+        return find_symmetries(model, batch, evaluate=loss).within(self.symmetries)
 
 
 def _why(symmetries: Symmetries) -> str:

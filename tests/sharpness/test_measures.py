@@ -338,7 +338,7 @@ def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
 def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
-    dense = differenced(geometry.at(model), model, batches[0])
+    dense = differenced(geometry.proved(model, cross_entropy, batches[0]).at(model), model, batches[0])
     dense = (dense + dense.mT) / 2
     trace = hessian_trace(model, cross_entropy, batches[:1], geometry=geometry, samples=150)
     assert trace.standard_error is not None

@@ -161,11 +161,12 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     with torch.no_grad():
         for w in model.parameters():
             w.normal_(std=0.5)
+    found = find_symmetries(model)  # by the name of the class, which does not rotate
     with pytest.raises(ValueError, match=r"It does for 0 query/key; use Adaptive\(\), pass symmetries="):
-        worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
-    trusted = worst_case_sharpness(model, squared, [x], geometry=Quotient(trust=True), radius=0.1, steps=2)
-    assert trusted.mean > 0
-    found = find_symmetries(model)
+        worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
+    trusting = Quotient(symmetries=found, trust=True)
+    assert worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2).mean > 0
+    assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]  # by what it computes
     proved = prove_symmetries(model, x, found).proved(found)
     assert [pair.kind for pair in proved.pairs] == ["value/output"]
     assert "0.q_proj.weight" in proved.rest
