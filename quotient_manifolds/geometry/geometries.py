@@ -169,6 +169,8 @@ class Quotient(Geometry):
             )
         point = folded(freedoms, point, every)
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
+        absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
+        point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements

@@ -66,6 +66,10 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
         freedom.fold(moved)
     for translation in symmetries.translations:
         translation.remove(moved)
+    absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
+    for freedom in symmetries.freedoms:
+        if not absorbers.isdisjoint(freedom.names):  # what they took over may be free itself
+            freedom.fold(moved)
     for pair in symmetries.pairs:
         x = pair.read(moved).double()
         balanced = pair.manifold().balance(x)
