@@ -35,9 +35,7 @@ def batches(folder: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def test_declared_symmetries_are_divided_out(zoo: Path) -> None:
     head = HEAD.replace("FUNCTION", "own")
-    alone = compare(write_spec(zoo, INV, head=head))
-    assert alone.exit_code == 1
-    assert "needs at least one symmetric pair" in alone.stderr
+    assert compare(write_spec(zoo, INV, head=head)).exit_code == 0  # what it computes tells, without a declaration
     spec = write_spec(zoo, INV, SLOPE, head=head, tail=DECLARED)
     done = compare(spec)
     assert done.exit_code == 0, done.output
