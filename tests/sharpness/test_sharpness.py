@@ -437,7 +437,7 @@ def pretrained() -> Pooled:
 
 
 def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> None:
-    """a = 0.01, 1, 100: inv and mix by less than 1e-6, adaptive by more than 2x somewhere."""
+    """a = 0.01, 100: inv and mix by less than 1e-6, adaptive by more than 2x somewhere."""
     model = pretrained()
     model.encoder.embeddings.requires_grad_(False)  # half of all parameters, in no pair: saves time
     tokens = torch.randint(1000, 30000, (2, 8), generator=torch.Generator().manual_seed(0))
@@ -452,7 +452,7 @@ def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> No
 
     here = measure(model)
     ratios = [
-        {name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 1.0, 100.0)
+        {name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 100.0)
     ]
     for ratio in ratios:
         assert ratio["inv"] == pytest.approx(1, abs=1e-6)
