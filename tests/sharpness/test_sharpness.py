@@ -451,9 +451,7 @@ def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> No
         }
 
     here = measure(model)
-    ratios = [
-        {name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 100.0)
-    ]
+    ratios = [{name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 100.0)]
     for ratio in ratios:
         assert ratio["inv"] == pytest.approx(1, abs=1e-6)
         assert ratio["mix"] == pytest.approx(1, abs=1e-6)
