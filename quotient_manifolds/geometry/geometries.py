@@ -115,8 +115,9 @@ class Quotient(Geometry):
     symmetries: those to divide by, or which of the model's. "all" also measures at the representative where needless
     biases (b_K = 0, b_V = 0, b_O + W_O b_V) and all else that has one canonical place (gains and biases of norms,
     directions and means that nothing reads, see `canonical`) are there, and stay so: found in what the loss computes,
-    when a measure begins. "pairs" has pairs and needless biases alone. "paper" keeps biases as rows of their pairs
-    [paper, App. C.1]: invariant under the groups of the pairs, and nothing else.
+    when a measure begins; what takes frozen parameters besides others stays where it is. "pairs" has pairs and needless
+    biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
+    pairs, and nothing else.
     trust: use the symmetries without asking the loss whether they are any.
     norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
     all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With

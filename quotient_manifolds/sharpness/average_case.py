@@ -77,8 +77,9 @@ def average_case_sharpness(
     `samples` directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from
     the seed + i.
 
-    The distribution, and so the measure, is invariant along the orbit in a quotient geometry with eps = 0; Euclidean
-    and adaptive averages are not. A geodesic that leaves the manifold counts with its last point.
+    Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
+    values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
+    manifold counts with its last point.
 
     Arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
     """

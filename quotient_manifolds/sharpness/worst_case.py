@@ -126,7 +126,7 @@ def worst_case_sharpness(
     so on. A radius means something different in each.
 
     Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
-    distribution); Euclidean and adaptive sharpness are not.
+    distribution where singular values of a pair tie); Euclidean and adaptive sharpness are not.
 
     Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see
     `BatchResult.reach` and `truncation_error`); where more than 5 % of the rise came in the last quarter of the
