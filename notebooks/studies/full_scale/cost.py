@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GPU = "A100"
 PEAK = 19.5e12  # operations a second in float32, without tensor cores: the maker's figure
 UTILISATION = 0.4  # assumed
-OVERHEAD = {"euclidean": 1.02, "adaptive": 1.02, "inv": 1.12, "mix": 1.10}
+OVERHEAD = {"euclidean": 1.08, "adaptive": 1.08, "inv": 1.14, "mix": 1.15}
 """Of a step of the ascent over a bare pass (docs/benchmarks.md); a metric of neither name is taken for inv."""
 
 
