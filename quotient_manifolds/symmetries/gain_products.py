@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.norm_uses import NormUse
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, key
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, key
+from quotient_manifolds.symmetries.trace import Trace
 
 _FACTORS = ("mul", "mul_", "div", "div_", "neg", "neg_")
 FIXED = 0  # the symbol of what may not be multiplied

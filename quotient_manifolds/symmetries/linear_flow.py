@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.linear_forms import Form, Ledger, Source, Term, memory
-from quotient_manifolds.symmetries.trace import Operation, Trace
+from quotient_manifolds.symmetries.operations import Operation
+from quotient_manifolds.symmetries.trace import Trace
 
 MOST_TERMS = 8
 SAMPLES = 5  # tokens whose factors are compared

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.linear_flow import Flow, Rule, scores, stopped
 from quotient_manifolds.symmetries.linear_forms import Form, Term
-from quotient_manifolds.symmetries.trace import Operation
+from quotient_manifolds.symmetries.operations import Operation
 
 LOW = -1e4  # what is put in the place of scores that softmax is to ignore
 

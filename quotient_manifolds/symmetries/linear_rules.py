@@ -18,8 +18,9 @@ from quotient_manifolds.symmetries.linear_flow import (
 )
 from quotient_manifolds.symmetries.linear_forms import Form, memory
 from quotient_manifolds.symmetries.linear_moves import FILLS, LOW, MOVES
+from quotient_manifolds.symmetries.operations import Operation
 from quotient_manifolds.symmetries.products import PRODUCTS
-from quotient_manifolds.symmetries.trace import Operation, Trace
+from quotient_manifolds.symmetries.trace import Trace
 
 
 def _added(flow: Flow, operation: Operation) -> Form | None:

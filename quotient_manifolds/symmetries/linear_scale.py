@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.norm_scale import Reader
+from quotient_manifolds.symmetries.operations import Key, Operation, key
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import Key, Operation, Part, Trace, key
+from quotient_manifolds.symmetries.trace import Part, Trace
 
 _BATCH_NORMS = {  # where eps stands; statistics come before it
     "native_batch_norm": 7,

@@ -10,9 +10,10 @@ import torch
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.norm_scale import NormScale, Reader
+from quotient_manifolds.symmetries.operations import key
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.post_norm import UnseenDirection
-from quotient_manifolds.symmetries.trace import Trace, key
+from quotient_manifolds.symmetries.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

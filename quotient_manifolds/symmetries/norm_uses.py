@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.norm_scale import Reader
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, is_plain, key
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, is_plain, key
+from quotient_manifolds.symmetries.trace import Trace
 
 CENTRED = 1e-5  # of the mean size of the channels: so small is a mean of 0, where a norm computes in float32
 _NORMS = frozenset(

@@ -12,8 +12,9 @@ from torch import Tensor
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.norm_scale import Reader
 from quotient_manifolds.symmetries.norm_uses import NormUse, Reading
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, is_plain, key
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, is_plain, key
+from quotient_manifolds.symmetries.trace import Part, Trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.linear_flow import (
 )
 from quotient_manifolds.symmetries.linear_forms import Form, Term
 from quotient_manifolds.symmetries.matrices import Elements, Matrices, matrices_of, units_of
-from quotient_manifolds.symmetries.trace import Operation
+from quotient_manifolds.symmetries.operations import Operation
 
 EXACT = 1e-6
 MOST_GROUPS = 64

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
+from quotient_manifolds.symmetries.operations import SUMS, Operation, key, looked_up
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import SUMS, Operation, Part, Trace, key, looked_up
+from quotient_manifolds.symmetries.trace import Part, Trace
 
 LOWEST = -1e4  # scores are not nearly as low, but where they are masked
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.linear_scale import Scaled
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, key, looked_up
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key, looked_up
+from quotient_manifolds.symmetries.trace import Part, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +169,7 @@ def _keeps_channels(operation: Operation, width: int) -> bool:
     if operation.name == "cat":
         along = operation.arguments[1] if len(operation.arguments) > 1 else 0
         return along % operation.outputs[0].ndim != operation.outputs[0].ndim - 1
-    if operation.name in ("mul", "div"):
+    if operation.name in ("mul", "mul_", "div", "div_"):
         wide = [tensor for tensor in operation.inputs if tensor.shape[-1:] == (width,)]
         return len(wide) == 1 and operation.arguments[0] is wide[0]
     return operation.name in SUMS

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Trace, key, looked_up
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, key, looked_up
+from quotient_manifolds.symmetries.trace import Trace
 
 
 @dataclass(eq=False)

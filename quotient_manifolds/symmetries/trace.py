@@ -14,92 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries.operations import Key, Operation, is_plain, key
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
+from quotient_manifolds.symmetries.simplified import simplified
 
-# Operations that move numbers and change none; a cast rounds them, which is none of their meaning.
-_VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "clone",
-        "alias",
-        "detach",
-        "_to_copy",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "roll",
-    ]
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """Hold one call of an operation of ATen: its name, such as "addmm", its arguments and its tensors."""
-
-    name: str
-    call: Any
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """Return the tensors among the arguments."""
-        return [leaf for leaf in tree_leaves((self.arguments, self.options)) if isinstance(leaf, Tensor)]
-
-    @property
-    def is_view(self) -> bool:
-        """Return whether it moves numbers and changes none."""
-        return self.name in _VIEWS and self.call is not torch.ops.aten.view.dtype
-
-    def moved(self, numbers: Tensor) -> tuple[Tensor, ...]:
-        """Apply a view to other numbers in place of its input."""
-        if self.name in ("_to_copy", "detach", "alias", "clone"):
-            return (numbers,)
-        if self.name in ("view", "_unsafe_view", "reshape"):  # numbers may lie in memory in another way
-            return (numbers.reshape(self.outputs[0].shape),)
-        found = self.call(numbers, *self.arguments[1:], **self.options)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
-
-
-SUMS = ("add", "add_")
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
-Key = tuple[Any, ...]
 Part = tuple[str, Tensor]
 """A tensor that is cut out of a parameter: its name, and for every entry the flat index in it."""
-
-
-def key(tensor: Tensor) -> Key:
-    """Return what tells a tensor from others that are alive: autograd makes new objects of the same memory."""
-    if tensor.is_nested or tensor.layout != torch.strided:  # several memories, or none that can be asked for
-        return (id(tensor),)
-    storage = tensor.untyped_storage().data_ptr()
-    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-
-
-def looked_up(operation: Operation) -> tuple[Tensor, Tensor] | None:
-    """Return a matrix and the numbers of its rows that an operation asks it for; None if that is not what it does."""
-    if operation.name == "embedding":
-        return operation.arguments[0], operation.arguments[1]
-    if operation.name == "index" and operation.arguments[0].ndim == 2 and len(operation.arguments[1]) == 1:
-        (rows,) = operation.arguments[1]
-        return (operation.arguments[0], rows) if not rows.is_floating_point() and rows.dtype != torch.bool else None
-    return None
-
-
-def is_plain(operation: Operation) -> bool:
-    """Return whether a sum has no factors."""
-    return operation.options.get("alpha", 1) == operation.options.get("beta", 1) == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,37 +59,6 @@ class _Recorder(TorchDispatchMode):
         return found
 
 
-def _simplified(operations: Iterable[Operation], params: Iterable[Tensor]) -> Iterator[Operation]:
-    """Yield the operations, copies in place of those that multiply by 1, or mask nothing, on these inputs.
-
-    What a parameter has made 1, such as a gain, is none of these.
-    """
-    learned = {key(w) for w in params}
-    for operation in operations:
-        passed = None if operation.is_view else _passed_on(operation, learned)
-        if any(key(tensor) in learned for tensor in operation.inputs):
-            learned.update(key(tensor) for tensor in operation.outputs)
-        if passed is None:
-            yield operation
-        elif key(passed) != key(operation.outputs[0]):  # else it was in place, and nothing happened
-            yield Operation("clone", torch.ops.aten.clone.default, (passed,), {}, operation.outputs)
-
-
-def _passed_on(operation: Operation, learned: Set[Key]) -> Tensor | None:
-    """Return the tensor that an operation answers with as it was given, if it is a product or a mask that does so."""
-    name, given = operation.name.removesuffix("_"), operation.inputs
-    if name == "masked_fill" and len(given) >= 2 and given[0].shape == operation.outputs[0].shape:
-        return given[0] if key(given[1]) not in learned and not bool(given[1].any()) else None
-    if name == "constant_pad_nd" and not any(operation.arguments[1]):
-        return given[0]
-    if name != "mul" or len(given) != 2:
-        return None
-    for x, factor in (given, given[::-1]):
-        if x.shape == operation.outputs[0].shape and key(factor) not in learned and bool((factor == 1).all()):
-            return x
-    return None
-
-
 class Trace:
     """Run the model once on the inputs, in float64, and hold what it computed.
 
@@ -193,8 +83,8 @@ class Trace:
                 found = (evaluate or answer)(copy, given)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
-        self.operations = list(_simplified(recorder.operations, self.params.values()))
         self.outputs = floating(found)
+        self.operations = simplified(recorder.operations, self.params.values(), self.outputs)
         self._given = tree_leaves(given)
         self._users: dict[Key, list[Operation]] = {}
         for operation in self.operations:

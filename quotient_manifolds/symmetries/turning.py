@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.norm_uses import raised_vectors
-from quotient_manifolds.symmetries.trace import SUMS, Key, Operation, Part, Trace, key
+from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, key
+from quotient_manifolds.symmetries.trace import Part, Trace
 
 _MOVES = ("index", "index_select", "roll", "flip")  # of tokens
 _Pairs = list[tuple[Tensor, int]]  # tensors, and the axis of each, counted from the end, along which the channels lie

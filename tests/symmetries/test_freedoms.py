@@ -185,8 +185,19 @@ class ManyWords(Embedded):
         self.words = nn.Embedding(40, D)
 
 
+class Enlarged(ManyWords):
+    """What the tables give is multiplied in place."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        x *= 3
+        x = x + self.places
+        return self.head(self.norm(x + self.down(F.gelu(self.up(self.first(x))))))
+
+
 WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Tensor]]] = {
     "two tables": (ManyWords, lambda draw: torch.randint(40, (2, 5), generator=draw)),
+    "a table multiplied in place": (Enlarged, lambda draw: torch.randint(40, (2, 5), generator=draw)),
     "norms without gains": (Plain, lambda draw: torch.randn(X.shape, generator=draw)),
     "parallel layers": (Parallel, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
