@@ -13,6 +13,7 @@ from torch import nn
 
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
+    balanced,
     check_rank,
     folded,
     is_measured,
@@ -117,7 +118,8 @@ class Quotient(Geometry):
     directions and means that nothing reads, see `canonical`) are there, and stay so: found in what the loss computes,
     when a measure begins; what takes frozen parameters besides others stays where it is. "pairs" has pairs and needless
     biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
-    pairs, and nothing else.
+    pairs, and nothing else. In all of them the factors of pairs are balanced first, G^T G = H^T H, which changes no
+    value: products of factors as ill-conditioned as a group can make them lose digits.
     trust: use the symmetries without asking the loss whether they are any.
     norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
     all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
@@ -162,7 +164,7 @@ class Quotient(Geometry):
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
-        if not pairs:
+        if not (pairs or freedoms):
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
@@ -174,6 +176,8 @@ class Quotient(Geometry):
         point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
         for pair in pairs:
             check_rank(pair, point, self.metric, self.eps)
+        if self.eps == 0 and self.norm == "metric":  # otherwise the place in the orbit counts
+            point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.symmetries import ADAPTER, Freedom, Params, SymmetricPair, Translation, without_biases
+from quotient_manifolds.symmetries.move import balanced_point
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -68,6 +69,19 @@ def without_needless_biases(
     for shift in removed:
         shift.remove(point)
     return list(without_biases(pairs, removed)), point
+
+
+def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
+    """Return the parameters with the factors of every pair balanced: nowhere in its orbit do products round less.
+
+    Pairs in half precision stay: to round them once more would cost more digits than they have.
+    """
+    pairs = [pair for pair in pairs if all(point[name].dtype.itemsize >= 4 for name in pair.names)]
+    names = {name for pair in pairs for name in pair.names}
+    point = {name: w.clone() if name in names else w for name, w in point.items()}
+    for pair in pairs:
+        pair.write(point, balanced_point(pair, pair.read(point)))
+    return point
 
 
 def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:

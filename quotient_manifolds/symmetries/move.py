@@ -71,11 +71,7 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
         if not absorbers.isdisjoint(freedom.names):  # what they took over may be free itself
             freedom.fold(moved)
     for pair in symmetries.pairs:
-        x = pair.read(moved).double()
-        balanced = pair.manifold().balance(x)
-        if pair.acts == "GL+(1)":  # a sign is no positive number
-            balanced = balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()
-        pair.write(moved, balanced)
+        pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")
     return moved
 
@@ -83,6 +79,15 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
 def act(pair: SymmetricPair, A: Tensor, x: Tensor) -> Tensor:
     """Apply the group element A of the pair, as `group_element` makes them, to a point x of any dtype, in float64."""
     return pair.manifold().action(A.to(x.device), x.double())
+
+
+def balanced_point(pair: SymmetricPair, x: Tensor) -> Tensor:
+    """Return the balanced representative of a point of the pair, in float64."""
+    x = x.double()
+    balanced = pair.manifold().balance(x)
+    if pair.acts != "GL+(1)":
+        return balanced
+    return balanced * (balanced[:, : pair.n] * x[:, : pair.n]).sum(dim=(1, 2), keepdim=True).sign()  # of its own sign
 
 
 def group_element(pair: SymmetricPair, condition: float, generator: torch.Generator) -> Tensor:

@@ -52,6 +52,12 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
+def product(pair: SymmetricPair, params: Params) -> Tensor:
+    """All that a model sees of a pair: G H^T, head by head, in float64."""
+    G, H = pair.read(params).double().split([pair.n, pair.m], dim=-2)
+    return G @ H.mT
+
+
 def probe(params: Params) -> Tensor:
     """A smooth scalar of all parameters, with a gradient that autograd knows."""
     return sum((torch.sin(3 * w).sum() for w in params.values()), torch.zeros((), dtype=torch.float64))
@@ -114,6 +120,11 @@ def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     if isinstance(geometry, Quotient):
         assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
         space = replace(geometry, symmetries="paper").at(model)
+    pairs = find_symmetries(model).pairs if isinstance(geometry, Quotient) and geometry.norm == "metric" else ()
+    for pair in pairs:  # elsewhere on its orbit
+        torch.testing.assert_close(product(pair, space.point), product(pair, own), rtol=1e-12, atol=1e-13)
+        assert not torch.equal(pair.read(space.point), pair.read(own))
+        pair.write(space.point, pair.read(own))
     assert all(torch.equal(w, own[name]) for name, w in space.point.items())
 
 
@@ -212,7 +223,7 @@ def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest
     symmetries = find_symmetries(model)
     space = Quotient(metric, "first", symmetries=scope).at(model)
     z = space.sample(generator())
-    point = space.point if scope == "pairs" else measured_parameters(model)
+    point = space.point
     if scope == "pairs":  # rows that are zero: they stay, and change no other row's metric
         symmetries = replace(symmetries, pairs=without_biases(symmetries.pairs, symmetries.translations))
     moved = space.move(z)
@@ -350,14 +361,14 @@ def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dt
         assert {space.zero()[name].dtype for name in space.scale} == {dtype}
         for block in space.pairs:
             n, m, h = block.pairs[0].n, block.pairs[0].m, block.pairs[0].h
-            x = torch.cat([pair.read(measured_parameters(model)) for pair in block.pairs]).double()
-            exact = torch.linalg.svdvals(x[:, :n] @ x[:, n:].mT)[:, :h]
+            own = measured_parameters(model)
+            exact = torch.linalg.svdvals(torch.cat([product(pair, own) for pair in block.pairs]))[:, :h]
             assert (m, n) != (h, h)
             torch.testing.assert_close(block.space.singular_values.double(), exact, rtol=1e-6, atol=1e-15)
         moved = space.move(space.zero())
-        for name, w in model.named_parameters():
+        for name, w in space.point.items():
             assert moved[name].dtype == dtype
-            torch.testing.assert_close(moved[name], w.detach(), rtol=1e-5, atol=0)
+            torch.testing.assert_close(moved[name], w, rtol=1e-5, atol=0)
 
 
 def test_moving_into_given_buffers_is_the_same_move_and_leaves_the_model_alone() -> None:
@@ -402,7 +413,9 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
     z, grad = space.sample(generator()), torch.randn(5, 2, dtype=torch.float64)
     pulled, kept = space.pull_back(space.zero(), {"W": grad}), grad.clone()
     manifold = FixedRankQuotient(2, 2, "mix")
-    W = model.W.detach()
+    W = space.point["W"]
+    torch.testing.assert_close(W[:2] @ W[2:4].mT, (model.W[:2] @ model.W[2:4].mT).detach())
+    assert torch.equal(W[4], model.W[4])
     expected = manifold.at(W[None, :4]).covector(kept[None, :4])
     torch.testing.assert_close(pulled[space.pairs[0].key], manifold.at(W[None, :4]).project(expected))
     torch.testing.assert_close(pulled["W"][4], kept[4] * W[4])

@@ -23,6 +23,8 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import find_symmetries, prove_symmetries, random_move
+from quotient_manifolds.symmetries.move import act, group_element
+from tests.handwritten_models import Einsum
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
 TEXT = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 1}
@@ -108,6 +110,33 @@ def test_measures_do_not_change_along_the_whole_orbit(
         here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
         iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
         assert there == pytest.approx(here, rel=iterated * tolerance), what
+
+
+def test_ill_conditioned_factors_cost_no_digits() -> None:
+    """In float32, a change of basis of condition 1e4: what is left is that moved weights were rounded when stored."""
+    model = make_generic(Einsum(), seed=0).double()
+    batch = torch.randn(4, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = find_symmetries(model, batch)
+    generator = torch.Generator().manual_seed(1)
+    params = {name: w.detach().clone() for name, w in model.named_parameters()}
+    for pair in found.pairs:
+        pair.write(params, act(pair, group_element(pair, 1e4, generator), pair.read(params)))
+    elsewhere = copy.deepcopy(model)
+    elsewhere.load_state_dict(params)
+    for what in ("worst case", "average case"):
+        here, there = (
+            MEASURES[what](each.float(), loss, [batch.float()], Quotient("inv")).mean
+            for each in (copy.deepcopy(model), copy.deepcopy(elsewhere))
+        )
+        assert there == pytest.approx(here, rel=1e-3), what
+
+
+def test_a_model_without_pairs_is_measured_where_its_norms_are_folded() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.GELU(), nn.Linear(9, 4))).double()
+    batch = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    elsewhere = moved(model, batch, 0, 1.0)
+    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
+    assert there == pytest.approx(here, rel=1e-9)
 
 
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
