@@ -2,7 +2,7 @@
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical, find_freedoms
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
-from quotient_manifolds.symmetries.exchanges import Exchange
+from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
@@ -48,6 +48,7 @@ __all__ = [
     "LogitShift",
     "Match",
     "Matcher",
+    "MeanExchange",
     "NormConstant",
     "NormScale",
     "NormShift",

@@ -59,15 +59,19 @@ class Exchange(Freedom):
     def fold(self, params: Params) -> None:
         """Make the mean row of every free part 0, in place."""
         for direction, index in zip(self.directions, self.free, strict=True):
-            self._move(params, direction, -read(params, *self.parts[index]).mean(dim=0))
+            self._move(params, direction, -self._allowed(read(params, *self.parts[index])).mean(dim=0))
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Move a random vector in every direction, in place; with `control`, only the free parts of it."""
         for direction, index in zip(self.directions, self.free, strict=True):
             rows = read(params, *self.parts[index])
-            vector = size * typical(rows) * gaussian(rows, generator, self.width)
+            vector = size * typical(rows) * gaussian(rows, generator, *self._allowed(rows).shape[1:])
             alone = torch.arange(len(direction)) == index
             self._move(params, direction * alone if control else direction, vector)
+
+    def _allowed(self, rows: Tensor) -> Tensor:
+        """Return coordinates (rows, n) of what may be moved of rows (rows, width)."""
+        return rows
 
     def _move(self, params: Params, direction: Tensor, vector: Tensor) -> None:
         for (name, rows), coefficient in zip(self.parts, direction.tolist(), strict=True):
@@ -75,22 +79,59 @@ class Exchange(Freedom):
                 write(params, name, rows, read(params, name, rows) + coefficient * vector)
 
 
+@dataclass(frozen=True, eq=False)
+class MeanExchange(Exchange):
+    """Describe rows of parameters whose sums LayerNorms alone read on the way to where all of them are added.
+
+    A multiple of the vector of ones may be moved from some to others: the norms between do not see it.
+    """
+
+    kind: ClassVar[str] = "means"
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimension of the moves that leave the function alone, by their name."""
+        return {"mean from one bias to another": len(self.free)}
+
+    def _allowed(self, rows: Tensor) -> Tensor:
+        return rows.mean(dim=1, keepdim=True)
+
+
 def find_exchanges(trace: Trace, means: Iterable[UnreadMean]) -> Iterator[Exchange]:
-    """Yield the tables, rows and biases that are added before anything else is done with their sum."""
-    units, rows = added_units(trace)
+    """Yield the tables, rows and biases that are added before anything else is done with their sum.
+
+    means: what is free anyway.
+    """
+    units, taken, normed = added_units(trace)
+    centred = [part for mean in means for part in mean.parts]
+    directions = _free(trace, units, [*taken, *normed])
+    for free in _together(directions):
+        found = _exchange(trace, {unit: directions[unit] for unit in free}, centred)
+        if found is not None:
+            yield found
+    settled = [unit for unit in units if unit in directions or _are_among(trace, unit.name, unit.rows, centred)]
+    directions = _free(trace, units, [*taken, *({unit: 1.0} for unit in settled)])
+    for free in _together(directions):
+        found = _exchange(trace, {unit: directions[unit] for unit in free}, centred)
+        if found is not None:
+            yield MeanExchange(found.parts, found.free, found.directions, found.width, centred=False)
+
+
+def _free(trace: Trace, units: list[Unit], rows: list[Row]) -> dict[Unit, Row]:
+    """Return the directions in which no row changes, by free units; without what is used for anything else."""
     tied: set[str] = set()
     while True:
         directions = _null_space(units, [*rows, *({unit: 1.0} for unit in units if unit.name in tied)])
         names = {unit.name for direction in directions.values() for unit in direction} - tied
         more = {name for name in names if _is_used_besides(trace, [unit for unit in units if unit.name == name])}
         if not more:
-            break
+            return directions
         tied |= more
-    centred = [part for mean in means for part in mean.parts]
-    for free in _together(directions):
-        found = _exchange(trace, {unit: directions[unit] for unit in free}, centred)
-        if found is not None:
-            yield found
+
+
+def _are_among(trace: Trace, name: str, rows: Tensor, parts: Iterable[Part]) -> bool:
+    """Return whether all these numbers of a parameter are in the parts."""
+    return bool(_mask(trace, name, [its for other, its in parts if other == name])[rows].all())
 
 
 def _is_used_besides(trace: Trace, units: list[Unit]) -> bool:
@@ -172,9 +213,6 @@ def _exchange(trace: Trace, directions: dict[Unit, Row], centred: Sequence[Part]
             [[each.get(units[0], 0.0) for units in members] for each in directions.values()], dtype=torch.float64
         ),
         width,
-        all(
-            bool(_mask(trace, name, [its for other, its in centred if other == name])[rows].all())
-            for name, rows in parts
-        ),
+        all(_are_among(trace, name, rows, centred) for name, rows in parts),
         tuple(name for name, rows in single if len(rows) == 1 and rows.numel() == trace.params[name].numel()),
     )

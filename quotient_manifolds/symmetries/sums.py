@@ -28,14 +28,19 @@ Row = dict[Unit, float]
 """A sum of units, with their coefficients."""
 
 
-def added_units(trace: Trace) -> tuple[list[Unit], list[Row]]:
-    """Return all that is added to something, and the sums that may not change, for more than a sum is taken of them."""
+def added_units(trace: Trace) -> tuple[list[Unit], list[Row], list[Row]]:
+    """Return all that is added to something, and the sums that may not change, for more than a sum is taken of them.
+
+    The mean over channels of those in the last list may: LayerNorms alone take them.
+    """
     sums = _Sums(trace)
     for operation in trace.operations:
         sums.follow(operation)
     for output in trace.outputs:
         sums.take(output)
-    return list(sums.units.values()), [dict(sums.sets[index]) for index in sums.taken if sums.sets[index]]
+    normed = sums.normed.keys() - sums.taken.keys()
+    taken, centred = ([dict(sums.sets[index]) for index in found if sums.sets[index]] for found in (sums.taken, normed))
+    return list(sums.units.values()), taken, centred
 
 
 class _Sums:
@@ -45,6 +50,7 @@ class _Sums:
         self.units: dict[tuple[str, int, int], Unit] = {}
         self.sets: list[tuple[tuple[Unit, float], ...]] = [()]
         self.taken: dict[int, None] = {}
+        self.normed: dict[int, None] = {}
         self._trace = trace
         self._labels: dict[Key, Tensor] = {}
         self._indices: dict[frozenset[tuple[Unit, float]], int] = {frozenset(): 0}
@@ -60,16 +66,19 @@ class _Sums:
         labels = self._sum(operation)
         if labels is None:
             for tensor in operation.inputs:
-                self.take(tensor)
+                self.take(tensor, operation)
         for output in operation.outputs:
             self._labels.pop(key(output), None)
         if labels is not None and bool(_few(labels).any()):
             self._labels[key(operation.outputs[0])] = labels
 
-    def take(self, tensor: Tensor) -> None:
+    def take(self, tensor: Tensor, by: Operation | None = None) -> None:
         """Note down that something else than a sum takes these numbers."""
         if key(tensor) in self._labels:
-            self.taken |= dict.fromkeys(_few(self._labels[key(tensor)]).unique().tolist())
+            labels = self._labels[key(tensor)]
+            normed = by is not None and by.name == "native_layer_norm" and _is_of_channels(by, tensor, labels)
+            found = self.normed if normed else self.taken
+            found |= dict.fromkeys(_few(labels).unique().tolist())
 
     def _sum(self, operation: Operation) -> Tensor | None:
         """Return the labels of a sum, a sequence put together, a table, or a bias; None for anything else."""
@@ -92,7 +101,7 @@ class _Sums:
             self.take(arguments[1])
             return self._label(arguments[0], operation).expand(shape)
         if name == "native_layer_norm" and arguments[3] is not None:
-            self.take(arguments[0])
+            self.take(arguments[0], operation)
             return self._label(arguments[3], operation).expand(shape)
         if name == "convolution" and arguments[2] is not None:
             self.take(arguments[0])
@@ -168,3 +177,9 @@ class _Sums:
 def _few(labels: Tensor) -> Tensor:
     """Return the labels once for all channels, where they are the same."""
     return labels[..., :1] if labels.ndim and labels.stride(-1) == 0 else labels
+
+
+def _is_of_channels(norm: Operation, x: Tensor, labels: Tensor) -> bool:
+    """Return whether a norm of x is over rows of it all channels of which have the same label."""
+    alike = bool((labels == labels[..., :1]).all())
+    return alike and key(norm.arguments[0]) == key(x) and list(norm.arguments[1]) == [x.shape[-1]]

@@ -62,6 +62,20 @@ class Parallel(nn.Module):
         return self.head(self.last(x**3 + (self.a(n.tanh()) + self.b(n**4))))
 
 
+class Unfinished(nn.Module):
+    """Layers before which norms stand, and none at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = (nn.Linear(D, D) for _ in range(3))
+        self.norm_a, self.norm_b = nn.LayerNorm(D), nn.LayerNorm(D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x - 2 * self.a(self.norm_a(x).tanh())
+        return x + self.b(self.norm_b(x).sin())
+
+
 class NormedHeads(nn.Module):
     """Attention with norms on queries and keys, which have biases; a rotary embedding on the first half of a head."""
 
@@ -108,6 +122,7 @@ CASES = {
     "a head without bias": (NanoGPT, torch.arange(12).view(2, 6) % 11),
     "norms without gains": (Plain, X),
     "parallel layers": (Parallel, X),
+    "no norm at the end": (Unfinished, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -200,6 +215,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "a table multiplied in place": (Enlarged, lambda draw: torch.randint(40, (2, 5), generator=draw)),
     "norms without gains": (Plain, lambda draw: torch.randn(X.shape, generator=draw)),
     "parallel layers": (Parallel, lambda draw: torch.randn(X.shape, generator=draw)),
+    "no norm at the end": (Unfinished, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
