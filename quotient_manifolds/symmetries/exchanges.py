@@ -131,23 +131,14 @@ def _free(trace: Trace, units: list[Unit], rows: list[Row]) -> dict[Unit, Row]:
 
 def _are_among(trace: Trace, name: str, rows: Tensor, parts: Iterable[Part]) -> bool:
     """Return whether all these numbers of a parameter are in the parts."""
-    return bool(_mask(trace, name, [its for other, its in parts if other == name])[rows].all())
+    return bool(trace.mask(name, [its for other, its in parts if other == name])[rows].all())
 
 
 def _is_used_besides(trace: Trace, units: list[Unit]) -> bool:
     name = units[0].name
-    rows = torch.cat([unit.rows.flatten() for unit in units])
     known = {operation for unit in units for operation in unit.operations}
-    once = int(_mask(trace, name, [rows]).sum()) == len(rows)
-    return not once or bool(trace.used_besides([(name, rows)], known))
-
-
-def _mask(trace: Trace, name: str, rows: Iterable[Tensor]) -> Tensor:
-    """Return where in a parameter, flat, the numbers are that indices say."""
-    mask = torch.zeros(trace.params[name].numel(), dtype=torch.bool)
-    for each in rows:
-        mask[each.flatten()] = True
-    return mask
+    once = int(trace.mask(name, [unit.rows for unit in units]).sum()) == sum(unit.rows.numel() for unit in units)
+    return not once or bool(trace.used_besides([(name, unit.rows) for unit in units], known))
 
 
 def _null_space(units: list[Unit], rows: Iterable[Row]) -> dict[Unit, Row]:
@@ -199,7 +190,10 @@ def _exchange(trace: Trace, directions: dict[Unit, Row], centred: Sequence[Part]
     for unit in sorted({unit for direction in directions.values() for unit in direction}, key=lambda unit: unit.rank):
         column = tuple(direction.get(unit, 0.0) for direction in directions.values())
         alike.setdefault((unit.name, column), []).append(unit)
-    parts = tuple((units[0].name, torch.cat([unit.rows for unit in units])) for units in alike.values())
+    parts = tuple(
+        (units[0].name, units[0].rows if len(units) == 1 else torch.cat([unit.rows for unit in units]))
+        for units in alike.values()
+    )
     members = list(alike.values())
     width = parts[0][1].shape[1]
     if any(rows.shape[1] != width for _, rows in parts):

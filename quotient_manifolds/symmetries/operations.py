@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Operation:
     options: dict[str, Any]
     outputs: tuple[Tensor, ...]
 
-    @property
+    @cached_property
     def inputs(self) -> list[Tensor]:
         """Return the tensors among the arguments."""
         return [leaf for leaf in tree_leaves((self.arguments, self.options)) if isinstance(leaf, Tensor)]

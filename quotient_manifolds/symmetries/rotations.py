@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,8 @@ from quotient_manifolds.symmetries.trace import Part, Trace
 from quotient_manifolds.symmetries.turning import find_turning
 
 DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
+MOST_PRODUCTS = 1e10  # for a second moment, as of 25 million numbers of width 384: less than a second
+ROWS = 4096  # read at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Rotation(Freedom):
 
     The one place is where the second moment of all rows of the tables, and of the directions of all rows of what may be
     rescaled, is diagonal, with ascending entries; for LayerNorms, in a fixed basis of what is orthogonal to the ones.
+    In large models it is that of the tables alone, if that is enough.
     The sum of cubes of every coordinate of the tables is positive.
     """
 
@@ -71,14 +74,17 @@ class Rotation(Freedom):
 
     def second_moment(self, params: Params) -> Tensor:
         """Return B^T M B, M the sum of r r^T over rows of tables and r r^T / |r|^2 over others, B what may turn."""
+        return self.moment_of(params, self.tables, self.scaled)
+
+    def moment_of(self, params: Params, tables: Iterable[Part], scaled: Iterable[Part]) -> Tensor:
+        """Return what some of the tables and of the others give to the second moment."""
         B = self._basis().to(params[self.tables[0][0]].device)
         moment = torch.zeros(B.shape[1], B.shape[1], dtype=torch.float64, device=B.device)
-        for name, rows in self.tables:
-            A = read(params, name, rows) @ B
-            moment += A.mT @ A
-        for name, rows in self.scaled:
-            A = torch.nn.functional.normalize(read(params, name, rows) @ B, dim=1)
-            moment += A.mT @ A
+        for (name, numbers), whole in (*((part, True) for part in tables), *((part, False) for part in scaled)):
+            for rows in numbers.split(ROWS):  # of which no large copy is made at once
+                A = read(params, name, rows) @ B if self.fixes_ones else read(params, name, rows)
+                A = A if whole else torch.nn.functional.normalize(A, dim=1)
+                moment += A.mT @ A
         return moment
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
@@ -137,19 +143,37 @@ def find_rotations(
         names = {name for name, _ in turning.tables}
         free = (part for part in turning.parts if moved is not None and part[0] not in {*names, *moved})
         scaled = tuple(part for part in free if len(part[1]) > 1)
-        found = Rotation(turning.parts, turning.tables, scaled, met, turning.width, turning.fixes_ones)
-        telling = {name for name, _ in (*turning.tables, *scaled)}
-        params = {name: w.detach() for name, w in trace.params.items()}
-        cloned: set[str] = set()
-        for freedom in others:
-            if not telling.isdisjoint(freedom.names):
-                params |= {name: params[name].clone() for name in freedom.names if name not in cloned}
-                cloned |= set(freedom.names)
-                freedom.fold(params)
-        values = torch.linalg.eigvalsh(found.second_moment(params))
-        if bool((values.diff() > DISTINCT * values[-1]).all()):
-            yield found
-        else:
-            yield Refused(
-                found.name, found.kind, "its parameters do not tell one basis from another: eigenvalues agree"
-            )
+        whole = Rotation(turning.parts, turning.tables, scaled, met, turning.width, turning.fixes_ones)
+        large = sum(rows.numel() for _, rows in scaled) * turning.width > MOST_PRODUCTS
+        tried = (replace(whole, scaled=()), whole) if large else (whole,)
+        found = next((each for each in tried if _tells(each, trace, others)), None)
+        yield found or Refused(
+            whole.name, whole.kind, "its parameters do not tell one basis from another: eigenvalues agree"
+        )
+
+
+def _tells(rotation: Rotation, trace: Trace, folded: Sequence[Freedom]) -> bool:
+    """Return whether the second moment, with the freedoms folded, has eigenvalues that are apart."""
+    moment: Tensor | float = 0.0
+    for freedoms, names in _connected(folded, (*rotation.tables, *rotation.scaled)):
+        params = dict(trace.params)
+        params |= {name: params[name].to(torch.float64, copy=True) for each in freedoms for name in each.names}
+        for freedom in freedoms:
+            freedom.fold(params)
+        tables, scaled = ([part for part in parts if part[0] in names] for parts in (rotation.tables, rotation.scaled))
+        moment = moment + rotation.moment_of(params, tables, scaled)
+    values = torch.linalg.eigvalsh(moment)
+    return bool((values.diff() > DISTINCT * values[-1]).all())
+
+
+def _connected(freedoms: Sequence[Freedom], parts: Iterable[Part]) -> Iterator[tuple[list[Freedom], set[str]]]:
+    """Yield the parameters of these parts, those together that freedoms connect, with these freedoms in their order."""
+    left = dict.fromkeys(name for name, _ in parts)
+    touching = [each for each in freedoms if not left.keys().isdisjoint(each.names)]
+    while left:
+        names, found = {next(iter(left))}, list[Freedom]()
+        while more := [each for each in touching if each not in found and not names.isdisjoint(each.names)]:
+            found += more
+            names.update(*(each.names for each in more))
+        yield [each for each in touching if each in found], names
+        left = {name: None for name in left if name not in names}

@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.operations import Key, Operation, is_plain, key
-from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
+from quotient_manifolds.symmetries.outputs import Evaluate, answer
+from quotient_manifolds.symmetries.recorder import record
 from quotient_manifolds.symmetries.simplified import simplified
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
@@ -43,50 +41,22 @@ def _home(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[0]
 
 
-class _Recorder(TorchDispatchMode):
-    """Write down every operation of ATen; the tensors are kept alive, so that no memory is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Operation] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        outputs = tuple(leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
-        self.operations.append(Operation(func.overloadpacket.__name__, func, args, kwargs or {}, outputs))
-        return found
-
-
 class Trace:
     """Run the model once on the inputs, in float64, and hold what it computed.
 
-    operations: in the order of their calls. outputs: the model's floating point ones. params: by name, as they were
-    used. One parameter may be used in parts, and by several operations: `parts` tells which numbers of it a tensor is,
+    operations: in the order of their calls, weights among their arguments in their own type. outputs: the model's
+    floating point ones. params: by name, as they were used, which are the model's own weights, not to be written to; a
+    float64 copy of one only where the model writes to it, or where its numbers do not lie in a memory of their own, in
+    order. One parameter may be used in parts, and by several operations: `parts` tells which numbers of it a tensor is,
     by indices on the CPU wherever the model is.
     """
 
     def __init__(self, model: nn.Module, inputs: Any, evaluate: Evaluate | None = None) -> None:
-        self.params = {
-            name: doubled(w.detach().clone(memory_format=torch.contiguous_format))
-            for name, w in model.named_parameters()
-        }
-        copy = replica(model, {name: nn.Parameter(w, requires_grad=False) for name, w in self.params.items()}, doubled)
-        self.params = dict(copy.named_parameters())
-        fast = torch.backends.mha.get_fastpath_enabled()
-        recorder = _Recorder()
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)  # one fused operation would hide all of a torch layer
-            given = private_batch(inputs, doubled)
-            with torch.no_grad(), recorder:
-                found = (evaluate or answer)(copy, given)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-        self.outputs = floating(found)
-        self.operations = simplified(recorder.operations, self.params.values(), self.outputs)
-        self._given = tree_leaves(given)
+        run = record(model, inputs, evaluate or answer)
+        self.params, self.outputs, self._given = run.params, run.outputs, run.given
+        self.operations = simplified(run.operations, self.params.values(), self.outputs)
         self._users: dict[Key, list[Operation]] = {}
+        self._linears: dict[int, LinearMap | None] = {}
         for operation in self.operations:
             for used in {key(tensor): tensor for tensor in operation.inputs}:
                 self._users.setdefault(used, []).append(operation)
@@ -95,8 +65,9 @@ class Trace:
     def parts(self) -> dict[Key, Part]:
         """Return which numbers of which parameter a tensor is, by its key; made when it is first asked for."""
         found: dict[Key, Part] = {}
+        count = torch.arange(max((w.numel() for w in self.params.values()), default=0))  # of which all have views
         for name, w in self.params.items():
-            for tensor, numbers in self.follow(w, torch.arange(w.numel()).view(w.shape)):
+            for tensor, numbers in self.follow(w, count[: w.numel()].view(w.shape)):
                 found[key(tensor)] = name, numbers
         return found
 
@@ -175,11 +146,17 @@ class Trace:
         """Return the parameter that a matrix, or one for every example, is numbers of, and which; no name if none."""
         name, elements = self.parts.get(key(matrix), ("", matrix))
         if name and elements.ndim == 3:
-            return (name, elements[0]) if bool((elements == elements[:1]).all()) else ("", matrix)
+            alike = elements.stride(0) == 0 or bool((elements == elements[:1]).all())
+            return (name, elements[0]) if alike else ("", matrix)
         return (name, elements) if elements.ndim == 2 else ("", matrix)
 
     def linear(self, operation: Operation) -> LinearMap | None:
         """Return the linear map that an operation computes with a parameter on the right; None if it does not."""
+        if id(operation) not in self._linears:
+            self._linears[id(operation)] = self._linear(operation)
+        return self._linears[id(operation)]
+
+    def _linear(self, operation: Operation) -> LinearMap | None:
         if operation.name not in ("mm", "bmm", "addmm"):
             return None
         weight, elements = self.part(operation.arguments[-1])
@@ -197,23 +174,45 @@ class Trace:
         """Return the sum with a product that comes before anything else is done with it: torch adds biases so."""
         y = product.outputs[0]
         users = [user for view, _ in self.follow(y, y) for user in self.users(view) if not user.is_view]
-        first = min(users, key=self.operations.index, default=None)
+        first = min(users, key=lambda user: self._places[id(user)], default=None)
         if first is None or len(first.inputs) != 2:
             return None
         alone = all(user is first for user in users)
         return first if first.name == "add_" or (first.name == "add" and alone) else None
 
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(operation): place for place, operation in enumerate(self.operations)}
+
     def used_besides(self, parts: Iterable[Part], known: Set[int]) -> str:
         """Return what else than the operations known (by id) uses these numbers of parameters; "" if nothing does."""
-        touched: dict[str, Tensor] = {}
+        touched: dict[str, list[Tensor]] = {}
         for name, elements in parts:
-            mask = touched.setdefault(name, torch.zeros(self.params[name].numel(), dtype=torch.bool))
-            mask[elements.flatten()] = True
-        for operation in self.operations:
-            if operation.is_view or id(operation) in known:
-                continue
-            for tensor in operation.inputs:
-                name, numbers = self.parts.get(key(tensor), ("", tensor))
-                if name in touched and bool(touched[name][numbers.flatten()].any()):
-                    return f"{operation.name} uses {name} too"
+            touched.setdefault(name, []).append(elements)
+        uses = [(operation, name, its) for name in touched for operation, its in self._uses.get(name, [])]
+        others = [each for each in uses if id(each[0]) not in known]
+        masks: dict[str, Tensor] = {}
+        for operation, name, numbers in sorted(others, key=lambda each: self._places[id(each[0])]):
+            if name not in masks:
+                masks[name] = self.mask(name, touched[name])
+            if bool(masks[name][numbers.flatten()].any()):
+                return f"{operation.name} uses {name} too"
         return ""
+
+    @cached_property
+    def _uses(self) -> dict[str, list[tuple[Operation, Tensor]]]:
+        """Return the operations that use numbers of a parameter, by its name, and which numbers."""
+        found: dict[str, list[tuple[Operation, Tensor]]] = {}
+        for operation in self.operations:
+            for tensor in () if operation.is_view else operation.inputs:
+                if key(tensor) in self.parts:
+                    name, numbers = self.parts[key(tensor)]
+                    found.setdefault(name, []).append((operation, numbers))
+        return found
+
+    def mask(self, name: str, parts: Iterable[Tensor]) -> Tensor:
+        """Return where in a parameter, flat, the numbers are that indices say."""
+        mask = torch.zeros(self.params[name].numel(), dtype=torch.bool)
+        for numbers in parts:
+            mask[numbers.flatten()] = True
+        return mask

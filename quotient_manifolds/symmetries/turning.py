@@ -329,13 +329,11 @@ def _reduced(operation: Operation) -> set[int]:
 def _distinct(trace: Trace, found: Iterable[tuple[Part, bool]]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Return each part once, and the tables among them; no number may be in two of them."""
     kept: list[tuple[Part, bool]] = []
-    owned: dict[str, Tensor] = {}
     for (name, rows), table in found:
-        if any(name == other and torch.equal(rows, its) for (other, its), _ in kept):
+        others = [its for (other, its), _ in kept if other == name]
+        if any(torch.equal(rows, its) for its in others):
             continue
-        mask = owned.setdefault(name, torch.zeros(trace.params[name].numel(), dtype=torch.bool))
-        if bool(mask[rows].any()):
+        if others and bool(trace.mask(name, others)[rows].any()):
             raise _Obstacle
-        mask[rows] = True
         kept.append(((name, rows), table))
     return tuple(part for part, _ in kept), tuple(part for part, table in kept if table)
