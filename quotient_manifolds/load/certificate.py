@@ -114,6 +114,9 @@ def certify(
     some = joined(listed[:EXAMPLES])
     symmetries = find_symmetries(small, some, evaluate=evaluate, matchers=(*MATCHERS, neurons, bottleneck))
     symmetries = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate).proved(symmetries)
+    frozen = {name for name, w in small.named_parameters() if not w.requires_grad}
+    free = tuple(each for each in symmetries.freedoms if not frozen.issuperset(each.names))
+    symmetries = replace(symmetries, freedoms=free)
     inside, outside = _along(fibre.kernel, small, symmetries)
     symmetries = replace(
         symmetries.without(outside), pairs=tuple(each for each in symmetries.pairs if each.name not in outside)

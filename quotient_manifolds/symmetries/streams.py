@@ -146,8 +146,11 @@ def _ends_in_norms(trace: Trace, writer: _Writer) -> bool:
             if key(tensor) in seen or not used:
                 continue
             seen.add(key(tensor))
+            averages = [(each, _averaged(each, numbers)) for each in used]
+            waiting += [(each.outputs[0], channels) for each, channels in averages if channels is not None]
+            used = [each for each, channels in averages if channels is None]
             alike = numbers.shape[-1:] == (width,) and torch.equal(numbers, torch.arange(width).expand(numbers.shape))
-            if not alike:
+            if used and not alike:
                 return False
             for operation in used:
                 if not _keeps_channels(operation, width):
@@ -158,6 +161,18 @@ def _ends_in_norms(trace: Trace, writer: _Writer) -> bool:
                     total = operation.outputs[0]
                     waiting.append((total, torch.arange(width).expand(total.shape)))
     return norms > 0
+
+
+def _averaged(operation: Operation, channels: Tensor) -> Tensor | None:
+    """Return which channels an average over tokens is of, given those of what it is taken of; None if it is none."""
+    if operation.name not in ("mean", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d"):
+        return None
+    mean, square = (operation.call(x, *operation.arguments[1:], **operation.options) for x in _powers(channels))
+    return mean.round().long() - 1 if torch.allclose(mean.square(), square, rtol=1e-9) else None
+
+
+def _powers(channels: Tensor) -> tuple[Tensor, Tensor]:
+    return 1 + channels.double(), (1 + channels.double()).square()
 
 
 def _keeps_channels(operation: Operation, width: int) -> bool:

@@ -161,3 +161,14 @@ def test_a_symmetry_of_the_first_inputs_alone_is_named() -> None:
 def test_a_model_without_a_configuration_is_refused() -> None:
     with pytest.raises(ValueError, match="Sequential has none"):
         certify(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_what_moves_frozen_parameters_alone_is_no_part_of_the_fibre() -> None:
+    model = make_generic(nn.Sequential(nn.Embedding(9, 5), nn.LayerNorm(5), nn.Linear(5, 3), nn.Tanh()))
+    draw = torch.Generator().manual_seed(0)
+    batches = [torch.randint(9, (2, 4), generator=draw) for _ in range(40)]
+    assert certify(model, batches).found.families["mean that no norm reads"] == 9
+    model[0].requires_grad_(False)
+    certificate = certify(model, batches)
+    assert (certificate.missing, certificate.shared) == (0, 0)
+    assert "mean that no norm reads" not in certificate.found.families

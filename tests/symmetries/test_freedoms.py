@@ -76,6 +76,20 @@ class Unfinished(nn.Module):
         return x + self.b(self.norm_b(x).sin())
 
 
+class Pooled(nn.Module):
+    """Norms of the mean of two tokens each, and of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Linear(D, D), nn.Linear(D, 3), nn.Linear(D, 3)
+        self.norm_a, self.norm_b = nn.LayerNorm(D), nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        pairs = F.avg_pool1d(x.mT, 2).mT
+        return self.a(self.norm_a(pairs).sin()) + self.b(self.norm_b(x.mean(1, keepdim=True))).tanh()
+
+
 class NormedHeads(nn.Module):
     """Attention with norms on queries and keys, which have biases; a rotary embedding on the first half of a head."""
 
@@ -123,6 +137,7 @@ CASES = {
     "norms without gains": (Plain, X),
     "parallel layers": (Parallel, X),
     "no norm at the end": (Unfinished, X),
+    "norms of averages": (Pooled, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -216,6 +231,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "norms without gains": (Plain, lambda draw: torch.randn(X.shape, generator=draw)),
     "parallel layers": (Parallel, lambda draw: torch.randn(X.shape, generator=draw)),
     "no norm at the end": (Unfinished, lambda draw: torch.randn(X.shape, generator=draw)),
+    "norms of averages": (Pooled, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 

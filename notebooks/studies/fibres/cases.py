@@ -65,7 +65,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{
         f"{model} with a head": {"vocab_size": 11} for model in ("gpt2", "llama", "qwen2", "bert")
     },  # logits of 8 numbers
-    "vit with a head": {"num_labels": 9},
+    "vit with a head": {"num_labels": 9, "num_hidden_layers": 2},  # of one, the head would read one query alone
+    "dinov3_vit": {"image_size": 12},  # two patches by two are all turned by half a turn
     "albert": {"num_hidden_layers": 2},  # of one layer, so that it reads more than the bottleneck of the embeddings
     "bamba": {"attn_layer_indices": [0], "mamba_n_heads": 4, "mamba_d_head": 4},
     "gpt_neo": {"attention_types": [[["global"], 1]]},
