@@ -13,6 +13,7 @@ from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.logits import LogitShift
 from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
+from quotient_manifolds.symmetries.neuron_scale import NeuronScale
 from quotient_manifolds.symmetries.norm_constant import NormConstant
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
@@ -49,6 +50,7 @@ __all__ = [
     "Match",
     "Matcher",
     "MeanExchange",
+    "NeuronScale",
     "NormConstant",
     "NormScale",
     "NormShift",

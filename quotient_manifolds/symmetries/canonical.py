@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.exchanges import find_exchanges
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.linear_scale import LinearScale, find_linear_scales
 from quotient_manifolds.symmetries.logits import find_logit_shifts
+from quotient_manifolds.symmetries.neuron_scale import find_neuron_scales
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
@@ -73,6 +74,7 @@ def find_freedoms(
     rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]
     refused += [each for each in rotations if isinstance(each, Refused)]
+    found += find_neuron_scales(trace, moved or ())
     return tuple(found), tuple(refused)
 
 
@@ -89,6 +91,7 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     - Vectors between all that is added: of tables of embeddings, all but the first get a mean row of 0; positions hold
       a class token and the bias of patches, and one of parallel layers the bias of the other.
     - What softmax ignores: the same number added to all logits, or to all biases for distances, has a mean of 0.
+    - Scales of neurons with a squared ReLU: what comes into each has length 1.
     - Rotations of a residual stream that norms alone read: all of it turns to where the second moment of the tables is
       diagonal, which its eigenvalues decide unless two of them agree.
 

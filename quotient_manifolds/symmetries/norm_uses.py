@@ -165,7 +165,7 @@ def _norm_use(trace: Trace, answers: list[_Answer]) -> NormUse:
             for operation in trace.users(y):
                 if operation.is_view or id(operation) in own:
                     continue
-                reading = _reading(trace, operation, y, numbers)
+                reading = reading_of(trace, operation, y, numbers)
                 if isinstance(reading, Reading):
                     readings.append(reading)
                     continue
@@ -196,7 +196,7 @@ def _in_order(numbers: Tensor) -> Tensor:
     return torch.arange(numbers.shape[-1]).expand(numbers.shape)
 
 
-def _reading(trace: Trace, operation: Operation, y: Tensor, channels: Tensor) -> Reading | str:
+def reading_of(trace: Trace, operation: Operation, y: Tensor, channels: Tensor) -> Reading | str:
     """Return the linear map by which an operation reads y, or why there is none."""
     if operation.name not in ("mm", "bmm", "addmm"):
         return f"{operation.name} reads what it gives"

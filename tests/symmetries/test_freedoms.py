@@ -90,6 +90,21 @@ class Pooled(nn.Module):
         return self.a(self.norm_a(pairs).sin()) + self.b(self.norm_b(x.mean(1, keepdim=True))).tanh()
 
 
+class Squares(nn.Module):
+    """Neurons with a squared ReLU behind a norm, and such with another power; one linear map without a bias each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(D, D), nn.LayerNorm(D), nn.LayerNorm(D)
+        self.up, self.down = nn.Linear(D, 9, bias=False), nn.Linear(9, D)
+        self.a, self.b = nn.Linear(D, 4), nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.down(self.up(self.norm(x)).relu().square())
+        return self.b(F.leaky_relu(self.a(self.last(x).sin()), 0.1) ** 3).sin()
+
+
 class NormedHeads(nn.Module):
     """Attention with norms on queries and keys, which have biases; a rotary embedding on the first half of a head."""
 
@@ -138,6 +153,7 @@ CASES = {
     "parallel layers": (Parallel, X),
     "no norm at the end": (Unfinished, X),
     "norms of averages": (Pooled, X),
+    "squared ReLUs": (Squares, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -232,6 +248,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "parallel layers": (Parallel, lambda draw: torch.randn(X.shape, generator=draw)),
     "no norm at the end": (Unfinished, lambda draw: torch.randn(X.shape, generator=draw)),
     "norms of averages": (Pooled, lambda draw: torch.randn(X.shape, generator=draw)),
+    "squared ReLUs": (Squares, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
