@@ -131,7 +131,8 @@ def _free(trace: Trace, units: list[Unit], rows: list[Row]) -> dict[Unit, Row]:
 
 def _are_among(trace: Trace, name: str, rows: Tensor, parts: Iterable[Part]) -> bool:
     """Return whether all these numbers of a parameter are in the parts."""
-    return bool(trace.mask(name, [its for other, its in parts if other == name])[rows].all())
+    among = [its for other, its in parts if other == name]
+    return bool(among) and bool(trace.mask(name, among)[rows].all())
 
 
 def _is_used_besides(trace: Trace, units: list[Unit]) -> bool:

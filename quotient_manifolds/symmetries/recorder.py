@@ -22,6 +22,8 @@ _WIDE = {
 }
 _AS_OTHER_TYPE = torch.ops.aten.view.dtype  # looks at the bits of a number, which have a meaning in its own type alone
 _CHOICES = frozenset(("embedding", "index", "index_select", "gather"))  # of few numbers out of what may be many
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+PIECE = 2**19  # numbers of a weight that are cast at once where it is a factor: 4 MiB, which stay near the processor
 
 
 class Recorded(NamedTuple):
@@ -183,6 +185,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     if _is_view(func):
         found = func(*args, **kwargs)
         given = tree_map_only(Tensor, SharedWeight, found) if shares else found
+    elif func in _PRODUCTS and args[-1].dtype in _WIDE and args[-1].numel() > PIECE:
+        given = found = _product(func, args, kwargs)
     else:
         kept = set(map(id, written))
         chooses = func.overloadpacket.__name__ in _CHOICES
@@ -195,6 +199,20 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         given = found = found if written else tree_map_only(Tensor, _widened, found)
     outputs = tuple(leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
     return given, Operation(func.overloadpacket.__name__, func, args, kwargs, outputs)
+
+
+def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Multiply by a weight, or add to such a product, without a float64 copy of all of the weight."""
+    *added, left, right = args
+    left = _widened(left)
+    found = left.new_empty(len(left), right.shape[1])
+    width = max(1, PIECE // len(right))
+    wide = torch.empty_like(right[:, :width], dtype=left.dtype)
+    for some, its in zip(right.split(width, 1), found.split(width, 1), strict=True):
+        its.copy_(left @ wide[:, : some.shape[1]].copy_(some))
+    if not added:
+        return found
+    return kwargs.get("beta", 1) * _widened(added[0]) + kwargs.get("alpha", 1) * found
 
 
 def _is_view(func: Any) -> bool:

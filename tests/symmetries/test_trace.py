@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Symmetries, find_symmetries, recorder
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.trace import Trace
@@ -205,3 +205,14 @@ def test_weights_that_lie_in_one_memory_or_out_of_order_are_told_apart() -> None
 def test_a_run_that_fails_says_why() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Trace(nn.Linear(3, 4).eval(), X)
+
+
+@pytest.mark.parametrize("kind", TYPES[:3], ids=str)
+def test_a_product_with_a_large_weight_is_the_same_piece_by_piece(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "PIECE", 24)
+    for name in ("torch layer", "types", "Adapted"):
+        model, inputs = made(name, kind)
+        for ours, reference in zip(Trace(model, inputs).outputs, in_float64(model, inputs), strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
