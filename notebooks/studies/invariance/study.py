@@ -1,0 +1,209 @@
+"""Measure model after model before and after random moves of the whole group, and go on where a run stopped."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from quotient_manifolds.demo.zoo import one_thread
+from quotient_manifolds.geometry import Quotient
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.sharpness import gradient_norm
+from quotient_manifolds.sharpness.average_case import AverageCase
+from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue
+from quotient_manifolds.sharpness.gradient_norm import GradientNorm
+from quotient_manifolds.sharpness.measure import Measure
+from quotient_manifolds.sharpness.prepared_model import PreparedModel
+from quotient_manifolds.sharpness.worst_case import WorstCase
+from quotient_manifolds.symmetries import Symmetries, random_move
+from quotient_manifolds.version import VERSION
+from studies.fibres.cases import kind_of
+from studies.invariance.subject import Subject, loss
+from studies.records import read_record, save_record
+
+METRICS = ("inv", "mix")
+MEASURES = ("worst case", "average case", "gradient norm", "trace", "top eigenvalue")
+TARGETS = {"float64": 1e-9, "float32": 1e-3}
+MOVES = ((0.3, 0), (1.0, 1), (3.0, 2), (3.0, 3))  # log-scales, each with a seed
+RADIUS, STEPS, SAMPLES = 0.05, 5, 4
+
+Values = dict[str, dict[str, float]]
+"""By metric, by measure."""
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """Hold how far random moves of the whole group change the measures of one model: the largest relative change.
+
+    moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
+    from 1, which shows that the moves are none. loss: the change of the loss itself, by precision. changes: by
+    precision, metric and measure. stored: where float32 misses its target, what becomes of it at the farthest move in
+    float64, of weights that were stored in float32. absent: measures that there are none of, with the reason.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    failure: str = ""
+    moved: int = 0
+    adaptive: float = 1.0
+    loss: dict[str, float] | None = None
+    changes: dict[str, Values] | None = None
+    stored: Values | None = None
+    absent: dict[str, str] | None = None
+
+    def worst(self, precision: str) -> float:
+        """Return the largest change of any measure in this precision."""
+        return _largest((self.changes or {})[precision])
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Return the precisions in which a measure changes by more than its target."""
+        return tuple(each for each, target in TARGETS.items() if self.changes and not self.worst(each) <= target)
+
+
+@final
+@dataclass(frozen=True)
+class Invariance:
+    """Hold all rows; `save` and `load` are inverse to each other."""
+
+    rows: tuple[Row, ...]
+    moves: tuple[tuple[float, int], ...]
+    command: str
+    version: str
+    torch: str
+    transformers: str
+
+    def save(self, path: Path) -> None:
+        save_record(path, self)
+
+    @classmethod
+    def load(cls, path: Path) -> Invariance:
+        return read_record(cls, path)
+
+
+@one_thread()
+def study_invariance(
+    out: Path, models: Sequence[str], *, fast: bool = False, command: str = "", progress: Progress | None = None
+) -> Invariance:
+    """Move and measure the models of these names; OUT/rows holds one file for each that is done, which is not redone.
+
+    fast: one move each, to try the code.
+    """
+    import transformers
+
+    folder = out / "rows"
+    folder.mkdir(parents=True, exist_ok=True)
+    moves = MOVES[-1:] if fast else MOVES
+    rows: list[Row] = []
+    for index, name in enumerate(models):
+        if progress is not None:
+            progress(f"invariance, {name}", index, len(models))
+        path = folder / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
+        if not path.exists():
+            save_record(path, row_of(name, moves))
+        rows.append(read_record(Row, path))
+    if progress is not None:
+        progress("invariance", len(models), len(models))
+    return Invariance(tuple(rows), moves, command, VERSION, torch.__version__, transformers.__version__)
+
+
+def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Row:
+    """Return the row of a model; a failure is told in it."""
+    began = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            row = _row(name, moves)
+    except Exception as error:  # of any model
+        row = Row(name, "", 0.0, failure=" ".join(f"{type(error).__name__}: {error}".split()))
+    return replace(row, kind=kind_of(name), seconds=round(time.perf_counter() - began, 1))
+
+
+def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
+    here = Subject.of(name)
+    found, start = here.symmetries(), _adaptive(here)
+    absent: dict[str, str] = {}
+    before = {precision: (each.loss(), _measured(each, absent)) for precision, each in _precisions(here)}
+    losses, changes = dict.fromkeys(TARGETS, 0.0), {precision: Values() for precision in TARGETS}
+    ratio, farthest, stored = 1.0, 0.0, None
+    for scale, seed in moves:
+        there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
+        ratio = max(ratio, _adaptive(there) / start, key=lambda each: max(each, 1 / each))
+        for precision, each in _precisions(there):
+            loss_before, values = before[precision]
+            losses[precision] = max(losses[precision], abs(each.loss() / loss_before - 1))
+            change = _change(_measured(each, absent), values)
+            changes[precision] = _larger(changes[precision], change)
+            if precision == "float32" and _largest(change) > max(farthest, TARGETS[precision]):
+                farthest = _largest(change)
+                stored = _change(_measured(each.to(torch.float64), absent), before["float64"][1])
+    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, stored, absent)
+
+
+def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
+    for precision in TARGETS:
+        yield precision, subject.to(getattr(torch, precision))
+
+
+def _measured(subject: Subject, absent: dict[str, str]) -> Values:
+    """Measure the model as it is, by symmetries that are found where it is; `absent` takes what has no value."""
+    proved: Any = Quotient(symmetries=subject.symmetries()).proved(subject.model, loss, subject.batch)
+    found: Values = {}
+    for metric in METRICS:
+        geometry = replace(proved, metric=metric, trust=True)
+        prepared = PreparedModel.of(subject.model, loss, [subject.batch], geometry)
+        found[metric] = {}
+        for name, measure in _measures(geometry, subject.single).items():
+            try:
+                found[metric][name] = measure.on(prepared, 0, lambda: None, {}).value
+            except ValueError as error:
+                absent[name] = str(error)
+    return found
+
+
+def _change(after: Values, before: Values) -> Values:
+    return {
+        metric: {measure: abs(value / before[metric][measure] - 1) for measure, value in values.items()}
+        for metric, values in after.items()
+    }
+
+
+def _larger(first: Values, second: Values) -> Values:
+    return {
+        metric: {measure: max(value, first.get(metric, {}).get(measure, 0.0)) for measure, value in values.items()}
+        for metric, values in second.items()
+    }
+
+
+def _largest(values: Values) -> float:
+    return max((value for each in values.values() for value in each.values()), default=0.0)
+
+
+def _measures(geometry: Quotient, single: bool) -> dict[str, Measure]:
+    measures = (
+        WorstCase(geometry, radius=RADIUS, steps=STEPS),
+        AverageCase(geometry, radius=RADIUS, samples=SAMPLES),
+        GradientNorm(geometry),
+        HessianTrace(geometry, samples=SAMPLES),
+        TopEigenvalue(geometry, tolerance=1e-6 if single else 1e-12, restarts=300),
+    )
+    return dict(zip(MEASURES, measures, strict=True))
+
+
+def _adaptive(subject: Subject) -> float:
+    return gradient_norm(subject.model, loss, [subject.batch], geometry="adaptive").mean
+
+
+def _dimension(symmetries: Symmetries) -> int:
+    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
+    translations = sum(shift.dimension for shift in symmetries.translations)
+    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
