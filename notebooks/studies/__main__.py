@@ -103,8 +103,8 @@ def fibres(out: Path, fast: bool, quiet: bool, command: str) -> None:
 def invariance(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how far measures agree along the whole orbit of models of many kinds.
 
-    OUT receives invariance.json, which Invariance.load reads, invariance.md, the page of the documentation, and rows/, by
-    which an interrupted run goes on. About half an hour of one processor core.
+    OUT receives invariance.json, which Invariance.load reads, invariance.md, the page of the documentation, and rows/,
+    by which an interrupted run goes on. About half an hour of one processor core.
     """
     from studies.fibres.cases import FAST, names
     from studies.invariance import changes_table, invariance_page, study_invariance

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from quotient_manifolds.report import Table
-from studies.invariance.study import MEASURES, METRICS, RADIUS, SAMPLES, STEPS, TARGETS, Invariance, Row, Values
+from studies.invariance.study import MEASURES, METRICS, RADIUS, SAMPLES, STEPS, TARGETS, Invariance, Row
 from studies.markdown import lines, table
 
 PAGE = "invariance.md"
@@ -13,16 +15,16 @@ HEAD = """# Measures along the whole orbit
 
 Every model of [the table of fibres](fibres.md) is moved by random elements of the whole group that is found in it, and
 measured before and after in `Quotient("inv")` and `Quotient("mix")`. All moved models compute the same function, so a
-measure of the function does not change. What is shown is the largest relative change of each measure, `inv` / `mix`, in
-float64 and under it in float32; a change of 0 is less than the last digit.
+measure of the function does not change. Shown is the largest relative change of each measure, `inv` / `mix`, in float64
+and under it in float32.
 """
 
 READING = """
-*moved* is the dimension of the group. *adaptive* is how many times larger or smaller the gradient norm in `Adaptive()` becomes:
-the moves are no small ones. *loss* is the change of the loss itself: rounding, and where it is larger in float64, what the
-eps of a norm sees of a move (a bias of zero variance beside it), or a cast to float32 inside the model. Rises and curvatures
-are small differences of losses, of which rounding takes more digits; the average case and the trace are means over few
-directions, that may nearly cancel. A bottleneck and neurons are divided out, too.
+*moved* is the dimension of the group. *adaptive* is the factor by which the gradient norm of `Adaptive()` changes, the
+largest: the moves are no small ones. *loss* is the change of the loss itself, in float64 and in float32: rounding, also
+that of models which cast to float32 inside, and what the eps of a norm sees. Rises and curvatures are differences of
+losses, which rounding leaves fewer digits of; average case and trace are means over few directions that may nearly
+cancel. Each measure is taken where its symmetries are found anew.
 """
 
 
@@ -36,9 +38,9 @@ def invariance_page(found: Invariance) -> str:
     """Return the page, in Markdown."""
     moves = ", ".join(f"{scale:g}" for scale, _ in found.moves)
     settings = (
-        f"\nMoves have the log-scales {moves}: gains are multiplied by exp(scale × Gaussian), shifts are scale × Gaussian times "
-        f"the typical size, rotations have angles of about the scale, and pairs are multiplied by Gaussian matrices. Worst and "
-        f"average case have the radius {RADIUS:g}, an ascent {STEPS} steps, means {SAMPLES} directions."
+        f"\nMoves have the log-scales {moves}: gains are multiplied by exp(scale × Gaussian), shifts are scale ×\n"
+        "Gaussian times the typical size, rotations have angles of about the scale; pairs are multiplied by Gaussian matrices.\n"
+        f"Worst and average case have the radius {RADIUS:g}, an ascent has {STEPS} steps, a mean {SAMPLES} directions."
     )
     parts = [HEAD, _summary(found), settings, READING.rstrip()]
     for kind in dict.fromkeys(row.kind for row in found.rows):
@@ -64,10 +66,11 @@ def _cells(row: Row) -> list[str]:
     if row.failure:
         return [row.name, *[""] * (len(COLUMNS) - 2), row.failure]
     losses, changes = row.loss or {}, row.changes or {}
-    shown = [
-        lines([" / ".join(_power(changes[precision][metric].get(measure)) for metric in METRICS) for precision in TARGETS])
-        for measure in MEASURES
-    ]
+
+    def both(precision: str, measure: str) -> str:
+        return " / ".join(_power(changes[precision][metric].get(measure)) for metric in METRICS)
+
+    shown = [lines([both(precision, measure) for precision in TARGETS]) for measure in MEASURES]
     loss = lines([_power(losses[precision]) for precision in TARGETS])
     return [row.name, str(row.moved), _times(row.adaptive), loss, *shown, _why(row)]
 
@@ -75,20 +78,17 @@ def _cells(row: Row) -> list[str]:
 def _why(row: Row) -> str:
     """Say where what misses a target comes from, and what there is no value of."""
     said = [f"no {measure}: {reason}" for measure, reason in (row.absent or {}).items()]
-    losses = row.loss or {}
     if "float64" in row.missed:
         said.append("float64")
-    if "float32" in row.missed and row.stored is not None:
+    if "float32" in row.missed:
+        stored = max(value for values in (row.stored or {}).values() for value in values.values())
+        lost = (row.loss or {})["float64"] / torch.finfo(torch.float64).eps
         said.append(
-            f"float32: the moved weights, rounded when they are stored, are another function, which in float64 differs by "
-            f"as much: {_range(row.stored)}; rounding takes {losses['float64'] / 2**-53:.0e} times the spacing of numbers from "
-            f"the loss in float64"
+            f"float32: moved weights, rounded as they are stored, are of another function, which differs in float64, too, "
+            f"by up to {_power(stored)}; such is the condition of the move that it costs the loss {lost:,.0f} spacings "
+            "in float64"
         )
     return "; ".join(said)
-
-
-def _range(values: Values) -> str:
-    return f"up to {_power(max(each for by_measure in values.values() for each in by_measure.values()))}"
 
 
 def _worst(row: Row, precision: str) -> str:
