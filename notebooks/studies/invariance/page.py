@@ -22,7 +22,9 @@ READING = """
 largest: the moves are no small ones. *loss* is the change of the loss itself, in float64 and in float32: rounding, also
 that of models which cast to float32 inside, and what the eps of a norm sees. Rises and curvatures are differences of
 losses, which rounding leaves fewer digits of; average case and trace are means over few directions that may nearly
-cancel. Symmetries are found anew at each place. What misses its target, 1e-9 in float64 and 1e-3 in float32, is said in the last column.
+cancel. Symmetries are found anew at each place.
+
+What misses its target, 1e-9 in float64 and 1e-3 in float32, is said in the last column.
 """
 
 
@@ -38,7 +40,8 @@ def invariance_page(found: Invariance) -> str:
     settings = (
         f"\nMoves have the log-scales {moves}: gains are multiplied by exp(scale × Gaussian), shifts are scale ×\n"
         "Gaussian times the typical size, rotations have angles of about the scale; pairs are multiplied by Gaussian\n"
-        f"matrices. Worst and average case have the radius {RADIUS:g}, an ascent has {STEPS} steps, a mean {SAMPLES} directions."
+        f"matrices. Worst and average case have the radius {RADIUS:g}, an ascent has {STEPS} steps, "
+        f"a mean {SAMPLES} directions."
     )
     parts = [HEAD, _summary(found), settings, READING.rstrip()]
     for kind in dict.fromkeys(row.kind for row in found.rows):
