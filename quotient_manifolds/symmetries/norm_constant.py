@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.norm_scale import NormScale, Reader
+from quotient_manifolds.symmetries.operations import Key, Operation
 from quotient_manifolds.symmetries.pair import Factor, Params, SymmetricPair
-from quotient_manifolds.symmetries.trace import LinearMap, Trace
+from quotient_manifolds.symmetries.post_norm import LoneBias, bias_beside, lone_biases
+from quotient_manifolds.symmetries.trace import LinearMap, Part, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +102,14 @@ def find_norm_constants(
         for reader in norm.readers
         if not reader.bias and len(reader.channels) == norm.size
     ]
+    biases = lone_biases(trace) if readers else {}
     for pair in pairs:
         side = {"query/key": pair.H, "value/output": pair.G}.get(pair.kind)
         if side is None or pair.acts != "GL(h)" or len(side.views) != 1:
             continue
         for norm, reader in readers:
             units = _units(trace, side, reader) if side.views[0].name == reader.weight else None
-            output = _output(trace, pair.H) if pair.kind == "value/output" else None
+            output = _output(trace, pair.H, biases) if pair.kind == "value/output" else None
             if units is not None and (pair.kind == "query/key" or output is not None):
                 elements = reader.elements[:, units]
                 yield NormConstant(pair.name, norm, reader.weight, elements, reader.channels, output)
@@ -132,24 +135,32 @@ def _units(trace: Trace, side: Factor, reader: Reader) -> Tensor | None:
     return units[:, 0].flatten() if whole else None
 
 
-def _output(trace: Trace, side: Factor) -> Output | None:
-    """Return where the output map of attention puts a constant, if it has a bias that is used for nothing else."""
+def _output(trace: Trace, side: Factor, biases: Mapping[Key, LoneBias]) -> Output | None:
+    """Return where the output map of attention puts a constant, if a bias that is used for nothing else can hold it."""
     if len(side.views) != 1:
         return None
     name = side.views[0].name
     maps = [(each, found) for each in trace.operations if (found := trace.linear(each)) and found.weight == name]
-    if len(maps) != 1 or not _is_own(trace, *maps[0]):
+    bias = _bias(trace, *maps[0], biases) if len(maps) == 1 else None
+    if bias is None:
         return None
-    _, found = maps[0]
     indices = _indices(trace, side)
-    units = _columns(trace, name, found.elements)[indices]
-    if found.bias_elements is None or not bool((units >= 0).all() and (units == units[:, :, :1]).all()):
+    units = _columns(trace, name, maps[0][1].elements)[indices]
+    if not bool((units >= 0).all() and (units == units[:, :, :1]).all()):
         return None
-    return Output(name, indices, found.bias, found.bias_elements[units[:, :, 0]])
+    return Output(name, indices, bias[0], bias[1][units[:, :, 0]])
 
 
-def _is_own(trace: Trace, operation: object, found: LinearMap) -> bool:
-    if found.bias_elements is None:
-        return False
-    known = {id(operation), *([id(found.adding)] if found.adding else [])}
-    return not trace.used_besides([(found.bias, found.bias_elements)], known)
+def _bias(trace: Trace, operation: Operation, found: LinearMap, biases: Mapping[Key, LoneBias]) -> Part | None:
+    """Return the bias of a linear map, or of one whose answers are added to all of its own; nothing else may use it."""
+    if found.bias_elements is not None:
+        part, known = (found.bias, found.bias_elements), {id(operation), id(found.adding)}
+        return part if not trace.used_besides([part], known) else None
+    user = trace.only_user(found.y)
+    channels = torch.arange(found.y.shape[-1])
+    views = trace.follow(found.y, channels.expand(found.y.shape))
+    ordered = all(
+        torch.equal(numbers, channels.expand(numbers.shape)) for view, numbers in views if user in trace.users(view)
+    )
+    beside = bias_beside(trace, user, biases) if user is not None and ordered else None
+    return beside.part if beside is not None and not trace.used_besides([beside.part], beside.operations) else None

@@ -146,7 +146,7 @@ def find_norm_shift(trace: Trace, use: NormUse, biases: Mapping[Key, LoneBias]) 
     readers = tuple(reading.reader for reading in use.readings)
     if not use.bias or len(use.obstacles) > len(use.sums) or not all(reader.bias for reader in readers):
         return
-    writers = [_beside(trace, operation, biases) for operation in use.sums]
+    writers = [bias_beside(trace, operation, biases) for operation in use.sums]
     found = [writer for writer in writers if writer is not None]
     if not found or len(found) < len(writers):
         return
@@ -194,7 +194,7 @@ def lone_biases(trace: Trace) -> dict[Key, LoneBias]:
     return found
 
 
-def _beside(trace: Trace, first: Operation, biases: Mapping[Key, LoneBias]) -> LoneBias | None:
+def bias_beside(trace: Trace, first: Operation, biases: Mapping[Key, LoneBias]) -> LoneBias | None:
     """Return a bias that is added to all of a sum, once, before anything else is done with the sum."""
     waiting: list[Operation | None] = [first]
     seen = set[int]()

@@ -22,7 +22,7 @@ class ScoreShift(Freedom):
     """Describe a table (rows, heads) whose numbers are added to scores, of which a softmax is taken then.
 
     The same number added to a column adds it to all scores of a head, and softmax ignores it. The one place has columns
-    of mean 0. part: the name of the table, and flat indices.
+    of mean 0. part: the name of the table, and flat indices. A column may also be what is added to one query's scores.
     """
 
     part: Part
@@ -67,6 +67,41 @@ def find_score_shifts(trace: Trace) -> Iterator[ScoreShift]:
         ignored = alike and all(_ends_in_softmax(trace, operation.outputs[0], -1) for operation in operations)
         if ignored and not trace.used_besides([part], {id(operation) for operation in operations}):
             yield ScoreShift((name, part[1]))
+    yield from _added_rows(trace)
+
+
+def _added_rows(trace: Trace) -> Iterator[ScoreShift]:
+    """Yield the parameters each of whose rows is added to all scores that a softmax is taken over."""
+    found: dict[str, list[tuple[Operation, Tensor]]] = {}
+    for operation in trace.operations:
+        for tensor in operation.inputs if operation.name in SUMS else ():
+            name, elements = trace.parts.get(key(tensor), ("", tensor))
+            if name and elements.ndim > 1 and key(operation.outputs[0]) != key(tensor):
+                found.setdefault(name, []).append((operation, elements))
+    for name, uses in found.items():
+        rows = uses[0][1].flatten(0, -2).unique(dim=0)
+        alike = all(torch.equal(rows, elements.flatten(0, -2).unique(dim=0)) for _, elements in uses)
+        whole = alike and torch.equal(rows.flatten().sort().values, torch.arange(trace.params[name].numel()))
+        ignored = whole and all(_is_over_rows(trace, operation, rows.shape[1]) for operation, _ in uses)
+        if ignored and not trace.used_besides([(name, rows)], {id(operation) for operation, _ in uses}):
+            yield ScoreShift((name, rows.mT))
+
+
+def _is_over_rows(trace: Trace, total: Operation, length: int) -> bool:
+    """Return whether a softmax over the last axis of a sum, of this length, is all that is done with it."""
+    scores = total.outputs[0]
+    if length < 2 or scores.shape[-1:] != (length,) or trace.only_user(scores) is None:
+        return False
+    columns = torch.arange(length).expand(scores.shape)
+    for view, numbers in trace.follow(scores, columns):
+        for user in trace.users(view):
+            if not user.is_view and key(user.outputs[0]) != key(view):
+                along = user.arguments[1] % view.ndim if user.name in ("_softmax", "_safe_softmax") else None
+                if along is None or not torch.equal(
+                    numbers.movedim(along, -1).flatten(0, -2).unique(dim=0), columns.flatten(0, -2)[:1]
+                ):
+                    return False
+    return True
 
 
 def _ends_in_softmax(trace: Trace, y: Tensor, axis: int) -> bool:
@@ -81,6 +116,8 @@ def _ends_in_softmax(trace: Trace, y: Tensor, axis: int) -> bool:
             return False
         along = _axis(numbers, heads) if users else None
         for user in users:
+            if user.name in SUMS and key(user.outputs[0]) == key(user.arguments[0]) == key(view):
+                continue  # in place: all else that takes it is asked
             if along is None or not _ignores(trace, user, view, along):
                 return False
             ends += 1

@@ -105,6 +105,23 @@ class Squares(nn.Module):
         return self.b(F.leaky_relu(self.a(self.last(x).sin()), 0.1) ** 3).sin()
 
 
+class Placed(nn.Module):
+    """Attention with biases for distances that are added in place, and with one for every two positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.head = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+        self.table, self.places = nn.Embedding(5, 2), nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x).tanh() @ self.k(x).tanh().mT
+        first = (scores + self.places).softmax(-1) @ x
+        scores = scores[:, None].repeat(1, 2, 1, 1)
+        scores += self.table((torch.arange(5)[:, None] - torch.arange(5)).abs()).permute(2, 0, 1)
+        near, far = (scores.softmax(-1) @ x[:, None]).unbind(1)
+        return self.head(first).sin() + self.head(near).exp() + self.head(far).tanh()
+
+
 class NormedHeads(nn.Module):
     """Attention with norms on queries and keys, which have biases; a rotary embedding on the first half of a head."""
 
@@ -154,6 +171,7 @@ CASES = {
     "no norm at the end": (Unfinished, X),
     "norms of averages": (Pooled, X),
     "squared ReLUs": (Squares, X),
+    "biases of scores": (Placed, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -249,6 +267,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "no norm at the end": (Unfinished, lambda draw: torch.randn(X.shape, generator=draw)),
     "norms of averages": (Pooled, lambda draw: torch.randn(X.shape, generator=draw)),
     "squared ReLUs": (Squares, lambda draw: torch.randn(X.shape, generator=draw)),
+    "biases of scores": (Placed, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 

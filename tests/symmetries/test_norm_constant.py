@@ -24,7 +24,22 @@ class Block(nn.Module):
         if self.rotated:
             angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None]
             q, k = (torch.cat((_turned(each[..., :2], angle), each[..., 2:]), dim=-1) for each in (q, k))
-        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + (self.out(mixed) + self.beside(x))
+
+    def beside(self, x: Tensor) -> Tensor | float:
+        return 0.0
+
+
+class Parallel(Block):
+    """The same, and beside it a layer with a bias, which is added to what attention answers."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=False)
+        self.layer = nn.Linear(6, 6)
+
+    def beside(self, x: Tensor) -> Tensor:
+        return self.layer(x.sin())
 
 
 def _turned(x: Tensor, angle: Tensor) -> Tensor:
@@ -38,7 +53,8 @@ def batches() -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("model", "keys", "values"), [(Block(), 6, 6), (Block(bias=False), 6, 0), (Block(rotated=True), 2, 6)]
+    ("model", "keys", "values"),
+    [(Block(), 6, 6), (Block(bias=False), 6, 0), (Block(rotated=True), 2, 6), (Parallel(), 6, 6)],
 )
 def test_the_constants_are_all_that_is_left(model: Block, keys: int, values: int) -> None:
     certificate = certify(make_generic(model), batches())
