@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -24,6 +24,9 @@ from quotient_manifolds.sharpness import (
 )
 from quotient_manifolds.symmetries import find_symmetries, prove_symmetries, random_move
 from quotient_manifolds.symmetries.move import act, group_element
+from studies.fibres.cases import names
+from studies.invariance.subject import Subject
+from studies.invariance.subject import loss as table_loss
 from tests.handwritten_models import Einsum
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
@@ -110,6 +113,31 @@ def test_measures_do_not_change_along_the_whole_orbit(
         here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
         iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
         assert there == pytest.approx(here, rel=iterated * tolerance), what
+
+
+@given(
+    name=st.sampled_from(names()),
+    metric=st.sampled_from(["inv", "mix"]),
+    what=st.sampled_from(list(MEASURES)),
+    seed=st.integers(0, 2**31),
+    log_scale=st.floats(0.1, 3),
+)
+@example("modernbert", "mix", "average case", 0, 0.3)  # it casts to float32 inside, where factors round as they are
+@example("gptj", "inv", "trace", 0, 1.0)
+@example("convolutions with BatchNorm", "inv", "worst case", 0, 3.0)  # without a pair
+@example("ViT with to_qkv and to_out", "inv", "worst case", 1, 3.0)  # the most ill-conditioned moves of the table
+@settings(max_examples=6, deadline=None)
+def test_measures_of_the_models_of_the_table_are_the_same_along_their_orbits(
+    name: str, metric: str, what: str, seed: int, log_scale: float
+) -> None:
+    here = Subject.of(name)
+    there = here.at(random_move(here.model, here.symmetries(), seed=seed, log_scale=log_scale))
+    values = [
+        MEASURES[what](each.model, table_loss, [each.batch], Quotient(metric, symmetries=each.symmetries())).mean
+        for each in (here, there)
+    ]
+    iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
+    assert values[1] == pytest.approx(values[0], rel=iterated * 1e-9)
 
 
 def test_ill_conditioned_factors_cost_no_digits() -> None:

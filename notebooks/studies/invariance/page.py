@@ -87,6 +87,12 @@ def _why(row: Row) -> str:
             "float32: moved weights are rounded when they are stored, and are then of another function, which in "
             f"float64 differs by up to {_power(stored)}, too"
         )
+        said += [
+            f"the {measure} of {metric} nearly cancels, its standard error is {spread:.0f} times as large"
+            for metric, values in (row.spread or {}).items()
+            for measure, spread in values.items()
+            if spread > 3 and (row.changes or {})["float32"][metric][measure] > TARGETS["float32"]
+        ]
     return "; ".join(said)
 
 

@@ -46,7 +46,8 @@ class Row:
     moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
     from 1, which shows that the moves are none. loss: the change of the loss itself, by precision. changes: by
     precision, metric and measure. stored: where float32 misses its target, what becomes of it at the farthest move in
-    float64, of weights that were stored in float32. absent: measures that there are none of, with the reason.
+    float64, of weights that were stored in float32, and spread: the standard errors of means over directions, relative
+    to the means. absent: measures that there are none of, with the reason.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     loss: dict[str, float] | None = None
     changes: dict[str, Values] | None = None
     stored: Values | None = None
+    spread: Values | None = None
     absent: dict[str, str] | None = None
 
     def worst(self, precision: str) -> float:
@@ -132,7 +134,8 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
     here = Subject.of(name)
     found, start = here.symmetries(), _adaptive(here)
     absent: dict[str, str] = {}
-    before = {precision: (each.loss(), _measured(each, absent)) for precision, each in _precisions(here)}
+    errors: Values = {}
+    before = {precision: (each.loss(), _measured(each, absent, errors)) for precision, each in _precisions(here)}
     losses, changes = dict.fromkeys(TARGETS, 0.0), {precision: Values() for precision in TARGETS}
     ratio, farthest, stored = 1.0, 0.0, None
     for scale, seed in moves:
@@ -146,7 +149,8 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
             if precision == "float32" and _largest(change) > max(farthest, TARGETS[precision]):
                 farthest = _largest(change)
                 stored = _change(_measured(each.to(torch.float64), absent), before["float64"][1])
-    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, stored, absent)
+    spread = None if stored is None else errors
+    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, stored, spread, absent)
 
 
 def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
@@ -154,8 +158,11 @@ def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
         yield precision, subject.to(getattr(torch, precision))
 
 
-def _measured(subject: Subject, absent: dict[str, str]) -> Values:
-    """Measure the model as it is, by symmetries that are found where it is; `absent` takes what has no value."""
+def _measured(subject: Subject, absent: dict[str, str], errors: Values | None = None) -> Values:
+    """Measure the model as it is, by symmetries that are found where it is.
+
+    absent: takes what has no value; errors: the relative standard errors of means.
+    """
     proved: Any = Quotient(symmetries=subject.symmetries()).proved(subject.model, loss, subject.batch)
     found: Values = {}
     for metric in METRICS:
@@ -164,9 +171,13 @@ def _measured(subject: Subject, absent: dict[str, str]) -> Values:
         found[metric] = {}
         for name, measure in _measures(geometry, subject.single).items():
             try:
-                found[metric][name] = measure.on(prepared, 0, lambda: None, {}).value
+                result = measure.on(prepared, 0, lambda: None, {})
             except ValueError as error:
                 absent[name] = str(error)
+                continue
+            found[metric][name] = result.value
+            if errors is not None and result.standard_error is not None:
+                errors.setdefault(metric, {})[name] = abs(result.standard_error / result.value)
     return found
 
 
