@@ -20,9 +20,10 @@ from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.post_norm import UnseenDirection
 from quotient_manifolds.symmetries.rotations import find_rotations
 from quotient_manifolds.symmetries.score_shifts import find_score_shifts
-from quotient_manifolds.symmetries.streams import find_means
+from quotient_manifolds.symmetries.streams import find_head_means, find_means
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
 
@@ -69,7 +70,8 @@ def find_freedoms(
     found, refused = find_norms(trace, [each.scale for each in scaled])
     scales = [norm for norm in found if isinstance(norm, (NormScale, LinearScale))]
     means = list(find_means(trace, [each for each in scaled if each.scale in found]))
-    found += [*means, *find_exchanges(trace, means)]
+    unseen = [one for each in found if isinstance(each, (NormScale, UnseenDirection)) for one in each.unseen]
+    found += [*means, *find_head_means(trace, unseen), *find_exchanges(trace, means)]
     found += [*find_logit_shifts(trace, found), *find_score_shifts(trace)]
     rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, read, typical, write
 from quotient_manifolds.symmetries.linear_scale import Scaled
+from quotient_manifolds.symmetries.norm_scale import Reader
 from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, key, looked_up
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.trace import Part, Trace
@@ -23,21 +24,23 @@ class UnreadMean(Freedom):
     A LayerNorm takes the mean over channels off what it reads, so W x + b and W x + b + (u^T x + c) 1 are the same to
     it. parts: names of parameters, with flat indices (rows, channels); the mean of each row may be any number. gain:
     the name of what multiplies the answers first, "" if nothing does; rows are shifted by multiples of 1 / gain then.
+    counted: how many of these dimensions are directions that the writer itself does not see, too.
     """
 
     parts: tuple[Part, ...]
     gain: str = ""
+    counted: int = 0
     kind: ClassVar[str] = "mean"
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that a move takes or touches."""
-        return (*(name for name, _ in self.parts), *([self.gain] if self.gain else []))
+        return tuple(dict.fromkeys((*(name for name, _ in self.parts), *([self.gain] if self.gain else []))))
 
     @property
     def families(self) -> dict[str, int]:
         """Return the dimensions of the moves that leave the function alone, by their name."""
-        return {"mean that no norm reads": sum(len(elements) for _, elements in self.parts)}
+        return {"mean that no norm reads": sum(len(elements) for _, elements in self.parts) - self.counted}
 
     def fold(self, params: Params) -> None:
         """Make the mean of every row, times the gain, 0, in place."""
@@ -79,6 +82,42 @@ def find_means(trace: Trace, scaled: Iterable[Scaled] = ()) -> Iterator[UnreadMe
         known = {id(operation) for writer in writers for operation in writer.operations}
         if alike and not trace.used_besides(parts, known) and all(_ends_in_norms(trace, each) for each in writers):
             yield UnreadMean(parts, writers[0].gain)
+
+
+def find_head_means(trace: Trace, unseen: Iterable[Reader]) -> Iterator[UnreadMean]:
+    """Yield the linear maps of whose units norms read some alone, as those of queries and keys read each head.
+
+    unseen: the linear maps that have a direction which they do not see.
+    """
+    unseen = list(unseen)
+    for operation in trace.operations:
+        linear = trace.linear(operation)
+        groups = _normed_units(trace, linear.y) if linear is not None else []
+        if linear is None or not groups:
+            continue
+        parts = [(linear.weight, linear.elements[:, units]) for units in groups]
+        if linear.bias_elements is not None:
+            parts += [(linear.bias, linear.bias_elements[None, units]) for units in groups]
+        seen = (torch.isin(linear.elements, one.elements).all() for one in unseen if one.weight == linear.weight)
+        if not trace.used_besides(parts, {id(operation), id(linear.adding)}):
+            yield UnreadMean(tuple(parts), counted=len(groups) if any(map(bool, seen)) else 0)
+
+
+def _normed_units(trace: Trace, y: Tensor) -> list[Tensor]:
+    """Return the groups of units of y of which nothing but LayerNorms over each group is taken."""
+    count = y.shape[-1]
+    groups: list[Tensor] = []
+    taken = torch.zeros(count, dtype=torch.bool)
+    for view, numbers in trace.follow(y, torch.arange(count).expand(y.shape)):
+        users = [user for user in trace.users(view) if not user.is_view]
+        over = [list(user.arguments[1]) == [view.shape[-1]] for user in users if user.name == "native_layer_norm"]
+        if trace.is_output(view) or (users and not (len(over) == len(users) and all(over))):
+            taken[numbers.flatten()] = True
+        elif users and 1 < view.shape[-1] < count:
+            groups += numbers.flatten(0, -2).unique(dim=0)
+    members = torch.zeros(count).index_add_(0, torch.cat([*groups, torch.arange(0)]), torch.ones(sum(map(len, groups))))
+    taken |= members > 1
+    return [units for units in groups if not bool(taken[units].any())]
 
 
 @dataclass(frozen=True, eq=False)

@@ -145,6 +145,21 @@ class NormedHeads(nn.Module):
         return torch.cat([first * cos - second * sin, first * sin + second * cos, rest], -1)
 
 
+class NormedAfterNorm(nn.Module):
+    """Queries and keys of one linear map that reads a norm, with norms for every head; and what is no head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norm_q, self.norm_k = nn.LayerNorm(D), nn.LayerNorm(4), nn.LayerNorm(4)
+        self.qkv, self.head = nn.Linear(D, 3 * D), nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (2, 3, 4)).unbind(-2)
+        q, k = self.norm_q(q).sin(), self.norm_k(k).sin()
+        weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+        return self.head(torch.einsum("bhij,bjhd->bihd", weights, v.sin()).flatten(-2))
+
+
 class Convolutions(nn.Module):
     """Batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
 
@@ -172,6 +187,7 @@ CASES = {
     "norms of averages": (Pooled, X),
     "squared ReLUs": (Squares, X),
     "biases of scores": (Placed, X),
+    "norms on heads of a map after a norm": (NormedAfterNorm, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -268,6 +284,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "norms of averages": (Pooled, lambda draw: torch.randn(X.shape, generator=draw)),
     "squared ReLUs": (Squares, lambda draw: torch.randn(X.shape, generator=draw)),
     "biases of scores": (Placed, lambda draw: torch.randn(X.shape, generator=draw)),
+    "norms on heads": (NormedAfterNorm, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
