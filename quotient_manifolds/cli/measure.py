@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -155,9 +154,9 @@ def measure(
     from quotient_manifolds.cli.balls import balls, with_symmetries
     from quotient_manifolds.cli.batches import batches_from, like, try_loss
     from quotient_manifolds.cli.subject import described, model_named
-    from quotient_manifolds.geometry import GEOMETRY_OPTIONS
+    from quotient_manifolds.geometry import GEOMETRY_OPTIONS, KnownSymmetries
     from quotient_manifolds.load import load_object, load_symmetries
-    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, cross_entropy, worst_case_sharpness
+    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, WorstCase, cross_entropy
     from quotient_manifolds.symmetries import Scope
 
     scope = symmetries if symmetries in get_args(Scope) else None
@@ -186,8 +185,12 @@ def measure(
 
     with progress_bars(quiet=quiet) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
-        ascent: dict[str, Any] = {"steps": steps, "restarts": restarts, "seed": seed, "progress": progress}
-        ascend = partial(worst_case_sharpness, network, function, batches, **ascent)
+        known = KnownSymmetries()
+
+        def ascend(geometry: Geometry, radius: float) -> MeasureResult:
+            ascent = WorstCase(geometry, radius, steps=steps, restarts=restarts, seed=seed)
+            return ascent.of(network, function, batches, progress, known)
+
         record = _measured(record, wanted, ascend, out, show)
     if report is not None:
         pages.write_page(pages.measure_page(record, [*about, *notes]), report)

@@ -34,6 +34,7 @@ MEASURES: dict[str, type[Measure]] = {
     "truncation-error": TruncationError,
 }
 
+_NORMALISED = normalised_logits(cross_entropy)  # one object, so that what was found for it is known again
 _OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
 
 
@@ -48,7 +49,7 @@ class MeasureEntry:
 
     @property
     def loss(self) -> Loss:
-        return normalised_logits(cross_entropy) if self.normalise_logits else cross_entropy
+        return _NORMALISED if self.normalise_logits else cross_entropy
 
     @property
     def label(self) -> str:

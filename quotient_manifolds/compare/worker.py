@@ -19,7 +19,7 @@ from quotient_manifolds.compare.identity import batch_hash, model_hash, symmetri
 from quotient_manifolds.compare.measure_entries import MeasureEntry
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.unit import Unit, plain, unit_key
-from quotient_manifolds.geometry import Geometry, Quotient
+from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient
 from quotient_manifolds.load import Batches, Checkpoint, DataSource, load_checkpoint, load_symmetries
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import private_batch, replica
@@ -112,13 +112,17 @@ def job_of(spec: Spec, checkpoint: Checkpoint, device: str) -> Job:
 @final
 @dataclass(frozen=True)
 class Loaded:
-    """Hold a checkpoint on its device, with its data; symmetries: None where they are found in the model."""
+    """Hold a checkpoint on its device, with its data; symmetries: None where they are found in the model.
+
+    known: what was found of it, for all of its measures.
+    """
 
     model: nn.Module
     data: list[Any]
     test: list[Any]
     symmetries: Symmetries | None
     identity: Identity
+    known: KnownSymmetries = field(default_factory=KnownSymmetries)
 
     def geometry(self, entry: MeasureEntry) -> Geometry:
         """Return the measure's geometry, with the symmetries that were declared for the model."""
@@ -133,7 +137,8 @@ class Loaded:
         complaints: list[str] = []
         for probe in range(len(self.data)):
             try:
-                return PreparedModel.of(self.model, entry.loss, self.data, self.geometry(entry), probe=probe)
+                geometry = self.geometry(entry)
+                return PreparedModel.of(self.model, entry.loss, self.data, geometry, probe=probe, known=self.known)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model is the user's

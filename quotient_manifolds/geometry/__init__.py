@@ -9,6 +9,7 @@ be measured whole or not at all: with one side frozen the ball would not be inva
 """
 
 from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
 from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, as_geometry, geometry_from_dict, geometry_of
 from quotient_manifolds.geometry.pair_block import Gradients, PairBlock
 from quotient_manifolds.geometry.parameters import measured_parameters
@@ -20,6 +21,7 @@ __all__ = [
     "Euclidean",
     "Geometry",
     "Gradients",
+    "KnownSymmetries",
     "Norm",
     "PairBlock",
     "Quotient",

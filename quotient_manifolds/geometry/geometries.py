@@ -11,6 +11,7 @@ from typing import Any, Literal, final, get_args
 import torch
 from torch import nn
 
+from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
     balanced,
@@ -23,7 +24,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries, find_symmetries, prove_on_batch
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries, find_symmetries
 
 
 class Geometry(ABC):
@@ -38,10 +39,11 @@ class Geometry(ABC):
     def at(self, model: nn.Module) -> TangentSpace:
         """Return the tangent space at the model's parameters; the model is read, never written."""
 
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the geometry with only such symmetries of the model as loss(model, batch) bears out.
 
-        Raises ValueError if there are none. A geometry that uses no symmetries returns itself.
+        known: what was found before of this model, as it is; it saves time and changes nothing. Raises ValueError if
+        there are none. A geometry that uses no symmetries returns itself.
         """
         return self
 
@@ -160,7 +162,8 @@ class Quotient(Geometry):
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
-        symmetries = self._symmetries(model)
+        given = self.symmetries
+        symmetries = given if isinstance(given, Symmetries) else find_symmetries(model).within(given)
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
@@ -184,16 +187,18 @@ class Quotient(Geometry):
         blocks = pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
         return TangentSpace(point, scales, blocks)
 
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any) -> Geometry:
+    def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the quotient by those symmetries that leave the loss alone; ValueError naming pairs that do not.
 
         What norms and streams leave free is found in a recorded run of loss(model, batch). All symmetries are applied
         at once to the model on two examples of the batch, about ten evaluations.
         """
-        symmetries = self._symmetries(model, loss, batch)
+        known = known or KnownSymmetries()
+        given = self.symmetries
+        symmetries = given if isinstance(given, Symmetries) else known.found(model, loss, batch, given)
         if self.trust or not (symmetries.pairs or symmetries.freedoms):
             return replace(self, symmetries=symmetries)
-        proof = prove_on_batch(model, loss, batch, symmetries)
+        proof = known.proof(model, loss, batch, symmetries)
         false = [pair.pair for pair in proof.pairs if not pair.holds]
         if false:
             more = f" and {len(false) - 1} more" if len(false) > 1 else ""
@@ -206,12 +211,6 @@ class Quotient(Geometry):
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             warnings.warn(f"moving {left_out[0]}{more} changes the loss: it is not divided out.", stacklevel=2)
         return replace(self, symmetries=symmetries.without(wrong))
-
-    def _symmetries(self, model: nn.Module, loss: Evaluate | None = None, batch: Any = None) -> Symmetries:
-        """Return those that were given, or the model's that are asked for, as far as can be told without a batch."""
-        if isinstance(self.symmetries, Symmetries):
-            return self.symmetries
-        return find_symmetries(model, batch, evaluate=loss).within(self.symmetries)
 
 
 def _why(symmetries: Symmetries) -> str:

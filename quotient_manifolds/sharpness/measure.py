@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.auto_pgd import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
@@ -74,10 +74,18 @@ class Measure(ABC):
         return f"{self.name}, {self.geometry.name}" + ("" if radius is None else f", radius {radius:g}")
 
     def of(
-        self, model: nn.Module, loss: Loss, batches: Iterable[Any], progress: Progress | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        progress: Progress | None = None,
+        known: KnownSymmetries | None = None,
     ) -> MeasureResult:
-        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing."""
-        prepared = PreparedModel.of(model, loss, batches, self.geometry)
+        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing.
+
+        known: what was found before of this model, as it is, for it is measured several times.
+        """
+        prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         tick = counted(progress, self.label, len(prepared.batches) * self.ticks(model))
         return self.result(tuple(self.on(prepared, index, tick, {}) for index in range(len(prepared.batches))))
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.geometry import Euclidean, Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
 from quotient_manifolds.replica import parameter_reached
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
@@ -36,18 +36,26 @@ class PreparedModel:
 
     @classmethod
     def of(
-        cls, model: nn.Module, loss: Loss, batches: Iterable[Any], geometry: Geometry | str | float, *, probe: int = 0
+        cls,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        geometry: Geometry | str | float,
+        *,
+        probe: int = 0,
+        known: KnownSymmetries | None = None,
     ) -> PreparedModel:
         """Check what is to be measured; ValueError or TypeError, one sentence, where it cannot be.
 
         The loss is tried on batch `probe`: finite, the same twice, and unchanged along the symmetries it is divided by.
+        known: what was found before of this model, as it is.
         """
         geometry = as_geometry(geometry)
         _check_model(model)
         listed = _listed(batches)
         with autograd_available():
             precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
-            space = geometry.proved(model, loss, listed[probe]).at(model)
+            space = geometry.proved(model, loss, listed[probe], known).at(model)
             out = {name: torch.empty_like(w) for name, w in space.point.items()}
         return cls(model, loss, space, listed, out, precision)
 

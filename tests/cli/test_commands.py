@@ -26,6 +26,7 @@ from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
 from tests.command_line import FAST, TEXTS, call, digest, refused, write_images
+from tests.counters import recorded_runs
 
 
 def test_inspect_prints_symmetries_and_proofs(bert: Path) -> None:
@@ -197,6 +198,15 @@ def test_every_ball_is_measured(bert: Path, texts: Path, tmp_path: Path) -> None
     ]
 
 
+def test_symmetries_are_found_once_for_all_balls(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = recorded_runs(monkeypatch)
+    geometries = ("--geometry", "inv:0.1,0.2", "--geometry", "mix:0.1")
+    assert call("measure", bert, "--data", texts, *geometries, *FAST).exit_code == 0
+    assert len(runs) == 1
+
+
 def test_radii_repeat_and_belong_to_geometries() -> None:
     found = balls(["inv:0.2,0.1", "adaptive", "0.5:3", "t=1.5:1"], [0.5, 0.4], {})
     expected: list[tuple[Geometry, float]] = [
@@ -277,15 +287,15 @@ def test_results_are_kept_as_they_are_finished(
 ) -> None:
     from quotient_manifolds import sharpness
 
-    out, ascend, seen = tmp_path / "out.json", sharpness.worst_case_sharpness, []
+    out, ascend, seen = tmp_path / "out.json", sharpness.WorstCase.of, []
 
-    def interrupted(*args: object, **settings: object) -> object:
+    def interrupted(*args: object) -> object:
         seen.append(len(SharpnessRecord.load(out)) if out.exists() else 0)
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return ascend(*args, **settings)  # type: ignore[arg-type]
+        return ascend(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sharpness, "worst_case_sharpness", interrupted)
+    monkeypatch.setattr(sharpness.WorstCase, "of", interrupted)
     shown = call("measure", bert, "--data", texts, "--radius", "0.1,0.2", *FAST, "--out", out)
     assert shown.exit_code == 130
     assert "2 of 6 results" in shown.stderr

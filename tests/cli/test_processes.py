@@ -97,13 +97,13 @@ INTERRUPTED_WHILE_MEASURING = """
 import os, signal, sys, threading, torch
 import quotient_manifolds.cli
 from quotient_manifolds import sharpness as measure
-ascend = measure.worst_case_sharpness
+ascend = measure.WorstCase.of
 
 def interrupted(*args, **kwargs):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     return ascend(*args, **kwargs)
 
-measure.worst_case_sharpness = interrupted
+measure.WorstCase.of = interrupted
 torch.set_num_threads(1)
 quotient_manifolds.cli.main()
 """

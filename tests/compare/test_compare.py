@@ -47,6 +47,7 @@ from quotient_manifolds.sharpness import (
 from quotient_manifolds.statistics import correlation, partial_correlation
 from quotient_manifolds.symmetries import find_symmetries, random_move
 from tests import hugging_face
+from tests.counters import recorded_runs
 from tests.zoos import CLASSES, HEAD, MARK, Plain, save, vit, write_images, write_spec, write_zoo
 
 WORST = "measure: worst-case, geometry: inv, radius: 0.05, steps: 2"
@@ -996,3 +997,11 @@ def test_quiet_prints_failures_only(zoo: Path) -> None:
     done = compare(spec, "--quiet")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith("Failed: m_0: ")
+
+
+def test_symmetries_are_found_once_for_each_model_and_loss(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = recorded_runs(monkeypatch)
+    ascent = "measure: worst-case, geometry: [inv, mix], radius: [0.05, 0.1], steps: 1"
+    spec = write_spec(zoo, ascent, f"{ascent}, normalise_logits: true", "measure: gradient-norm, geometry: 0.5")
+    compare(spec)
+    assert len(runs) == 2 * units(spec).checkpoint.nunique()
