@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries.norm_scale import Reader
 from quotient_manifolds.symmetries.operations import SUMS, Key, Operation, is_plain, key
@@ -25,6 +26,9 @@ _NORMS = frozenset(
         "cudnn_batch_norm",
     ]
 )
+
+_SHAPES = ("zeros_like", "empty_like", "ones_like", "full_like", "new_zeros", "new_empty", "new_ones", "new_full")
+_CHOICES = ("index", "index_select")  # of rows, as those that go to an expert
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,12 +162,11 @@ def _norm_use(trace: Trace, answers: list[_Answer]) -> NormUse:
     readings: list[Reading] = []
     sums: list[Operation] = []
     for each in answers:
-        channels = torch.arange(each.y.shape[-1]).expand(each.y.shape)
-        for y, numbers in trace.follow(each.y, channels):
+        for y, numbers in _rows_of(trace, each.y):
             if trace.is_output(y):
                 obstacles.append("the model answers with what it gives")
             for operation in trace.users(y):
-                if operation.is_view or id(operation) in own:
+                if operation.is_view or id(operation) in own or operation.name in (*_SHAPES, *_CHOICES):
                     continue
                 reading = reading_of(trace, operation, y, numbers)
                 if isinstance(reading, Reading):
@@ -190,6 +193,18 @@ def _norm_use(trace: Trace, answers: list[_Answer]) -> NormUse:
         obstacles=tuple(obstacles),
         answers=tuple(each.y for each in answers),
     )
+
+
+def _rows_of(trace: Trace, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield y and all views of it and of rows that are chosen from it, with the channel of every entry."""
+    waiting = [(y, torch.arange(y.shape[-1]).expand(y.shape))]
+    while waiting:
+        for view, numbers in trace.follow(*waiting.pop()):
+            yield view, numbers
+            for operation in trace.users(view):
+                if operation.name in _CHOICES and key(operation.arguments[0]) == key(view):
+                    rows = tree_map_only(Tensor, Tensor.cpu, operation.arguments[1:])
+                    waiting.append((operation.outputs[0], operation.call(numbers, *rows)))
 
 
 def _in_order(numbers: Tensor) -> Tensor:

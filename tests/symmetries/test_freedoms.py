@@ -160,6 +160,23 @@ class NormedAfterNorm(nn.Module):
         return self.head(torch.einsum("bhij,bjhd->bihd", weights, v.sin()).flatten(-2))
 
 
+class Experts(nn.Module):
+    """Two layers in one parameter, each of which reads some of the rows that a norm gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router, self.layers = nn.LayerNorm(D), nn.Linear(D, 2), nn.Parameter(torch.randn(2, D, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x).flatten(0, 1)
+        weights = self.router(y).softmax(-1)
+        out = torch.zeros_like(y)[:, :3]
+        for layer, weight in zip(self.layers, weights.unbind(-1), strict=True):
+            (rows,) = torch.where(weight > 0.5)
+            out = out.index_add(0, rows, weight[rows, None] * (y[rows] @ layer).tanh())
+        return out
+
+
 class Convolutions(nn.Module):
     """Batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
 
@@ -188,6 +205,7 @@ CASES = {
     "squared ReLUs": (Squares, X),
     "biases of scores": (Placed, X),
     "norms on heads of a map after a norm": (NormedAfterNorm, X),
+    "experts": (Experts, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -285,6 +303,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "squared ReLUs": (Squares, lambda draw: torch.randn(X.shape, generator=draw)),
     "biases of scores": (Placed, lambda draw: torch.randn(X.shape, generator=draw)),
     "norms on heads": (NormedAfterNorm, lambda draw: torch.randn(X.shape, generator=draw)),
+    "experts": (Experts, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
