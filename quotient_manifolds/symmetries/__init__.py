@@ -29,6 +29,7 @@ from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Ref
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
 from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
+from quotient_manifolds.symmetries.weight_length import WeightLength
 
 __all__ = [
     "ADAPTER",
@@ -71,6 +72,7 @@ __all__ = [
     "Translation",
     "UnreadMean",
     "UnseenDirection",
+    "WeightLength",
     "attention_layout",
     "balance",
     "bottleneck",

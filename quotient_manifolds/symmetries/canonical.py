@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.score_shifts import find_score_shifts
 from quotient_manifolds.symmetries.streams import find_head_means, find_means
 from quotient_manifolds.symmetries.symmetries import Refused
 from quotient_manifolds.symmetries.trace import Trace
+from quotient_manifolds.symmetries.weight_length import find_weight_lengths
 
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
 
@@ -76,7 +77,7 @@ def find_freedoms(
     rotations = list(find_rotations(trace, scales, found, moved))
     found += [each for each in rotations if isinstance(each, Freedom)]
     refused += [each for each in rotations if isinstance(each, Refused)]
-    found += find_neuron_scales(trace, moved or ())
+    found += [*find_neuron_scales(trace, moved or ()), *find_weight_lengths(trace)]
     return tuple(found), tuple(refused)
 
 

@@ -177,6 +177,18 @@ class Experts(nn.Module):
         return out
 
 
+class Weighted(nn.Module):
+    """A linear map and a convolution with weight norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.utils.parametrizations.weight_norm
+        self.first, self.second = norm(nn.Linear(D, 4)), norm(nn.Conv1d(4, 3, 2), dim=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).sin().mT).tanh()
+
+
 class Convolutions(nn.Module):
     """Batch norms after a convolution with a bias and one without, and after a linear map; a layer scale."""
 
@@ -206,6 +218,7 @@ CASES = {
     "biases of scores": (Placed, X),
     "norms on heads of a map after a norm": (NormedAfterNorm, X),
     "experts": (Experts, X),
+    "weight norms": (Weighted, X),
     "batch norms": (Convolutions, torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))),
     "T5": (hugging_face("T5EncoderModel", **T5), WORDS),
     "norms on queries and keys": (NormedHeads, X),
@@ -304,6 +317,7 @@ WITHOUT_ATTENTION: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Gene
     "biases of scores": (Placed, lambda draw: torch.randn(X.shape, generator=draw)),
     "norms on heads": (NormedAfterNorm, lambda draw: torch.randn(X.shape, generator=draw)),
     "experts": (Experts, lambda draw: torch.randn(X.shape, generator=draw)),
+    "weight norms": (Weighted, lambda draw: torch.randn(X.shape, generator=draw)),
     "batch norms": (Convolutions, lambda draw: torch.randn(3, 2, 4, 4, generator=draw)),
 }
 
