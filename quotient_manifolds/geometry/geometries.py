@@ -162,8 +162,12 @@ class Quotient(Geometry):
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = measured_parameters(model)
-        given = self.symmetries
-        symmetries = given if isinstance(given, Symmetries) else find_symmetries(model).within(given)
+        symmetries = self.symmetries
+        if not isinstance(symmetries, Symmetries):
+            raise ValueError(
+                f"the symmetries of {type(model).__name__} are found in a run: call proved(model, loss, batch) first, "
+                "as every measure does, or give symmetries=find_symmetries(model, batch)"
+            )
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays

@@ -13,16 +13,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from quotient_manifolds.load.small_copy import generic_inputs, joined, small_copy
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries import (
-    MATCHERS,
     Count,
     Evaluate,
     FibreDimension,
     Symmetries,
-    bottleneck,
     count_symmetries,
     fibre_dimension,
     find_symmetries,
-    neurons,
     prove_symmetries,
 )
 from quotient_manifolds.symmetries.tangents import span, tangents
@@ -112,15 +109,13 @@ def certify(
     listed = generic_inputs(small, seed=seed) if batches is None else list(batches)
     fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
     some = joined(listed[:EXAMPLES])
-    symmetries = find_symmetries(small, some, evaluate=evaluate, matchers=(*MATCHERS, neurons, bottleneck))
+    symmetries = find_symmetries(small, some, evaluate=evaluate)
     symmetries = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate).proved(symmetries)
     frozen = {name for name, w in small.named_parameters() if not w.requires_grad}
     free = tuple(each for each in symmetries.freedoms if not frozen.issuperset(each.names))
     symmetries = replace(symmetries, freedoms=free)
     inside, outside = _along(fibre.kernel, small, symmetries)
-    symmetries = replace(
-        symmetries.without(outside), pairs=tuple(each for each in symmetries.pairs if each.name not in outside)
-    )
+    symmetries = symmetries.without(outside)
     count = count_symmetries(small, symmetries)
     symmetric = span(torch.cat(inside))
     silent = fibre.kernel[:, torch.linalg.vector_norm(fibre.kernel, dim=0) > 1 - ALONG].mT

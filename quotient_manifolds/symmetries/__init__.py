@@ -2,40 +2,35 @@
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical, find_freedoms
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
+from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
-from quotient_manifolds.symmetries.find import MATCHERS, find_symmetries
+from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.gain_products import GainProducts
-from quotient_manifolds.symmetries.known_attention import LAYOUTS
-from quotient_manifolds.symmetries.layout import Layout, Obstacle, Place, Rotary
 from quotient_manifolds.symmetries.linear_scale import LinearScale
 from quotient_manifolds.symmetries.logits import LogitShift
-from quotient_manifolds.symmetries.lora import ADAPTER, lora
 from quotient_manifolds.symmetries.move import balance, random_move
 from quotient_manifolds.symmetries.neuron_scale import NeuronScale
 from quotient_manifolds.symmetries.norm_constant import NormConstant
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
-from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, Span, SymmetricPair
+from quotient_manifolds.symmetries.pair import ADAPTER, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
-from quotient_manifolds.symmetries.projections import attention_layout
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.score_shifts import ScoreShift
 from quotient_manifolds.symmetries.streams import UnreadMean
-from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Matcher, Refused, Scope, Symmetries, without_layers
+from quotient_manifolds.symmetries.strided_view import StridedView
+from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
-from quotient_manifolds.symmetries.two_layers import bottleneck, neurons
 from quotient_manifolds.symmetries.weight_length import WeightLength
 
 __all__ = [
     "ADAPTER",
     "HOW_TO",
-    "LAYOUTS",
-    "MATCHERS",
     "Canonical",
     "Conditioning",
     "Count",
@@ -45,45 +40,36 @@ __all__ = [
     "FibreDimension",
     "Freedom",
     "GainProducts",
-    "Layout",
     "LinearScale",
     "LogitShift",
     "Match",
-    "Matcher",
     "MeanExchange",
     "NeuronScale",
     "NormConstant",
     "NormScale",
     "NormShift",
-    "Obstacle",
     "PairProof",
-    "ParameterView",
     "Params",
-    "Place",
     "Proof",
     "Refused",
-    "Rotary",
     "Rotation",
     "Scope",
     "ScoreShift",
-    "Span",
+    "StridedView",
     "SymmetricPair",
     "Symmetries",
     "Translation",
     "UnreadMean",
     "UnseenDirection",
     "WeightLength",
-    "attention_layout",
     "balance",
-    "bottleneck",
     "canonical",
     "count_symmetries",
+    "declare_pair",
     "fibre_dimension",
     "find_freedoms",
     "find_symmetries",
     "key_bias",
-    "lora",
-    "neurons",
     "output_change",
     "prove_on_batch",
     "prove_symmetries",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,15 +43,6 @@ def generator_of(seed: Any) -> torch.Generator:
     if isinstance(seed, bool) or not -(2**63) <= number < 2**64:
         raise ValueError(f"a seed is an integer of 64 bits. Found {seed!r}.")
     return torch.Generator().manual_seed(number)
-
-
-def check_all(kind: str, values: Any, belongs: Callable[[Any], bool], expected: str) -> None:
-    """Raise TypeError unless `values`, called `kind`, is a tuple or list of what belongs."""
-    if not isinstance(values, (tuple, list)):
-        raise TypeError(f"{kind} are a tuple of {expected}. Found {_type(values)}.")
-    strange = [value for value in values if not belongs(value)]
-    if strange:
-        raise TypeError(f"{kind} are a tuple of {expected}. Found {_type(strange[0])} among them.")
 
 
 def check_loaded(model: nn.Module) -> None:

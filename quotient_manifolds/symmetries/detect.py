@@ -1,7 +1,7 @@
-"""Notice what looks like attention: by its class's name, its projections' names, or what its forward pass does.
+"""Notice what looks like attention, by the names of its class or of its projections.
 
-Nothing here finds a symmetry. It only keeps attention that no layout is known for from being passed over in silence, so
-it would rather name too much than too little; what is named by its behaviour alone is said to be so.
+Nothing here finds a symmetry. It only keeps attention of which nothing is found from being passed over in silence, so
+it would rather name too much than too little.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 
 from torch import nn
-
-from quotient_manifolds.symmetries.behaviour import attends
 
 _CLASS = re.compile(r"(?i:attention|attn)|(?:^|[a-z0-9_])MH[SC]?A(?![a-z])")
 _FUSED = re.compile(
@@ -24,7 +22,6 @@ _ROLES = tuple(
     )
     for role in ("q|query|queries", "k|key|keys", "v|value|values")
 )
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
@@ -42,31 +39,8 @@ def looks_like_attention(module: nn.Module) -> bool:
     return fused or all(any(role.fullmatch(name) for name in names) for role in _ROLES)
 
 
-def behaves_like_attention(module: nn.Module, elsewhere: set[nn.Module]) -> str:
-    """Return what in its forward pass is attention's, if it keeps two matrices or more; else "".
-
-    Its matrices are its own and those of children that are layers of their own, as a Linear is; what belongs to
-    the modules `elsewhere` is theirs.
-    """
-    if type(module).__module__.startswith("torch.nn.modules.") or _matrices(module, elsewhere) < 2:
-        return ""
-    return attends(module)
-
-
 def _class_names(module: nn.Module) -> list[str]:
     """Return names of the module's class and its ancestors; mixins lend methods and say nothing of what a module is."""
     scripted = getattr(module, "original_name", None)
     bases = [cls.__name__ for cls in type(module).__mro__ if cls not in (nn.Module, object)]
     return [name for name in bases if "Mixin" not in name] + ([scripted] if isinstance(scripted, str) else [])
-
-
-def _matrices(module: nn.Module, elsewhere: set[nn.Module]) -> int:
-    count = sum(value.ndim >= 2 for value in module.parameters(recurse=False))
-    for child in module.children():
-        if child in elsewhere or isinstance(child, nn.Embedding):
-            continue
-        if isinstance(child, _CONTAINERS):
-            count += _matrices(child, elsewhere)
-        elif next(child.children(), None) is None:
-            count += sum(value.ndim >= 2 for value in child.parameters(recurse=False))
-    return count

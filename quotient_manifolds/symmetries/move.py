@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, generator_of
-from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
@@ -16,7 +15,7 @@ from quotient_manifolds.symmetries.translations import Translation
 
 def random_move(
     model_or_params: nn.Module | Mapping[str, Tensor],
-    symmetries: Symmetries | None = None,
+    symmetries: Symmetries,
     *,
     scale: float = 1.0,
     log_scale: float = 1.0,
@@ -31,8 +30,8 @@ def random_move(
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
     of what their projections answer (`translations=False` leaves them alone). Freedoms move last: gains by factors
-    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. `symmetries` are found if not
-    given, which needs a model, and knows of no freedoms. Computed in float64 and cast back to each parameter's dtype.
+    exp(log_scale x Gaussian), numbers by log_scale x Gaussian times their typical size. Computed in float64 and cast
+    back to each parameter's dtype.
     ValueError for weights without values, NaN or infinite, and for a scale so extreme that moved weights overflow.
     [paper, the invariance test of Sec. 6.2, ICML version]
     """
@@ -41,7 +40,7 @@ def random_move(
     if not isinstance(log_scale, (int, float)) or not 0 <= log_scale < float("inf"):
         raise ValueError(f"the log-scale of a random move is a number, at least 0. Found {log_scale!r}.")
     generator = generator_of(seed)
-    symmetries, moved = _start(model_or_params, symmetries)
+    moved = _start(model_or_params, symmetries)
     for pair in symmetries.pairs:
         A = scale * _gaussian_element(pair, generator)
         pair.write(moved, act(pair, A, pair.read(moved)))
@@ -53,7 +52,7 @@ def random_move(
     return moved
 
 
-def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None = None) -> Params:
+def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
     """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
 
     Where singular values coincide they are one of several.
@@ -61,7 +60,7 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     Freedoms are at their canonical place, biases that translations can make 0 are 0; G^T G = H^T H is diagonal in every
     pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed in float64.
     """
-    symmetries, moved = _start(model_or_params, symmetries)
+    moved = _start(model_or_params, symmetries)
     for freedom in symmetries.freedoms:
         freedom.fold(moved)
     for translation in symmetries.translations:
@@ -125,20 +124,15 @@ def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor
     return A.exp() if pair.acts == "GL+(1)" else A
 
 
-def _start(
-    model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries | None
-) -> tuple[Symmetries, Params]:
+def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
     if isinstance(model_or_params, nn.Module):
-        symmetries = find_symmetries(model_or_params) if symmetries is None else symmetries
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
         check_parameters(model_or_params)
         stored = model_or_params
-    if symmetries is None:
-        raise ValueError("parameters alone do not tell their symmetries: give the model, or its symmetries too.")
     check_symmetries(symmetries)
     check_weights(stored, symmetries.moved)
-    return symmetries, {name: value.detach().clone() for name, value in stored.items()}
+    return {name: value.detach().clone() for name, value in stored.items()}
 
 
 def _check_range(moved: Params, symmetries: Symmetries, by: str) -> None:

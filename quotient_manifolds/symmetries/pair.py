@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
-from einops import EinopsError, rearrange
-from torch import Tensor, nn
+from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric, RotaryQuotient
 from quotient_manifolds.symmetries.strided_view import StridedView
@@ -20,132 +17,18 @@ Params = dict[str, Tensor]
 Group = Literal["GL(h)", "GL+(1)", "GL(1, C)"]
 """What acts on one batch entry of a pair: an invertible matrix, a positive number (h = 1), a complex one (h = 2)."""
 
-
-@dataclass(frozen=True)
-class Span:
-    """Select the entries start <= i < stop of one axis of a stored tensor, an axis that `axes` first opens.
-
-    `axes` is the left side of an einops pattern: "(block out) rows" opens torch's packed in_proj_weight into blocks,
-    "(heads block h) rows" opens weights that interleave query, key and value head by head. `size` is the axis' length.
-    `then` is a span of what this one leaves, whose axes are all open: Span("(block out) rows", "block", 3, 0, 1,
-    Span("block (heads h) rows", "h", 8, 0, 4)) is the first half of every query head of a fused weight.
-    """
-
-    axes: str
-    axis: str
-    size: int
-    start: int
-    stop: int
-    then: Span | None = None
-
-    def chain(self) -> Iterator[Span]:
-        """Yield this span, and those that follow it."""
-        yield self
-        if self.then is not None:
-            yield from self.then.chain()
-
-
-@dataclass(frozen=True)
-class ParameterView:
-    """View (a span of) one parameter as a tensor of shape (heads, rows, h), by a linear bijection.
-
-    `pattern` is an einops pattern from the stored tensor, its span opened and narrowed, to "heads rows h"; `sizes` are
-    the axis lengths that the stored shape alone does not tell. It only rearranges, so reading is its own adjoint:
-    gradients and tangent vectors are read and written by the same two calls.
-    """
-
-    name: str
-    pattern: str
-    sizes: tuple[tuple[str, int], ...]
-    shape: tuple[int, int, int]  # (heads, rows, h)
-    span: Span | None = None
-
-    @staticmethod
-    def of(
-        name: str, stored: Tensor, pattern: str, sizes: Mapping[str, int], span: Span | None = None
-    ) -> ParameterView:
-        """Return the view that `pattern` makes of a tensor shaped like `stored`; ValueError if it does not fit."""
-        narrowed = {each.axis: each.stop - each.start for each in (span.chain() if span else ())}
-        known = tuple({**sizes, **narrowed}.items())
-        probe = ParameterView(name, pattern, known, (0, 0, 0), span)
-        shape = probe._rearranged({name: torch.empty(stored.shape, device="meta")}).shape
-        if len(shape) != 3:
-            raise ValueError(
-                f"A pattern must lead to heads, rows and h. Found {len(shape)} axes by {pattern!r} of {name}"
-            )
-        return ParameterView(name, pattern, known, (shape[0], shape[1], shape[2]), span)
-
-    @property
-    def rows(self) -> int:
-        """Return how many rows of the factor these are."""
-        return self.shape[1]
-
-    def read(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the entries as (heads, rows, h), in the parameter's dtype, sharing memory where strides allow it."""
-        read = self._rearranged(params)
-        if tuple(read.shape) != self.shape:
-            raise ValueError(f"{self._misfit(params[self.name])[:-1]} into {self.shape}.")
-        return read
-
-    def _rearranged(self, params: Mapping[str, Tensor]) -> Tensor:
-        view = self._opened(params)
-        try:
-            return rearrange(view, self.pattern, **_lengths(self.pattern, self.sizes))
-        except EinopsError:
-            raise ValueError(self._misfit(params[self.name])) from None
-
-    def write(self, params: Params, value: Tensor) -> None:
-        """Put `value` (heads, rows, h) where `read` found it, in place, cast to the parameter's dtype."""
-        left, right = self.pattern.split("->")
-        backward = f"{right} -> {left}"
-        target = self._opened(params)
-        if isinstance(params[self.name], nn.Parameter):
-            raise ValueError(f"writing would change the model's own parameter {self.name!r}: pass a dict of clones.")
-        stored = rearrange(value, backward, **_lengths(backward, self.sizes))
-        if stored.shape != target.shape:
-            raise ValueError(f"{self._misfit(params[self.name])[:-1]} into {self.shape}.")
-        target.copy_(stored)
-
-    def _opened(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Return the stored tensor's span, which shares its memory: splitting an axis and narrowing it never copies."""
-        if self.name not in params:
-            raise ValueError(f"the parameters given hold no {self.name!r}, which a symmetric pair of this model needs.")
-        stored = params[self.name]
-        view = stored
-        for span in self.span.chain() if self.span else ():
-            flat = span.axes.replace("(", "").replace(")", "")
-            sizes = tuple(dict(self.sizes, **{span.axis: span.size}).items())
-            try:
-                opened = rearrange(view, f"{span.axes} -> {flat}", **_lengths(span.axes, sizes))
-            except EinopsError:
-                raise ValueError(self._misfit(stored)) from None
-            view = opened.narrow(flat.split().index(span.axis), span.start, span.stop - span.start)
-        return view
-
-    def _misfit(self, stored: Tensor) -> str:
-        spans = self.span.chain() if self.span else ()
-        layout = "".join(f"{span.axes} ({span.axis}={span.size}), then " for span in spans)
-        known = ", ".join(f"{axis}={size}" for axis, size in self.sizes)
-        shape = tuple(stored.shape)
-        return f"{self.name!r} has shape {shape}, which does not split as {layout}{self.pattern} with {known}."
-
-
-@cache
-def _lengths(pattern: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Return the known sizes of just the axes that occur in `pattern` (einops refuses others)."""
-    named = set(re.findall(r"\w+", pattern))
-    return {axis: size for axis, size in sizes if axis in named}
-
-
-View = ParameterView | StridedView
-"""What is written down by axes' names, or by offset and strides."""
+QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
+ADAPTER = "lora B/A"
+BOTTLENECK, RELU, GATED = "bottleneck in/out", "relu neuron", "gated neuron"
+BESIDE_ATTENTION = (BOTTLENECK, RELU, GATED)
+"""Kinds of pairs that are neither attention's nor an adapter's."""
 
 
 @dataclass(frozen=True)
 class Factor:
     """Stack views of parameters (a weight, then its bias) to one factor (heads, rows, h) of a pair."""
 
-    views: tuple[View, ...]
+    views: tuple[StridedView, ...]
 
     @property
     def rows(self) -> int:
@@ -175,7 +58,7 @@ class SymmetricPair:
     """
 
     name: str
-    kind: str  # "query/key" | "value/output" | ...
+    kind: str  # QUERY_KEY, VALUE_OUTPUT, ... or one of your own
     G: Factor
     H: Factor
     acts: Group = "GL(h)"
@@ -218,7 +101,7 @@ class SymmetricPair:
         return FixedRankQuotient(self.n, self.m, metric, eps=eps)
 
     @property
-    def views(self) -> tuple[View, ...]:
+    def views(self) -> tuple[StridedView, ...]:
         """Return the views of G, then those of H."""
         return self.G.views + self.H.views
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from quotient_manifolds.symmetries.symmetries import Symmetries, text_table
@@ -98,13 +98,9 @@ class Proof:
     def proved(self, symmetries: Symmetries) -> Symmetries:
         """Return what is left of `symmetries` without those this proof refutes or cannot tell."""
         good = {proof.pair for proof in self.claims if proof.verdict == "proved"}
-        pairs = tuple(pair for pair in symmetries.pairs if pair.name in good)
-        kept = {pair.name for pair in pairs}
-        shifts = tuple(shift for shift in symmetries.translations if shift.name in good and shift.pair in kept)
-        lost = {name for pair in symmetries.pairs if pair.name not in good for name in pair.names}
-        rest = (*symmetries.rest, *sorted(lost - {name for pair in pairs for name in pair.names}))
-        freedoms = tuple(freedom for freedom in symmetries.freedoms if freedom.name in good)
-        return replace(symmetries, pairs=pairs, translations=shifts, rest=rest, freedoms=freedoms)
+        claimed = [each.name for each in symmetries.pairs]
+        claimed += [each.name for each in symmetries.translations] + [each.name for each in symmetries.freedoms]
+        return symmetries.without(set(claimed) - good)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""

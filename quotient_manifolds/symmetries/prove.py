@@ -64,7 +64,7 @@ def prove_symmetries(
     repeatable or hold no floating point tensor.
     """
     check_model(model)
-    symmetries = find_symmetries(model) if symmetries is None else symmetries
+    symmetries = find_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
     check_symmetries(symmetries)
     if trials < 1 or not conditions or min(conditions) < 1:
         raise ValueError(f"a proof needs trials >= 1 and conditions >= 1. Found {trials} and {conditions}.")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
 
 Scope = Literal["all", "pairs", "paper"]
-"""Which of a model's symmetries: all, pairs with needless biases, or pairs with biases as rows."""
+"""Which of a model's symmetries: all; pairs of attention and adapters with needless biases; or with biases as rows."""
 
 HOW_TO = "docs/own_attention.md shows how to declare it"
 """Where to look when attention is not recognised."""
@@ -36,38 +36,20 @@ class Refused:
 
 @dataclass(frozen=True)
 class Match:
-    """Hold the pairs of one module, the translations of its biases, and what only looks like a pair."""
+    """Hold pairs, the translations of their biases, and what only looks like a pair."""
 
     pairs: tuple[SymmetricPair, ...] = ()
     translations: tuple[Translation, ...] = ()
     refused: tuple[Refused, ...] = ()
-
-    @classmethod
-    def of(cls, found: Iterable[SymmetricPair | Refused]) -> Match | None:
-        """Sort pairs from what is refused; None if there is neither."""
-        found = tuple(found)
-        pairs = tuple(each for each in found if isinstance(each, SymmetricPair))
-        return cls(pairs, (), tuple(each for each in found if isinstance(each, Refused))) if found else None
-
-    def of_kinds(self, kinds: Collection[str]) -> Match:
-        """Return what is of these kinds of pairs."""
-        pairs = tuple(pair for pair in self.pairs if pair.kind in kinds)
-        names = {pair.name for pair in pairs}
-        shifts = tuple(shift for shift in self.translations if shift.pair in names)
-        return Match(pairs, shifts, tuple(refusal for refusal in self.refused if refusal.kind in kinds))
-
-
-Matcher = Callable[[nn.Module, str, Mapping[int, str]], Match | None]
-"""(module, its name in the model, parameter id -> first name in the model) -> what it has; None: not its business."""
 
 
 @dataclass(frozen=True)
 class Symmetries:
     """Hold the symmetric pairs of a model, the translations of its biases, and what is none of them.
 
-    rest: the parameters in no pair. unrecognised: attention modules no layout is known for. refused: parts of
-    recognised modules that have no continuous symmetry, with the reasons. freedoms: what has one canonical place, in
-    the order in which it is brought there.
+    rest: the parameters in no pair. unrecognised: modules that look like attention and of which nothing is found or
+    refused. refused: what has no continuous symmetry, with the reasons. freedoms: what has one canonical place, in the
+    order in which it is brought there.
     """
 
     pairs: tuple[SymmetricPair, ...]
@@ -81,7 +63,8 @@ class Symmetries:
         """Return these symmetries without what is outside of the scope."""
         if scope == "all":
             return self
-        return replace(self, freedoms=(), translations=() if scope == "paper" else self.translations)
+        kept = self.without([pair.name for pair in self.pairs if pair.kind in BESIDE_ATTENTION])
+        return replace(kept, freedoms=(), translations=() if scope == "paper" else kept.translations)
 
     def beside(self, frozen: Collection[str]) -> Symmetries:
         """Return these symmetries without freedoms that touch frozen parameters and others, too.
@@ -92,13 +75,19 @@ class Symmetries:
         return replace(self, freedoms=tuple(kept))
 
     def without(self, names: Collection[str]) -> Symmetries:
-        """Return these symmetries without the translations and freedoms of these names."""
-        translations = tuple(each for each in self.translations if each.name not in names)
-        return replace(
+        """Return these symmetries without the pairs, translations and freedoms of these names.
+
+        A pair takes its translations with it, and its parameters go to the rest where no other pair has them.
+        """
+        pairs = tuple(pair for pair in self.pairs if pair.name not in names)
+        gone = {pair.name for pair in self.pairs} - {pair.name for pair in pairs}
+        kept = replace(
             self,
-            translations=translations,
+            pairs=pairs,
+            translations=tuple(each for each in self.translations if each.name not in names and each.pair not in gone),
             freedoms=tuple(each for each in self.freedoms if each.name not in names),
         )
+        return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -12,15 +12,22 @@ from torch import Tensor
 from quotient_manifolds.symmetries.blocks import Block, Rows, blocks_of
 from quotient_manifolds.symmetries.linear_flow import Flow, positions
 from quotient_manifolds.symmetries.linear_rules import follow
-from quotient_manifolds.symmetries.lora import ADAPTER
-from quotient_manifolds.symmetries.pair import Factor, Group, SymmetricPair
+from quotient_manifolds.symmetries.pair import (
+    ADAPTER,
+    BOTTLENECK,
+    GATED,
+    QUERY_KEY,
+    RELU,
+    VALUE_OUTPUT,
+    Factor,
+    Group,
+    SymmetricPair,
+)
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.translations import Translation
-from quotient_manifolds.symmetries.two_layers import BOTTLENECK, GATED, RELU
 
-ATTENTION = QUERY_KEY, VALUE_OUTPUT = "query/key", "value/output"
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
 _NORMS = frozenset(

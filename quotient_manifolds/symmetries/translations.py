@@ -8,14 +8,15 @@ appended tokens).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quotient_manifolds.symmetries.pair import Factor, ParameterView, Params, SymmetricPair, View
+from quotient_manifolds.symmetries.pair import Factor, Params, SymmetricPair
+from quotient_manifolds.symmetries.strided_view import StridedView
 
 TranslationKind = Literal["key bias", "value/output bias"]
 
@@ -36,9 +37,9 @@ class Translation:
     kind: TranslationKind
     pair: str
     factor: Factor
-    bias: View
+    bias: StridedView
     weight: Factor | None = None
-    output: View | None = None
+    output: StridedView | None = None
 
     @property
     def dimension(self) -> int:
@@ -76,45 +77,12 @@ class Translation:
         self.shift(params, -self.bias.read(params).double())
 
 
-def translations_of(
-    pairs: Iterable[SymmetricPair], module: nn.Module, names: Mapping[int, str], output_bias: str = ""
-) -> list[Translation]:
-    """Return the translations that the biases among the rows of attention's pairs allow.
-
-    output_bias: its path in the module, if it is not beside the output's weight. Tokens appended to the
-    keys, which the biases do not reach, leave none.
-    """
-    own = dict(module.named_parameters())
-    if any(path.endswith(("bias_k", "bias_v")) for path in own):  # torch's, which stand beside the keys and values
-        return []
-    stored = {names[id(value)]: value for value in own.values() if id(value) in names}
-    found: list[Translation] = []
-    for pair in pairs:
-        if pair.acts == "GL(h)" and pair.kind == "query/key":
-            found += [key_bias(pair, part) for part in pair.H.views if _is_bias(part, stored)]
-        if pair.acts == "GL(h)" and pair.kind == "value/output" and len(pair.H.views) == 1:
-            beside = f"{pair.H.views[0].name.removesuffix('.weight')}.bias"
-            output = own.get(output_bias) if output_bias else stored.get(beside)
-            biases = [part for part in pair.G.views if _is_bias(part, stored)]
-            if output is not None and output.ndim == 1 and len(output) and pair.m % len(output) == 0:
-                absorber = ParameterView.of(names[id(output)], output, "rows -> 1 rows 1", {})
-                found += [value_output_bias(pair, part, absorber) for part in biases]
-    return found
-
-
-def _is_bias(part: View, stored: Mapping[str, Tensor]) -> bool:
-    """Return whether it is a row that is no row of a weight."""
-    if part.rows != 1 or part.name not in stored or not isinstance(part, ParameterView):
-        return False
-    return "rows" not in part.pattern.split("->")[0]
-
-
-def key_bias(pair: SymmetricPair, bias: View) -> Translation:
+def key_bias(pair: SymmetricPair, bias: StridedView) -> Translation:
     """Return the translation of the key bias `bias`, a view in pair.H: softmax over keys ignores it."""
     return Translation(pair.name.replace("query/key", "key bias"), "key bias", pair.name, pair.H, bias)
 
 
-def value_output_bias(pair: SymmetricPair, bias: View, output: View) -> Translation:
+def value_output_bias(pair: SymmetricPair, bias: StridedView, output: StridedView) -> Translation:
     """Return the translation of the value bias `bias`, a view in pair.G, into the output bias `output`, (1, d, 1)."""
     name = pair.name.replace("value/output", "value/output bias")
     return Translation(name, "value/output bias", pair.name, pair.G, bias, pair.H, output)
@@ -122,7 +90,7 @@ def value_output_bias(pair: SymmetricPair, bias: View, output: View) -> Translat
 
 def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:
     """Return the pairs without the rows that translations can make 0."""
-    removed: dict[str, set[View]] = {}
+    removed: dict[str, set[StridedView]] = {}
     for translation in translations:
         removed.setdefault(translation.pair, set()).add(translation.bias)
 

@@ -1,0 +1,103 @@
+"""Declare a symmetric pair by hand: say how its factors are cut out of the model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.symmetries.checks import check_model
+from quotient_manifolds.symmetries.pair import Factor, Group, SymmetricPair
+from quotient_manifolds.symmetries.strided_view import StridedView
+from quotient_manifolds.symmetries.symmetries import Symmetries
+
+Cut = Callable[[Mapping[str, Tensor]], Tensor]
+"""Parameters by name -> a factor (heads, rows, h), by indexing, views, transpositions and `torch.cat` of rows."""
+
+_WIDTHS = {"GL+(1)": 1, "GL(1, C)": 2}
+
+
+def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts: Group = "GL(h)") -> SymmetricPair:
+    """Return the pair of factors G and H, of which the model is said to use G H^T alone, head by head.
+
+    name: of the module, say; the pair is called "name kind". kind: "query/key", "value/output", or a word of your own.
+    G, H: functions of the parameters by name that return the factor (heads, rows, h). They are given whole numbers that
+    say where each entry is stored, so they may move entries (index, view, transpose, `torch.cat` along rows), and
+    change none. acts: the group, as in `SymmetricPair`.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4))
+    >>> pair = declare_pair(
+    ...     model,
+    ...     "both",
+    ...     "bottleneck",
+    ...     G=lambda w: torch.cat([w["0.weight"].mT, w["0.bias"][None]])[None],
+    ...     H=lambda w: w["1.weight"][None],
+    ... )
+    >>> pair.group, pair.n, pair.m
+    ('GL(2)^1', 6, 4)
+
+    It is taken at its word: `prove_symmetries` and every measure find out whether it is true.
+    ValueError for a parameter that the model does not have, and for factors of shapes that do not fit, of changed or
+    repeated entries, or in an order that no offset and strides describe.
+    """
+    check_model(model)
+    label, places = f"{name} {kind}".strip(), _Places(model)
+    left, right = (_factor(cut(places), places, f"{side} of {label!r}") for side, cut in (("G", G), ("H", H)))
+    pair = SymmetricPair(label, kind, left, right, acts)
+    shapes = {view.shape[::2] for view in pair.views}
+    if len(shapes) > 1 or pair.h != _WIDTHS.get(acts, pair.h):
+        raise ValueError(
+            f"the factors of {label!r} need the same number of heads and the same width h, 1 for GL+(1) and 2 for "
+            f"GL(1, C). Found (heads, h) = {', '.join(map(str, sorted(shapes)))} for {acts}."
+        )
+    owned = Symmetries((pair,)).coverage({key: w.detach() for key, w in model.named_parameters() if key in pair.names})
+    if sum(int(mask.sum()) for mask in owned.values()) < pair.heads * (pair.n + pair.m) * pair.h:
+        raise ValueError(f"an entry of a parameter stands twice in {label!r}, where each has one place.")
+    return pair
+
+
+class _Places(Mapping[str, Tensor]):
+    """Give for each parameter of a model whole numbers of its shape, which say where in the model an entry is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params = dict(model.named_parameters())
+        self.names = list(self.params)
+        sizes = [w.numel() for w in self.params.values()]
+        self.starts = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.params:
+            raise ValueError(f"the model has no parameter {name!r}; names are those of model.named_parameters().")
+        w, start = self.params[name], int(self.starts[self.names.index(name)])
+        return torch.arange(start, start + w.numel()).view(w.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _factor(numbers: Tensor, places: _Places, what: str) -> Factor:
+    """Return the views of a factor's rows, one for all that follow each other in the same parameter."""
+    if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.ndim != 3 or not numbers.numel():
+        found = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
+        kind = f", {numbers.dtype}" if isinstance(numbers, Tensor) and numbers.dtype != torch.int64 else ""
+        raise ValueError(f"{what} must be entries of parameters, unchanged, as (heads, rows, h). Found {found}{kind}.")
+    owners = torch.bucketize(numbers, places.starts, right=True) - 1
+    apart = numbers - places.starts[owners]
+    views, start = list[StridedView](), 0
+    for stop in range(1, numbers.shape[1] + 1):
+        if stop < numbers.shape[1] and torch.equal(owners[:, stop], owners[:, start]):
+            continue
+        name = places.names[int(owners[0, start, 0])]
+        first, rows = apart[:, start : start + 1], apart[0, start:stop, 0] - apart[0, start, 0]
+        regular = torch.equal(apart[:, start:stop], first + rows[:, None])
+        same = bool((owners[:, start:stop] == owners[0, start, 0]).all())
+        view = StridedView.of(name, places.params[name].numel(), first, rows) if regular and same else None
+        if view is None:
+            raise ValueError(f"{what}: its entries in {name!r} stand in an order that no offset and strides describe.")
+        views.append(view)
+        start = stop
+    return Factor(tuple(views))
