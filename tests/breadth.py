@@ -11,6 +11,8 @@ from dataclasses import dataclass
 REASONS = {
     "norm": "normalised",
     "clip": "projections are clipped before the product",
+    "product": "mul stands between projection and product",
+    "convolution": "convolution stands between projection and product",
     "gate": "the heads' outputs are multiplied elementwise by a gate before the output projection",
 }
 
@@ -20,7 +22,6 @@ class Row:
     """Model types with the same symmetries.
 
     pairs: "kind group", translations: "kind", refused: "kind reason", separated by semicolons, counts in front.
-    unrecognised: attention modules with their classes.
     """
 
     domain: str
@@ -28,7 +29,6 @@ class Row:
     pairs: str = ""
     translations: str = ""
     refused: str = ""
-    unrecognised: tuple[str, ...] = ()
 
 
 def counts(text: str) -> dict[str, int]:
@@ -54,7 +54,6 @@ def markdown() -> str:
             groups[kind].append(f"{group}{f' ({count})' if count > 1 else ''}")
         biases = ", ".join(kind.removesuffix(" bias") for kind in counts(row.translations))
         whys = [f"{item.replace(' ', ': ', 1)}" for item in counts(row.refused)]
-        whys += [f"not recognised: {module.rpartition(' ')[2].strip('()')}" for module in row.unrecognised]
         cells = (
             row.domain,
             row.types.replace(" ", ", "),
@@ -69,15 +68,15 @@ def markdown() -> str:
 TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
-        "albert bert big_bird camembert clip_text_model data2vec-text distilbert dpr electra ernie esm flaubert "
-        "layoutlm megatron-bert mpnet rembert roberta roberta-prelayernorm splinter tapas tipsv2_text_model "
-        "visual_bert xlm xlm-roberta",
+        "albert bert big_bird camembert clip_text_model data2vec-text deberta-v2 distilbert dpr electra ernie esm "
+        "flaubert ibert layoutlm megatron-bert mpnet rembert roberta roberta-prelayernorm splinter squeezebert tapas "
+        "tipsv2_text_model visual_bert xlm xlm-roberta",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
         translations="key bias; value/output bias",
     ),
     Row(
         "encoder",
-        "deberta deberta-v2 deberta-v2/positions deberta-v2/shared deberta/positions",
+        "deberta deberta-v2/positions deberta-v2/shared deberta/positions",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
         translations="value/output bias",
     ),
@@ -106,22 +105,18 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder",
         "convbert",
-        unrecognised=("encoder.layer.0.attention.self (ConvBertSelfAttention)",),
-    ),
-    Row(
-        "encoder",
-        "ibert",
-        unrecognised=("encoder.layer.0.attention.self (IBertSelfAttention)",),
+        refused="query/key product",
     ),
     Row(
         "encoder",
         "lilt",
-        unrecognised=("encoder.layer.0.attention.self (LiltSelfAttention)",),
+        pairs="2 x query/key GL(12)^4; 2 x query/key GL(3)^4; 2 x value/output GL(12)^4; 2 x value/output GL(3)^4",
+        translations="4 x key bias; 4 x value/output bias",
     ),
     Row(
         "encoder",
         "longformer",
-        unrecognised=("encoder.layer.0.attention.self (LongformerSelfAttention)",),
+        pairs="query/key GL(8)^4",
     ),
     Row(
         "encoder",
@@ -131,18 +126,10 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "encoder",
-        "mra",
-        unrecognised=("encoder.layer.0.attention.self (MraSelfAttention)",),
-    ),
-    Row(
-        "encoder",
         "nystromformer",
-        unrecognised=("encoder.layer.0.attention.self (NystromformerSelfAttention)",),
-    ),
-    Row(
-        "encoder",
-        "squeezebert",
-        unrecognised=("encoder.layers.0.attention (SqueezeBertSelfAttention)",),
+        pairs="query/key GL(8)^4",
+        translations="key bias",
+        refused="value/output convolution",
     ),
     Row(
         "decoder",
@@ -274,7 +261,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "decoder",
         "xlnet",
-        unrecognised=("layer.0.rel_attn (XLNetRelativeAttention)",),
+        pairs="query/key GL(8)^4; value/output GL(8)^4",
     ),
     Row(
         "encoder-decoder",
@@ -290,22 +277,18 @@ TABLE: tuple[Row, ...] = (
     Row(
         "encoder-decoder",
         "longt5",
-        pairs="2 x query/key GL(8)^4; 2 x value/output GL(8)^4",
-        unrecognised=("encoder.block.0.layer.0.LocalSelfAttention (LongT5LocalAttention)",),
+        pairs="3 x query/key GL(8)^4; 3 x value/output GL(8)^4",
     ),
     Row(
         "encoder-decoder",
         "moonshine",
-        pairs="8 x query/key GL(1, C)^16; 8 x value/output GL(4)^8",
+        pairs="7 x query/key GL(1, C)^16; query/key GL(4)^8; 8 x value/output GL(4)^8",
     ),
     Row(
         "encoder-decoder",
         "prophetnet",
-        unrecognised=(
-            "encoder.layers.0.self_attn (ProphetNetAttention)",
-            "decoder.layers.0.self_attn (ProphetNetNgramSelfAttention)",
-            "decoder.layers.0.cross_attn (ProphetNetAttention)",
-        ),
+        pairs="query/key GL(8)^4; value/output GL(8)^4; 2 x query/key GL(2)^16; 2 x value/output GL(2)^16",
+        translations="3 x key bias; 3 x value/output bias",
     ),
     Row(
         "encoder-decoder",
@@ -341,7 +324,7 @@ TABLE: tuple[Row, ...] = (
         "vision",
         "sam_hq_vision_model sam_vision_model",
         pairs="query/key GL(8)^1; value/output GL(8)^4",
-        translations="value/output bias",
+        translations="key bias; value/output bias",
     ),
     Row(
         "vision",
@@ -368,15 +351,13 @@ TABLE: tuple[Row, ...] = (
     Row(
         "vision",
         "swinv2",
-        unrecognised=(
-            "encoder.layers.0.blocks.0.attention.self (Swinv2SelfAttention)",
-            "encoder.layers.0.blocks.1.attention.self (Swinv2SelfAttention)",
-            "encoder.layers.1.blocks.0.attention.self (Swinv2SelfAttention)",
-        ),
+        pairs="2 x value/output GL(8)^2; value/output GL(8)^4",
+        translations="3 x value/output bias",
+        refused="3 x query/key norm",
     ),
     Row(
         "audio",
-        "audio-spectrogram-transformer data2vec-audio hubert unispeech unispeech-sat wav2vec2",
+        "audio-spectrogram-transformer data2vec-audio hubert unispeech unispeech-sat wav2vec2 wavlm",
         pairs="query/key GL(8)^4; value/output GL(8)^4",
         translations="key bias; value/output bias",
     ),
@@ -390,11 +371,6 @@ TABLE: tuple[Row, ...] = (
         "audio",
         "lasr_encoder",
         pairs="query/key GL(1, C)^8; value/output GL(8)^2",
-    ),
-    Row(
-        "audio",
-        "wavlm",
-        unrecognised=("encoder.layers.0.attention (WavLMAttention)",),
     ),
     Row(
         "multimodal",

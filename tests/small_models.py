@@ -91,6 +91,7 @@ RELATIVE = {
     "max_relative_positions": 8,
 }
 SETTINGS: dict[str, dict[str, Any]] = {
+    "lilt": {"hidden_size": 48, "num_hidden_layers": 2},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_hidden_layers": 2},

@@ -71,8 +71,9 @@ def _text(wanted: _Wanted) -> dict[str, Tensor]:
     text = config.get_text_config()
     pad = getattr(config, "pad_token_id", None)
     # Position tables of the RoBERTa family begin after the padding index, which costs pad + 1 places.
-    longest = (getattr(text, "max_position_embeddings", None) or wanted.length + 2) - 2
-    rows, length = 1 if pad is None else 2, max(1, min(wanted.length, longest))
+    places = getattr(text, "max_position_embeddings", None) or 0
+    longest = max(1, places - 2) if places > 0 else wanted.length  # XLNet says -1 for any length
+    rows, length = 1 if pad is None else 2, min(wanted.length, longest)
     ids = torch.randint(text.vocab_size, (rows, length), generator=generator)
     mask = torch.ones_like(ids)
     if pad is not None and 0 <= pad < text.vocab_size:

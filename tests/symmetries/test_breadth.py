@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
 from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     Factor,
-    ParameterView,
+    Proof,
     SymmetricPair,
     Symmetries,
+    declare_pair,
     find_symmetries,
     prove_symmetries,
 )
+from quotient_manifolds.symmetries.pair import Group
 from tests.breadth import REASONS, TABLE, Row, cases, counts, markdown
 from tests.small_models import build
 
@@ -27,17 +31,22 @@ from tests.small_models import build
 @pytest.mark.parametrize(("name", "row"), list(cases()), ids=[name for name, _ in cases()])
 def test_a_model_type_has_exactly_these_symmetries(name: str, row: Row) -> None:
     model = build(name)
-    found = find_symmetries(model)
+    inputs = example_inputs(model)
+    if name == "prophetnet":  # adds two masks of the least float64, which is minus infinity
+        del inputs["attention_mask"]
+    found = find_symmetries(model, inputs).within("pairs")
     assert Counter(f"{pair.kind} {pair.group}" for pair in found.pairs) == counts(row.pairs)
     assert Counter(shift.kind for shift in found.translations) == counts(row.translations)
-    assert tuple(entry.split(":")[0] for entry in found.unrecognised) == row.unrecognised
-    assert Counter(refusal.kind for refusal in found.refused) == {
+    assert found.unrecognised == ()
+    refused = [each for each in found.refused if each.kind in ("query/key", "value/output", "pairs")]
+    assert Counter(refusal.kind for refusal in refused) == {
         item.partition(" ")[0]: count for item, count in counts(row.refused).items()
     }
     reasons = {item.partition(" ")[0]: REASONS[item.partition(" ")[2]] for item in counts(row.refused)}
-    assert all(reasons[refusal.kind] in refusal.reason for refusal in found.refused)
-    proof = prove_symmetries(model, example_inputs(model), found)
-    assert proof.all_proved == bool(found.pairs), str(proof)
+    assert all(reasons[refusal.kind] in refusal.reason for refusal in refused)
+    proof = prove_symmetries(model, inputs, found)
+    untold = {each.verdict for each in proof.claims} - {"proved"}
+    assert untold == ({"inconclusive"} if name == "lilt" else set()), str(proof)  # whose last layout answers nobody
     assert len(proof.pairs) == len(found.pairs)
 
 
@@ -65,22 +74,16 @@ def test_the_documentation_shows_the_table() -> None:
 # --- what rotary embeddings leave ------------------------------------------------------------------------------------
 
 
-def _whole_heads(pair: SymmetricPair, h: int) -> SymmetricPair:
-    """The claim of full GL(h): a rotary pair read as heads of width h instead of planes."""
-
-    def whole(part: ParameterView) -> ParameterView:
-        left, right = part.pattern.split(" -> ")
-        left = re.sub(r"\(two planes\)|\(planes two\)", "h", left)
-        right = re.sub(r"^\((\S+) planes\)", r"\1", right).removesuffix("two") + "h"
-        heads = part.shape[0] * part.shape[2] // h
-        return replace(part, pattern=f"{left} -> {right}", shape=(heads, part.shape[1], h), sizes=_sizes(part, h))
-
-    G, H = (Factor(tuple(whole(part) for part in factor.views)) for factor in (pair.G, pair.H))
-    return replace(pair, G=G, H=H, acts="GL(h)")
+def _heads(factor: Factor, params: Mapping[str, Tensor], planes: int) -> Tensor:
+    """A factor of planes as (heads, rows, h), units in the order in which they are stored."""
+    numbers = factor.read(params).unflatten(0, (-1, planes)).permute(0, 2, 1, 3).flatten(2)
+    return numbers.gather(-1, numbers[:, :1].argsort(-1).expand(numbers.shape))
 
 
-def _sizes(part: ParameterView, h: int) -> tuple[tuple[str, int], ...]:
-    return (*((axis, size) for axis, size in part.sizes if axis not in ("two", "planes", "h")), ("h", h))
+def _claimed(model: nn.Module, pair: SymmetricPair, planes: int, cut: Callable[[Tensor], Tensor], acts: Group) -> Proof:
+    G, H = (lambda w, side=side: cut(_heads(side, w, planes)) for side in (pair.G, pair.H))
+    claim = declare_pair(model, "claimed", pair.kind, G=G, H=H, acts=acts)
+    return prove_symmetries(model, example_inputs(model), Symmetries((claim,)))
 
 
 @pytest.mark.parametrize(
@@ -89,37 +92,32 @@ def _sizes(part: ParameterView, h: int) -> tuple[tuple[str, int], ...]:
 )
 def test_full_gl_on_rotary_queries_and_keys_is_refuted(name: str, h: int) -> None:
     model = build(name)
-    found = find_symmetries(model)
+    found = find_symmetries(model, example_inputs(model))
     rotary = [pair for pair in found.pairs if pair.acts == "GL(1, C)"]
-    claims = tuple(_whole_heads(pair, h) for pair in rotary)
     assert rotary
-    assert all(claim.group.startswith(f"GL({h})") for claim in claims)
     if h > 2:
-        verdicts = prove_symmetries(model, example_inputs(model), Symmetries(claims)).pairs
-        assert [proof.verdict for proof in verdicts] == ["refuted"] * len(claims)
+        proofs = [_claimed(model, pair, h // 2, lambda whole: whole, "GL(h)").pairs[0] for pair in rotary]
+        assert [(proof.verdict, proof.group[:5]) for proof in proofs] == [("refuted", f"GL({h})")] * len(rotary)
     planes = tuple(replace(pair, acts="GL(h)") for pair in rotary)  # GL(2) in every plane is too much as well
     verdicts = prove_symmetries(model, example_inputs(model), Symmetries(planes)).pairs
     assert [proof.verdict for proof in verdicts] == ["refuted"] * len(planes)
 
 
-@pytest.mark.parametrize(("name", "other"), [("llama", "interleaved"), ("cohere", "half")])
-def test_the_wrong_planes_are_refuted(name: str, other: str) -> None:
+HALVES = lambda whole: whole.unflatten(-1, (2, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # noqa: E731
+NEIGHBOURS = lambda whole: whole.unflatten(-1, (-1, 2)).permute(0, 2, 1, 3).flatten(0, 1)  # noqa: E731
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [("llama", HALVES, NEIGHBOURS), ("cohere", NEIGHBOURS, HALVES)])
+def test_the_wrong_planes_are_refuted(
+    name: str, right: Callable[[Tensor], Tensor], wrong: Callable[[Tensor], Tensor]
+) -> None:
     model = build(name)
-    planes = {"half": "(two planes)", "interleaved": "(planes two)"}[other]
-    pair = find_symmetries(model).pairs[0]
-    G, H = (
-        Factor(
-            tuple(
-                replace(part, pattern=re.sub(r"\((two planes|planes two)\)", planes, part.pattern))
-                for part in side.views
-            )
-        )
-        for side in (pair.G, pair.H)
-    )
-    proof = prove_symmetries(model, example_inputs(model), Symmetries((replace(pair, G=G, H=H),)))
-    assert [claim.verdict for claim in proof.pairs] == ["refuted"]
+    (pair,) = (each for each in find_symmetries(model, example_inputs(model)).pairs if each.acts == "GL(1, C)")
+    verdicts = [_claimed(model, pair, 4, cut, "GL(1, C)").pairs[0].verdict for cut in (right, wrong)]
+    assert verdicts == ["proved", "refuted"]
 
 
 def test_grouped_queries_share_their_keys_group_element() -> None:
-    pair = find_symmetries(build("mistral")).pairs[-1]
+    model = build("mistral")
+    pair = find_symmetries(model, example_inputs(model)).within("pairs").pairs[-1]
     assert (pair.kind, pair.heads, pair.n, pair.m, pair.h) == ("value/output", 2, 32, 64, 8)
