@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+
+from quotient_manifolds.symmetries import Scope, Symmetries, declare_pair, find_symmetries
 
 Expected = tuple[str, int, int, int, int]  # pair name, heads, n, m, h
 
@@ -31,6 +33,29 @@ class ModelCase:
             for value in model.parameters():
                 value += 0.15 * torch.randn_like(value)
         return model
+
+    def found(self, model: nn.Module | None = None, scope: Scope = "pairs") -> Symmetries:
+        """What is found in the model, or in a new one: the pairs of attention and their translations, or all."""
+        return find_symmetries(self.build() if model is None else model, self.inputs()).within(scope)
+
+
+def claimed(model: nn.Module, prefix: str = "0", heads: int = 3) -> Symmetries:
+    """What attention with these four projections has if nothing stands between them, as declared by hand."""
+    p = f"{prefix}." if prefix else ""
+
+    def units(name: str) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        def cut(w: Mapping[str, Tensor]) -> Tensor:
+            rows = torch.cat([w[f"{p}{name}.weight"].mT, w[f"{p}{name}.bias"][None]])
+            return rows.unflatten(1, (heads, -1)).transpose(0, 1)
+
+        return cut
+
+    def output(w: Mapping[str, Tensor]) -> Tensor:
+        return w[f"{p}o_proj.weight"].unflatten(1, (heads, -1)).transpose(0, 1)
+
+    qk = declare_pair(model, prefix, "query/key", G=units("q_proj"), H=units("k_proj"))
+    vo = declare_pair(model, prefix, "value/output", G=units("v_proj"), H=output)
+    return Symmetries((qk, vo), tuple(name for name, _ in model.named_parameters() if name == f"{p}o_proj.bias"))
 
 
 def both(prefix: str, heads: int, rows: int, h: int, *, bias: bool = True, others: int | None = None) -> list[Expected]:

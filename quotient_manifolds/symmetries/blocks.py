@@ -151,8 +151,7 @@ def _resolved(flow: Flow, table: dict[str, np.ndarray], offsets: np.ndarray) -> 
         heads = len(np.unique(of_node[members]))
         grid = members.reshape(heads, -1)
         sides, whole = _grids(grid, int(width[number]), colour, sources, units, row, rank, steady)
-        if not sides[0] or not sides[1]:
-            continue
+        whole = whole and bool(sides[0] and sides[1])
         yield Block(
             sides,
             tuple(int(each) for each in summary["products"][number]),

@@ -9,7 +9,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.blocks import Block, Rows, blocks_of
+from quotient_manifolds.symmetries.blocks import CLASH, Block, Rows, blocks_of
 from quotient_manifolds.symmetries.linear_flow import Flow, positions
 from quotient_manifolds.symmetries.linear_rules import follow
 from quotient_manifolds.symmetries.pair import (
@@ -165,6 +165,9 @@ def _refusals(flow: Flow, blocks: Sequence[Block], outputs: Sequence[str]) -> It
                 VALUE_OUTPUT,
                 "the heads' outputs are multiplied elementwise by a gate before the output projection",
             )
+        if block.reason == CLASH and any(each.softmax for each in scores):
+            why = "queries and keys have weights in common, or meet in two orders"
+            yield Refused(_name(flow, block, QUERY_KEY, outputs), QUERY_KEY, why)
         if block.reason <= 0:
             continue
         reason = flow.reasons[block.reason]
