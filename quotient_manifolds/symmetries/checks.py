@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.symmetries import Symmetries
 
 
@@ -61,6 +63,17 @@ def check_weights(params: Mapping[str, Tensor], names: Iterable[str]) -> None:
         problem = _problem(params[name])
         if problem:
             raise ValueError(f"parameter {name!r} {problem}")
+
+
+@contextmanager
+def fitting() -> Iterator[None]:
+    """Say in one sentence that parameters, inside, have other shapes than the symmetries expect."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        raise ValueError(
+            f"the parameters do not have the shapes of the model whose symmetries these are: {first_line(error)}"
+        ) from error
 
 
 def _problem(value: Any) -> str:

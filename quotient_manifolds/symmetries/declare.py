@@ -85,7 +85,7 @@ def _factor(numbers: Tensor, places: _Places, what: str) -> Factor:
         found = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         kind = f", {numbers.dtype}" if isinstance(numbers, Tensor) and numbers.dtype != torch.int64 else ""
         raise ValueError(f"{what} must be entries of parameters, unchanged, as (heads, rows, h). Found {found}{kind}.")
-    owners = torch.bucketize(numbers, places.starts, right=True) - 1
+    owners = torch.bucketize(numbers.contiguous(), places.starts, right=True) - 1
     apart = numbers - places.starts[owners]
     views, start = list[StridedView](), 0
     for stop in range(1, numbers.shape[1] + 1):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, generator_of
+from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, fitting, generator_of
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
@@ -41,13 +41,14 @@ def random_move(
         raise ValueError(f"the log-scale of a random move is a number, at least 0. Found {log_scale!r}.")
     generator = generator_of(seed)
     moved = _start(model_or_params, symmetries)
-    for pair in symmetries.pairs:
-        A = scale * _gaussian_element(pair, generator)
-        pair.write(moved, act(pair, A, pair.read(moved)))
-    for translation in symmetries.translations if translations else ():
-        translation.shift(moved, random_shift(translation, moved, generator))
-    for freedom in symmetries.freedoms:
-        freedom.move(moved, generator, log_scale)
+    with fitting():
+        for pair in symmetries.pairs:
+            A = scale * _gaussian_element(pair, generator)
+            pair.write(moved, act(pair, A, pair.read(moved)))
+        for translation in symmetries.translations if translations else ():
+            translation.shift(moved, random_shift(translation, moved, generator))
+        for freedom in symmetries.freedoms:
+            freedom.move(moved, generator, log_scale)
     _check_range(moved, symmetries, f"A = {scale:g} x Gaussian")
     return moved
 
@@ -61,14 +62,15 @@ def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symme
     pair (|g| = |k| for planes of a rotary embedding). All named parameters, as new tensors; computed in float64.
     """
     moved = _start(model_or_params, symmetries)
-    for freedom in symmetries.freedoms:
-        freedom.fold(moved)
-    for translation in symmetries.translations:
-        translation.remove(moved)
     absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
-    for freedom in symmetries.freedoms:
-        if not absorbers.isdisjoint(freedom.names):  # what they took over may be free itself
+    with fitting():
+        for freedom in symmetries.freedoms:
             freedom.fold(moved)
+        for translation in symmetries.translations:
+            translation.remove(moved)
+        for freedom in symmetries.freedoms:
+            if not absorbers.isdisjoint(freedom.names):  # what they took over may be free itself
+                freedom.fold(moved)
     for pair in symmetries.pairs:
         pair.write(moved, balanced_point(pair, pair.read(moved)))
     _check_range(moved, symmetries, "balancing")

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from quotient_manifolds.symmetries import (
-    Factor,
-    ParameterView,
-    SymmetricPair,
     Symmetries,
     count_symmetries,
+    declare_pair,
     find_symmetries,
     singular_values,
 )
+from quotient_manifolds.symmetries.pair import Group
 from tests.models import BY_NAME
 
 
@@ -39,7 +39,7 @@ def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -
 
     flat = torch.cat([w.detach().flatten() for w in model.parameters()])
     jacobian = torch.autograd.functional.jacobian(answers, flat)
-    count = count_symmetries(model, find_symmetries(model))
+    count = count_symmetries(model, find_symmetries(model, (x, x, x)))
     assert count.parameters == len(flat)
     # 2 pairs x 2 heads x 2^2, and 2 biases x 4
     assert count.families == {"query/key": 8, "value/output": 8, "key bias": 4, "value/output bias": 4}
@@ -49,30 +49,26 @@ def test_the_group_has_as_many_dimensions_as_the_jacobian_has_redundant_ones() -
 
 
 def test_half_of_the_weights_are_redundant_where_the_head_is_as_wide_as_the_model() -> None:
-    model = nn.MultiheadAttention(6, 1, bias=False)
-    assert count_symmetries(model, find_symmetries(model)).share == pytest.approx(0.5)
+    model, x = nn.MultiheadAttention(6, 1, bias=False).eval(), torch.randn(3, 2, 6)
+    assert count_symmetries(model, find_symmetries(model, (x, x, x))).share == pytest.approx(0.5)
 
 
 def test_other_groups_count_their_own_dimensions() -> None:
     model = nn.Module()
     model.G, model.H = nn.Parameter(torch.randn(10, 2)), nn.Parameter(torch.randn(15, 2))
-    G, H = (
-        Factor((ParameterView.of(name, getattr(model, name), "(heads rows) h -> heads rows h", {"heads": 5}),))
-        for name in ("G", "H")
-    )
-    dimensions = {"GL(h)": 20, "GL(1, C)": 10}
-    for acts, dimension in dimensions.items():
-        pair = SymmetricPair("p", "query/key", G, H, acts)  # type: ignore[arg-type]
+    groups: dict[Group, tuple[int, Callable[[Tensor], Tensor]]] = {
+        "GL(h)": (20, lambda w: w.view(5, -1, 2)),
+        "GL(1, C)": (10, lambda w: w.view(5, -1, 2)),
+        "GL+(1)": (2, lambda w: w.T[:, :, None]),
+    }
+    for acts, (dimension, cut) in groups.items():
+        pair = declare_pair(model, "p", "own", G=lambda w, c=cut: c(w["G"]), H=lambda w, c=cut: c(w["H"]), acts=acts)
         assert count_symmetries(model, Symmetries((pair,))).dimension == dimension
-    neurons = tuple(
-        Factor((ParameterView.of(x, getattr(model, x), "rows heads -> heads rows 1", {}),)) for x in ("G", "H")
-    )
-    assert count_symmetries(model, Symmetries((SymmetricPair("p", "MLP", *neurons, "GL+(1)"),))).dimension == 2
 
 
 def test_conditioning_is_that_of_the_dense_products() -> None:
     model = BY_NAME["BERT"].build()
-    found = find_symmetries(model)
+    found = BY_NAME["BERT"].found(model)
     params = {name: w.detach().double() for name, w in model.named_parameters()}
     for pair, each in zip(found.pairs, count_symmetries(model, found).conditioning, strict=True):
         x = pair.read(params)
@@ -90,7 +86,7 @@ def test_a_deficient_pair_has_an_infinite_ratio_that_json_can_hold() -> None:
         layer = model.encoder.layer[0].attention.self.query
         layer.weight[1] = 2 * layer.weight[0]
         layer.bias[1] = 2 * layer.bias[0]
-    count = count_symmetries(model, find_symmetries(model))
+    count = count_symmetries(model, BY_NAME["BERT"].found(model))
     assert math.isinf(count.conditioning[0].ratio)
     assert count.conditioning[0].smallest == 0
     assert json.loads(json.dumps(count.to_dict(), allow_nan=False))["conditioning"][0]["ratio"] is None

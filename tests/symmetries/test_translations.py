@@ -38,14 +38,13 @@ EVERYWHERE = (
 def test_plain_attention_has_two_translations(name: str) -> None:
     case = BY_NAME[name]
     model = case.build()
-    found = find_symmetries(model)
+    found = case.found(model)
     kinds = {"query/key": "key bias", "value/output": "value/output bias"}
-    assert [(shift.pair, shift.kind) for shift in found.translations] == [
-        (pair.name, kinds[pair.kind]) for pair in found.pairs
-    ]
-    assert all(
-        shift.dimension == pair.heads * pair.h for shift, pair in zip(found.translations, found.pairs, strict=True)
-    )
+    pairs = {pair.name: pair for pair in found.pairs}
+    assert len(found.translations) == len(pairs)
+    for shift in found.translations:
+        pair = pairs[shift.pair]
+        assert (shift.kind, shift.dimension) == (kinds[pair.kind], pair.heads * pair.h)
     proof = prove_symmetries(model, case.inputs(), found)
     assert [shift.verdict for shift in proof.translations] == ["proved"] * len(found.translations)
     assert [shift.pair for shift in proof.translations] == [shift.name for shift in found.translations]
@@ -54,7 +53,7 @@ def test_plain_attention_has_two_translations(name: str) -> None:
 def test_grouped_value_heads_share_their_shift() -> None:
     """Rotary attention keeps its key bias as a row; every output head of a group answers its value head's shift."""
     model = llama(attention_bias=True)
-    found = find_symmetries(model)
+    found = find_symmetries(model, IDS).within("pairs")
     (shift,) = found.translations
     assert (shift.kind, shift.dimension, shift.group) == ("value/output bias", 12, "R^12")
     assert shift.moved == ("model.layers.0.self_attn.v_proj.bias", "model.layers.0.self_attn.o_proj.bias")
@@ -63,9 +62,10 @@ def test_grouped_value_heads_share_their_shift() -> None:
 
 @pytest.mark.parametrize("options", [{"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
 def test_no_translation_is_claimed_where_there_is_none(options: dict[str, bool]) -> None:
-    model = nn.Sequential(nn.MultiheadAttention(12, 3, **options))
-    assert len(find_symmetries(model).pairs) == 2
-    assert find_symmetries(model).translations == ()
+    model, x = nn.MultiheadAttention(12, 3, **options).eval(), noise(5, 2, 12)
+    found = find_symmetries(model, (x, x, x))
+    assert len(found.pairs) == 2
+    assert found.translations == ()
 
 
 def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
@@ -78,7 +78,7 @@ def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
-    found = find_symmetries(transformers.Qwen2ForCausalLM(config).eval())
+    found = find_symmetries(transformers.Qwen2ForCausalLM(config).eval(), IDS)
     assert found.translations == ()
     assert any(part.name.endswith("v_proj.bias") for pair in found.pairs for part in pair.views)
 
@@ -86,7 +86,7 @@ def test_qwen2_has_no_output_bias_to_take_up_a_value_bias() -> None:
 def test_a_tied_bias_is_no_translation() -> None:
     model = BY_NAME["BERT"].build()
     model.encoder.layer[1].attention.output.dense.bias = model.encoder.layer[0].attention.output.dense.bias
-    kept = {shift.name for shift in find_symmetries(model).translations}
+    kept = {shift.name for shift in BY_NAME["BERT"].found(model).translations}
     assert kept == {"encoder.layer.0.attention key bias", "encoder.layer.1.attention key bias"}
 
 
