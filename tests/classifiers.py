@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +36,10 @@ def shaken(model: Model, size: float) -> Model:
     return model
 
 
-def moved(model: nn.Module, scale: float, seed: int = 0) -> nn.Module:
-    """Return a copy of the model elsewhere on its orbit, but for translations."""
+def moved(model: nn.Module, inputs: Any, scale: float, seed: int = 0) -> nn.Module:
+    """Return a copy of the model elsewhere on its orbit under its pairs."""
     other = copy.deepcopy(model)
-    elsewhere = random_move(model, find_symmetries(model), scale=scale, seed=seed, translations=False)
+    pairs = find_symmetries(model, inputs).within("pairs")
+    elsewhere = random_move(model, pairs, scale=scale, seed=seed, translations=False)
     other.load_state_dict(elsewhere, strict=False)
     return other

@@ -122,7 +122,7 @@ def inference():
 
 def swapped(model):
     import quotient_manifolds as qm
-    return qm.find_symmetries(model)
+    return qm.find_symmetries(model.eval(), torch.randn(2, 5, 8, dtype=next(model.parameters()).dtype))
 
 def shifts(model):
     import dataclasses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def small(file: Path) -> nn.Module:
 
 
 class OwnAttention(nn.Module):
-    """Attention that no table of layouts knows."""
+    """Attention of one's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,10 +224,17 @@ def own(file: Path) -> nn.Module:
 
 def declared(model: nn.Module) -> Any:
     """The symmetries of the attention above."""
-    from quotient_manifolds.symmetries import LAYOUTS, attention_layout, find_symmetries
+    from quotient_manifolds.symmetries import Symmetries, declare_pair
 
-    mine = attention_layout(OwnAttention, heads="heads", query="q", key="k", value="v", output="o")
-    return find_symmetries(model, layouts=(mine, *LAYOUTS))
+    def units(name: str) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
+        def cut(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            rows = torch.cat([w[f"attention.{name}.weight"].mT, w[f"attention.{name}.bias"][None]])
+            return rows.unflatten(1, (2, 4)).transpose(0, 1)
+
+        return cut
+
+    pair = declare_pair(model, "attention", "query/key", G=units("q"), H=units("k"))
+    return Symmetries((pair,))
 
 
 def twice(file: Path) -> nn.Module:

@@ -15,8 +15,8 @@ from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
 from quotient_manifolds.geometry.pair_block import pair_blocks
 from quotient_manifolds.geometry.parameters import (
     balanced,
-    check_rank,
     folded,
+    has_rank,
     is_measured,
     measured_parameters,
     scales_outside,
@@ -181,8 +181,7 @@ class Quotient(Geometry):
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
         point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
-        for pair in pairs:
-            check_rank(pair, point, self.metric, self.eps)
+        pairs = [pair for pair in pairs if has_rank(pair, point, self.metric, self.eps)]
         if self.eps == 0 and self.norm == "metric":  # otherwise the place in the orbit counts
             point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements

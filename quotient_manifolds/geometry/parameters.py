@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.symmetries import ADAPTER, Freedom, Params, SymmetricPair, Translation, without_biases
+from quotient_manifolds.symmetries import (
+    ADAPTER,
+    BESIDE_ATTENTION,
+    Freedom,
+    Params,
+    SymmetricPair,
+    Translation,
+    without_biases,
+)
 from quotient_manifolds.symmetries.move import balanced_point
 
 
@@ -33,12 +42,15 @@ def measured_parameters(model: nn.Module) -> Params:
 
 
 def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
-    """Tell whether the pair's parameters are all measured; ValueError if some are, or the model called so lacks one."""
+    """Tell whether the pair's parameters are all measured; ValueError if the model called so lacks one.
+
+    Half a pair has no symmetry. Of attention and adapters that is an error; neurons and bottlenecks are left alone.
+    """
     unknown = [name for name in pair.names if name not in names]
     if unknown:
         raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {model} does not have")
     frozen = [name for name in pair.names if name not in point]
-    if frozen and len(frozen) < len(set(pair.names)):
+    if frozen and len(frozen) < len(set(pair.names)) and pair.kind not in BESIDE_ATTENTION:
         raise ValueError(
             f"Pair {pair.name} is frozen in part ({frozen[0]} has requires_grad=False), and half a pair has no "
             f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
@@ -99,6 +111,21 @@ def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -
         f"Pair {pair.name} cannot be measured in a quotient metric: {reason}; use Adaptive(), or pass symmetries= "
         f"without this pair"
     )
+
+
+def has_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> bool:
+    """Tell whether a pair has full rank; one of attention or an adapter that has not is an error, others are a warning.
+
+    A network may well have a neuron that is 0 on one side. It is measured elementwise then, with those of its pair.
+    """
+    try:
+        check_rank(pair, point, metric, eps)
+    except ValueError as error:
+        if pair.kind not in BESIDE_ATTENTION:
+            raise
+        warnings.warn(f"{error}. It is measured elementwise here.", stacklevel=3)
+        return False
+    return True
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:

@@ -15,7 +15,7 @@ from quotient_manifolds.symmetries.neuron_scale import NeuronScale
 from quotient_manifolds.symmetries.norm_constant import NormConstant
 from quotient_manifolds.symmetries.norm_scale import NormScale
 from quotient_manifolds.symmetries.outputs import Evaluate
-from quotient_manifolds.symmetries.pair import ADAPTER, Factor, Params, SymmetricPair
+from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
@@ -30,6 +30,7 @@ from quotient_manifolds.symmetries.weight_length import WeightLength
 
 __all__ = [
     "ADAPTER",
+    "BESIDE_ATTENTION",
     "HOW_TO",
     "Canonical",
     "Conditioning",

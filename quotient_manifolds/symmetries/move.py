@@ -7,7 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.checks import check_parameters, check_symmetries, check_weights, fitting, generator_of
+from quotient_manifolds.symmetries.checks import (
+    check_parameters,
+    check_symmetries,
+    check_weights,
+    fitting,
+    generator_of,
+)
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation

@@ -117,7 +117,7 @@ def test_a_refuted_pair_leaves_with_1(bert: Path, monkeypatch: pytest.MonkeyPatc
         """The key of the first layer's pair replaced by that of the second: no symmetry of the model."""
         from dataclasses import replace
 
-        found = find(network)
+        found = find(network, inputs)
         first, second = (pair for pair in found.pairs if pair.kind == "query/key")
         return replace(found, pairs=(replace(first, H=second.H),))
 

@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, PairBlock, Quotient, measured_parameters
+from quotient_manifolds.geometry import (
+    Adaptive,
+    Euclidean,
+    Geometry,
+    PairBlock,
+    Quotient,
+    TangentSpace,
+    measured_parameters,
+)
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
-    Factor,
-    ParameterView,
     Params,
     Scope,
-    Span,
-    SymmetricPair,
     Symmetries,
+    declare_pair,
     find_symmetries,
     without_biases,
 )
@@ -48,6 +53,19 @@ def encoder(dtype: torch.dtype = torch.float64, layers: int = 2) -> nn.Module:
     return model
 
 
+def symmetries_of(model: nn.Module) -> Symmetries:
+    w = next(model.parameters())
+    return find_symmetries(model, torch.randn(2, 4, 6, dtype=w.dtype, generator=generator()))
+
+
+def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
+    """The tangent space at an encoder, of a quotient by its pairs: it stays where it is, but for needless biases."""
+    if isinstance(geometry, Quotient) and not isinstance(geometry.symmetries, Symmetries):
+        scope: Scope = "paper" if geometry.symmetries == "paper" else "pairs"
+        geometry = replace(geometry, symmetries=symmetries_of(model).within(scope))
+    return geometry.at(model)
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
@@ -65,7 +83,7 @@ def probe(params: Params) -> Tensor:
 
 @by_name
 def test_pull_back_is_the_gradient_of_the_move(geometry: Geometry) -> None:
-    space = geometry.at(encoder(layers=1))
+    space = space_at(geometry, encoder(layers=1))
     z, direction = space.sample(generator()), space.sample(generator().manual_seed(4))
     for key in z:
         z[key] = 0.05 * z[key]
@@ -86,7 +104,7 @@ def test_pull_back_is_the_gradient_of_the_move(geometry: Geometry) -> None:
 @by_name
 def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) -> None:
     """<pulled, z> = sum of the Euclidean gradient times xi, and gamma'(0) = xi: a check by a dense formula at z = 0."""
-    space = geometry.at(encoder(layers=1))
+    space = space_at(geometry, encoder(layers=1))
     grads = {name: torch.randn_like(w) for name, w in space.point.items()}
     pulled, z = space.pull_back(space.zero(), grads), space.sample(generator())
     t = 1e-5
@@ -98,7 +116,7 @@ def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) ->
 @by_name
 def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) -> None:
     """`move` differentiated through, and the adjoint written by hand."""
-    space = geometry.at(encoder(layers=1))
+    space = space_at(geometry, encoder(layers=1))
     z = {key: (0.05 * block).requires_grad_() for key, block in space.sample(generator()).items()}
     moved = space.move(z)
     slopes = dict(zip(z, torch.autograd.grad(probe(moved), tuple(z.values())), strict=True))
@@ -112,15 +130,15 @@ def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) ->
 @by_name
 def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     model = encoder()
-    space = geometry.at(model)
+    space = space_at(geometry, model)
     for name, w in space.move(space.zero()).items():
         torch.testing.assert_close(w, space.point[name], rtol=1e-12, atol=1e-13)
     own = {name: w.detach() for name, w in model.named_parameters()}
     assert all(torch.equal(w, own[name]) for name, w in space.point.items() if "self_attn" not in name)
     if isinstance(geometry, Quotient):
         assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
-        space = replace(geometry, symmetries="paper").at(model)
-    pairs = find_symmetries(model).pairs if isinstance(geometry, Quotient) and geometry.norm == "metric" else ()
+        space = space_at(replace(geometry, symmetries="paper"), model)
+    pairs = symmetries_of(model).within("paper").pairs if isinstance(geometry, Quotient) and geometry.norm == "metric" else ()
     for pair in pairs:  # elsewhere on its orbit
         torch.testing.assert_close(product(pair, space.point), product(pair, own), rtol=1e-12, atol=1e-13)
         assert not torch.equal(pair.read(space.point), pair.read(own))
@@ -132,7 +150,7 @@ def test_the_move_by_zero_stays(geometry: Geometry) -> None:
 def test_the_point_without_needless_biases_is_the_same_function(dtype: torch.dtype) -> None:
     model, x = encoder(dtype), torch.randn(2, 5, 6, dtype=dtype)
     before = {name: w.detach().clone() for name, w in model.named_parameters()}
-    point = Quotient().at(model).point
+    point = space_at(Quotient(), model).point
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     torch.testing.assert_close(functional_call(model, point, (x,)), model(x), rtol=tolerance, atol=tolerance)
     assert all(torch.equal(before[name], w) for name, w in model.named_parameters())
@@ -141,7 +159,7 @@ def test_the_point_without_needless_biases_is_the_same_function(dtype: torch.dty
 def test_euclidean_and_adaptive_moves_are_elementwise() -> None:
     model = encoder()
     for geometry in ELEMENTWISE:
-        space = geometry.at(model)
+        space = space_at(geometry, model)
         z = space.sample(generator())
         for name, w in space.move(z).items():
             old = model.get_parameter(name).detach()
@@ -193,7 +211,7 @@ def test_samples_for_linf_are_uniform_in_the_box_and_0_where_a_weight_is() -> No
     with torch.no_grad():
         model.bias.zero_()
     for geometry in (Euclidean("linf"), Adaptive(norm="linf")):
-        z = geometry.at(model).sample(generator())
+        z = space_at(geometry, model).sample(generator())
         quantiles = torch.quantile(z["weight"], torch.tensor([0.0, 0.1, 0.5, 0.8, 1.0]))
         torch.testing.assert_close(quantiles, torch.tensor([-1.0, -0.8, 0.0, 0.6, 1.0]), atol=0.02, rtol=0)
         assert bool(z["bias"].any()) == isinstance(geometry, Euclidean)
@@ -201,7 +219,7 @@ def test_samples_for_linf_are_uniform_in_the_box_and_0_where_a_weight_is() -> No
 
 @pytest.mark.parametrize("geometry", ELEMENTWISE, ids=lambda geometry: geometry.name)
 def test_length_is_that_in_the_norm_of_the_ball(geometry: Geometry) -> None:
-    space = geometry.at(nn.Linear(1, 3))
+    space = space_at(geometry, nn.Linear(1, 3))
     assert space.norm == geometry.norm  # type: ignore[attr-defined]
     z = {"weight": torch.tensor([[1.0], [0.0], [-2.0]]), "bias": torch.tensor([-3.0, 1.0, 1.0])}
     assert space.length(z) == pytest.approx(4.0 if space.norm == "l2" else 3.0, rel=1e-12)
@@ -209,7 +227,7 @@ def test_length_is_that_in_the_norm_of_the_ball(geometry: Geometry) -> None:
 
 
 def test_a_quotients_length_counts_pairs() -> None:
-    space = Quotient().at(encoder())
+    space = space_at(Quotient(), encoder())
     z = space.sample(generator())
     assert space.norm == "l2"
     assert space.length(z) == pytest.approx(norm(z), rel=1e-12)
@@ -220,8 +238,8 @@ def test_a_quotients_length_counts_pairs() -> None:
 def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str, scope: Scope) -> None:
     """|z|^2 = sum over pairs of tr(W_G xi_G' xi_G) + tr(W_H xi_H' xi_H), plus sum (xi / w)^2 elsewhere."""
     model = encoder()
-    symmetries = find_symmetries(model)
-    space = Quotient(metric, "first", symmetries=scope).at(model)
+    symmetries = symmetries_of(model).within(scope)
+    space = space_at(Quotient(metric, "first", symmetries=scope), model)
     z = space.sample(generator())
     point = space.point
     if scope == "pairs":  # rows that are zero: they stay, and change no other row's metric
@@ -241,7 +259,7 @@ def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest
 
 @pytest.mark.parametrize("geometry", QUOTIENTS, ids=lambda geometry: geometry.name)
 def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geometry: Geometry) -> None:
-    space = geometry.at(encoder())
+    space = space_at(geometry, encoder())
     z = space.sample(generator())
     pulled = space.pull_back(z, {name: torch.randn_like(w) for name, w in space.point.items()})
     for vector in (z, pulled):
@@ -259,10 +277,10 @@ def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geod
     """|z| = |xi / w| over all entries; w moves by the geodesic of the horizontal part of xi = w z."""
     assert isinstance(geometry, Quotient)
     model = encoder(layers=1)
-    space = replace(geometry, symmetries="paper").at(model)
+    space = space_at(replace(geometry, symmetries="paper"), model)
     point = measured_parameters(model)
     assert sum(block.numel() for key, block in space.zero().items() if key.startswith("pairs")) == sum(
-        pair.heads * (pair.n + pair.m) * pair.h for pair in find_symmetries(model).pairs
+        pair.heads * (pair.n + pair.m) * pair.h for pair in symmetries_of(model).within("paper").pairs
     )
     z = {key: 0.05 * block for key, block in space.sample(generator()).items()}
     moved = space.move(z)
@@ -278,7 +296,7 @@ def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
     model = encoder(layers=1)
     with torch.no_grad():
         model.get_parameter("layers.0.self_attn.out_proj.weight")[0, 0] = 0.0
-    space = Quotient(norm="adaptive").at(model)
+    space = space_at(Quotient(norm="adaptive"), model)
     z, ones = space.sample(generator()), {key: torch.ones_like(block) for key, block in space.zero().items()}
     zeros = {block.key: block.space.point == 0 for block in space.pairs}
     assert sum(int(mask.sum()) for mask in zeros.values()) == 1
@@ -289,7 +307,7 @@ def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
 def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
     """The weights differ from w + w z by a vertical vector; so gradients at z = 0 agree if the loss is invariant."""
     model, x = encoder(), torch.randn(3, 5, 6, dtype=torch.float64)
-    off = Quotient("inv", "first", norm="adaptive", symmetries="paper").at(model)
+    off = space_at(Quotient("inv", "first", norm="adaptive", symmetries="paper"), model)
     adaptive = Adaptive().at(model)
     z = {key: 0.1 * block for key, block in off.sample(generator()).items()}
     moved = off.move(z)
@@ -314,9 +332,9 @@ def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
     """G = H = 1: mix moves x = G H along x + sqrt(2) z, which ends at x = 0 for z = -1 / sqrt(2)."""
     model = nn.Module()
     model.G, model.H = (nn.Parameter(torch.ones(1, 1, dtype=torch.float64)) for _ in range(2))
-    G, H = (Factor((ParameterView.of(name, torch.ones(1, 1), "rows h -> 1 rows h", {}),)) for name in ("G", "H"))
-    symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
-    space = Quotient("mix", "exact", symmetries=symmetries).at(model)
+    pair = declare_pair(model, "head", "query/key", G=lambda w: w["G"][None], H=lambda w: w["H"][None])
+    symmetries = Symmetries((pair,))
+    space = space_at(Quotient("mix", "exact", symmetries=symmetries), model)
     (key,) = space.zero()
     along = torch.full((1, 2, 1), -(0.5**0.5), dtype=torch.float64)
     for length, reached in ((0.5, 0.5), (3.0, 0.5**0.5)):
@@ -328,8 +346,8 @@ def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
 
 def test_owned_elements_have_no_block_and_pairs_have_one_each_or_one_for_a_shape_where_an_ode_is_solved() -> None:
     model = encoder(layers=3)
-    symmetries = find_symmetries(model)
-    space = Quotient(symmetries="paper").at(model)
+    symmetries = symmetries_of(model).within("paper")
+    space = space_at(Quotient(symmetries="paper"), model)
     z = space.zero()
     covered = symmetries.coverage(measured_parameters(model))
     assert {name for name, mask in covered.items() if not mask.all()} == set(space.scale)
@@ -356,7 +374,7 @@ def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dt
         (Quotient(symmetries="paper"), torch.float32),
         (Quotient("inv", "exact", symmetries="paper"), torch.float64),
     ):
-        space = geometry.at(model)
+        space = space_at(geometry, model)
         assert {block.space.point.dtype for block in space.pairs} == {precision}
         assert {space.zero()[name].dtype for name in space.scale} == {dtype}
         for block in space.pairs:
@@ -374,7 +392,7 @@ def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dt
 def test_moving_into_given_buffers_is_the_same_move_and_leaves_the_model_alone() -> None:
     model = encoder()
     before = {name: w.detach().clone() for name, w in model.named_parameters()}
-    space = Quotient().at(model)
+    space = space_at(Quotient(), model)
     z = space.sample(generator())
     fresh = space.move(z)
     buffers = {name: torch.full_like(w, torch.nan) for name, w in space.point.items()}
@@ -404,12 +422,9 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
     """Rows 0 to 2 of one matrix are G and rows 2 to 4 are H; the last row is in no pair and adaptive."""
     model = nn.Module()
     model.W = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
-    parts = (
-        ParameterView.of("W", model.W, "rows h -> 1 rows h", {}, Span("rows h", "rows", 5, k, k + 2)) for k in (0, 2)
-    )
-    G, H = (Factor((part,)) for part in parts)
-    symmetries = Symmetries((SymmetricPair("head", "query/key", G, H),))
-    space = Quotient("mix", symmetries=symmetries).at(model)
+    pair = declare_pair(model, "head", "query/key", G=lambda w: w["W"][None, :2], H=lambda w: w["W"][None, 2:4])
+    symmetries = Symmetries((pair,))
+    space = space_at(Quotient("mix", symmetries=symmetries), model)
     z, grad = space.sample(generator()), torch.randn(5, 2, dtype=torch.float64)
     pulled, kept = space.pull_back(space.zero(), {"W": grad}), grad.clone()
     manifold = FixedRankQuotient(2, 2, "mix")
@@ -428,11 +443,8 @@ def test_a_parameter_may_belong_to_pairs_in_part() -> None:
 def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, order: str) -> None:
     model = nn.Module()
     model.G, model.H = (nn.Parameter(torch.randn(2 * rows, 2, dtype=dtype)) for rows in (3, 2))  # two planes
-    G, H = (
-        Factor((ParameterView.of(name, getattr(model, name), "(planes rows) c -> planes rows c", {"planes": 2}),))
-        for name in ("G", "H")
-    )
-    pair = SymmetricPair("planes", "query/key", G, H, "GL(1, C)")
+    G, H = (lambda w, name=name: w[name].unflatten(0, (2, -1)) for name in ("G", "H"))
+    pair = declare_pair(model, "planes", "query/key", G=G, H=H, acts="GL(1, C)")
     space = Quotient("mix", order, symmetries=Symmetries((pair,))).at(model)
     (key,) = space.zero()
     grads = {name: torch.randn_like(w) for name, w in model.named_parameters()}
@@ -449,12 +461,12 @@ def test_frozen_parameters_are_not_measured() -> None:
     model = encoder()
     for name, w in model.named_parameters():
         w.requires_grad_("linear1" in name or "self_attn" in name)
-    space = Quotient().at(model)
+    space = space_at(Quotient(), model)
     assert set(space.move(space.zero())) == {name for name, w in model.named_parameters() if w.requires_grad}
     for name, w in model.named_parameters():
         w.requires_grad_("linear1" in name)
     with pytest.raises(ValueError, match="needs at least one symmetric pair"):
-        Quotient().at(model)
+        space_at(Quotient(), model)
 
 
 class Tied(nn.Module):
@@ -471,7 +483,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 def broken(kind: str) -> tuple[Geometry, nn.Module]:
     model = encoder()
-    symmetries = find_symmetries(model)
+    symmetries = symmetries_of(model).within("pairs")
     attention = model.layers[0].self_attn  # type: ignore[union-attr,index]
     with torch.no_grad():
         if kind == "nan":
@@ -488,7 +500,7 @@ def broken(kind: str) -> tuple[Geometry, nn.Module]:
     if kind == "half":
         attention.out_proj.weight.requires_grad_(False)
     if kind == "none":
-        return Quotient(), nn.Linear(2, 2)
+        return Quotient(symmetries=Symmetries(())), nn.Linear(2, 2)
     if kind == "twice":
         return Quotient(symmetries=Symmetries(symmetries.pairs[:1] * 2)), model
     if kind == "foreign":
@@ -513,7 +525,7 @@ def broken(kind: str) -> tuple[Geometry, nn.Module]:
 def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: type[Exception], message: str) -> None:
     geometry, model = broken(kind)
     with pytest.raises(error, match=message) as caught:
-        geometry.at(model)
+        space_at(geometry, model)
     assert "\n" not in str(caught.value)
 
 
@@ -560,7 +572,7 @@ def test_names_tell_geometries_apart() -> None:
 
 def test_eps_reaches_the_manifold() -> None:
     model = encoder(layers=1)
-    space = Quotient("inv", eps=0.5).at(model)
+    space = space_at(Quotient("inv", eps=0.5), model)
     block = space.pairs[0]
     relaxed = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "inv", eps=0.5).at(block.space.point)
     z = space.sample(generator())[block.key]
@@ -570,6 +582,6 @@ def test_eps_reaches_the_manifold() -> None:
 def test_eps_admits_a_pair_without_full_rank() -> None:
     geometry, model = broken("rank")
     assert isinstance(geometry, Quotient)
-    relaxed = Quotient(eps=0.1, symmetries=geometry.symmetries).at(model)
+    relaxed = space_at(Quotient(eps=0.1, symmetries=geometry.symmetries), model)
     moved = relaxed.move(relaxed.sample(generator()))
     assert all(bool(torch.isfinite(w).all()) for w in moved.values())

@@ -132,11 +132,12 @@ def test_clip_soup_has_its_symmetries(tmp_path: Path) -> None:
     torch.save(soup(), tmp_path / "model_0.pt")
     model = load_checkpoint(Checkpoint("model_0", tmp_path / "model_0.pt", "clip-soup"))
     assert isinstance(model, ClipClassifier)
-    symmetries = find_symmetries(model)
+    x = torch.randn(2, 3, 8, 8)
+    symmetries = find_symmetries(model, x).within("pairs")
     assert len(symmetries.pairs) == 2 * LAYERS
     assert {pair.h for pair in symmetries.pairs} == {64}
     assert not symmetries.unrecognised
-    assert prove_symmetries(model, torch.randn(2, 3, 8, 8), symmetries).all_proved
+    assert prove_symmetries(model, x, symmetries).all_proved
     with pytest.raises(ValueError, match=r"takes images \(N, 3, 8, 8\)"):
         model(torch.randn(2, 3, 16, 16))
 

@@ -258,10 +258,3 @@ def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
     assert flagged
     with pytest.warns(qm.RoundingWarning, match="take a larger radius, or float64"):
         risen(5e-6, torch.float32)
-
-
-def test_a_pattern_of_two_axes_is_refused() -> None:
-    from quotient_manifolds.symmetries import ParameterView
-
-    with pytest.raises(ValueError, match="heads, rows and h"):
-        ParameterView.of("w", torch.zeros(4, 4), "a b -> a b", {})

@@ -16,7 +16,7 @@ from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Symmetries, declare_pair
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -86,11 +86,9 @@ def problem(case: Case) -> tuple[Bilinear, Batch, Symmetries]:
     x, y = gaussian(4, case.n), gaussian(4, case.m)
     target = output(G @ H.mT, c, x, y) + (0.01 if case.at_minimum else 1.0) * gaussian(4)
 
-    def factor(name: str, value: Tensor) -> Factor:
-        return Factor((ParameterView.of(name, value, "rows h -> 1 rows h", {}),))
-
-    pair = SymmetricPair("head", "query/key", factor("G", G), factor("H", H))
-    return Bilinear(G, H, c).eval(), (x, y, target), Symmetries((pair,), ("c",))
+    model = Bilinear(G, H, c).eval()
+    pair = declare_pair(model, "head", "query/key", G=lambda w: w["G"][None], H=lambda w: w["H"][None])
+    return model, (x, y, target), Symmetries((pair,), ("c",))
 
 
 def loss_of(case: Case) -> Callable[[nn.Module, Batch], Tensor]:

@@ -31,11 +31,9 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import (
-    Factor,
-    ParameterView,
     Params,
-    SymmetricPair,
     Symmetries,
+    declare_pair,
 )
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
@@ -112,7 +110,7 @@ def test_average_quotient_sharpness_is_invariant_on_the_orbit(
     samples = 4 if "exact" in geometry.name else 60
     here, there = (
         average_case_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=samples)
-        for m in (model, moved(model, 0.1))
+        for m in (model, moved(model, batches[0][0], 0.1))
     )
     assert here.standard_error is not None
     assert there.standard_error is not None
@@ -126,7 +124,7 @@ def test_average_sharpness_of_other_geometries_is_not_invariant(
 ) -> None:
     here, there = (
         average_case_sharpness(m, cross_entropy, batches[:1], geometry=geometry, radius=0.3, samples=100)
-        for m in (model, moved(model, 1.0, seed=5))
+        for m in (model, moved(model, batches[0][0], 1.0, seed=5))
     )
     assert here.standard_error is not None
     assert there.standard_error is not None
@@ -145,7 +143,7 @@ def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Clas
 
 
 def test_gradient_norm_is_invariant_in_quotient_geometries_only(model: Classifier, batches: list[Batch]) -> None:
-    elsewhere = moved(model, 0.01)
+    elsewhere = moved(model, batches[0][0], 0.01)
     for geometry in GEOMETRIES:
         here, there = (gradient_norm(m, cross_entropy, batches, geometry=geometry) for m in (model, elsewhere))
         if isinstance(geometry, Quotient):
@@ -356,8 +354,9 @@ def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
             self.g, self.h = (nn.Parameter(torch.tensor([[value]], dtype=torch.float64)) for value in (0.3, 5.0))
 
     model, y0, y = Scalar().eval(), 1.5, 0.4
-    sides = [Factor((ParameterView.of(name, w, "rows h -> 1 rows h", {}),)) for name, w in model.named_parameters()]
-    symmetries = Symmetries(pairs=(SymmetricPair("scalar", "value/output", *sides),), rest=(), unrecognised=())
+    symmetries = Symmetries(
+        (declare_pair(model, "scalar", "value/output", G=lambda w: w["g"][None], H=lambda w: w["h"][None]),)
+    )
 
     def loss(model: nn.Module, target: Tensor) -> Tensor:
         return ((model.g @ model.h - target) ** 2).sum()
@@ -370,7 +369,7 @@ def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
 
 
 def test_curvature_is_invariant_in_quotient_geometries_only(model: Classifier, batches: list[Batch]) -> None:
-    elsewhere = moved(model, 1.0, seed=5)
+    elsewhere = moved(model, batches[0][0], 1.0, seed=5)
     for geometry in GEOMETRIES:
         here, there = (top_eigenvalue(m, cross_entropy, batches, geometry=geometry) for m in (model, elsewhere))
         if isinstance(geometry, Quotient):
@@ -454,7 +453,7 @@ def test_relative_flatness_of_a_head_is_invariant_under_attention_and_under_its_
 ) -> None:
     here = relative_flatness(model, cross_entropy, batches, layer="head")
     assert here.mean > 0.01
-    there = relative_flatness(moved(model, 1.0, seed=5), cross_entropy, batches, layer="head")
+    there = relative_flatness(moved(model, batches[0][0], 1.0, seed=5), cross_entropy, batches, layer="head")
     assert there.values == pytest.approx(here.values, rel=1e-10)
     scaled = copy.deepcopy(model)
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds import AutoPGD, FixedRankQuotient, Quotient, worst_case_sharpness
-from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Symmetries, declare_pair
 
 ROOT = Path(__file__).parents[2]
 N, M, H = 5, 4, 2
@@ -54,8 +54,8 @@ def test_the_fast_ascent_has_the_losses_of_the_reference_step_by_step(
 ) -> None:
     torch.manual_seed(seed)
     model, target, settings = Pair(heads=2).eval(), torch.randn(2, N, M, dtype=torch.float64), AutoPGD(steps=20)
-    G, H = (Factor((ParameterView.of(k, getattr(model, k), "heads rows h -> heads rows h", {}),)) for k in ("G", "H"))
-    geometry = Quotient(metric, symmetries=Symmetries((SymmetricPair("pair", "query/key", G, H),)))
+    pair = declare_pair(model, "pair", "query/key", G=lambda w: w["G"], H=lambda w: w["H"])
+    geometry = Quotient(metric, symmetries=Symmetries((pair,)))
     fast = worst_case_sharpness(
         model, lambda m, batch: m(batch).square().mean(), [target], geometry=geometry, radius=radius, steps=20
     )

@@ -66,7 +66,7 @@ def test_quotient_sharpness_is_invariant_on_the_orbit(
 ) -> None:
     here, there = (
         worst_case_sharpness(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.3, steps=10)
-        for m in (model, moved(model, 0.1))
+        for m in (model, moved(model, batches[0][0], 0.1))
     )
     assert there.values == pytest.approx(here.values, rel=1e-8)
     assert there.base_losses == pytest.approx(here.base_losses, rel=1e-10)
@@ -79,7 +79,7 @@ def test_exact_quotient_sharpness_is_invariant_on_the_orbit(
 ) -> None:
     here, there = (
         worst_case_sharpness(m, cross_entropy, batches[:1], geometry=Quotient(metric, "exact"), radius=0.3, steps=3)
-        for m in (model, moved(model, 0.1))
+        for m in (model, moved(model, batches[0][0], 0.1))
     )
     assert there.mean == pytest.approx(here.mean, rel=1e-6)
 
@@ -88,7 +88,7 @@ def test_adaptive_and_euclidean_sharpness_are_not_invariant(model: Classifier, b
     for geometry in (Adaptive(), Euclidean()):
         here, there = (
             worst_case_sharpness(m, cross_entropy, batches, geometry=geometry, radius=0.1, steps=5)
-            for m in (model, moved(model, 0.01))
+            for m in (model, moved(model, batches[0][0], 0.01))
         )
         assert abs(there.mean / here.mean - 1) > 0.5, geometry.name
 
@@ -451,7 +451,10 @@ def test_sharpness_of_a_pretrained_transformer_is_invariant_on_its_orbit() -> No
         }
 
     here = measure(model)
-    ratios = [{name: value / here[name] for name, value in measure(moved(model, a)).items()} for a in (0.01, 100.0)]
+    ratios = [
+        {name: value / here[name] for name, value in measure(moved(model, batches[0][0], a)).items()}
+        for a in (0.01, 100.0)
+    ]
     for ratio in ratios:
         assert ratio["inv"] == pytest.approx(1, abs=1e-6)
         assert ratio["mix"] == pytest.approx(1, abs=1e-6)

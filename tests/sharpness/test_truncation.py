@@ -42,7 +42,7 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Symmetries, declare_pair
 from studies.diagonal import measuring
 from studies.diagonal.ascent import climb
 from studies.diagonal.networks import Regression
@@ -224,10 +224,10 @@ class Diagonal(nn.Module):
         return X @ (self.u * self.v)
 
 
-def by_entry(u: Tensor) -> Symmetries:
+def by_entry(model: nn.Module) -> Symmetries:
     """Every entry of u and v a pair of 1 x 1 factors."""
-    sides = [Factor((ParameterView.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
-    return Symmetries((SymmetricPair("diagonal", "value/output", *sides),))
+    G, H = (lambda w, name=name: w[name][:, None, None] for name in ("u", "v"))
+    return Symmetries((declare_pair(model, "diagonal", "value/output", G=G, H=H),))
 
 
 def squared(model: nn.Module, batch: Batch) -> Tensor:
@@ -249,9 +249,10 @@ def test_a_scalar_network_has_the_closed_form(
     u, v = torch.tensor([3.0], dtype=dtype), torch.tensor([0.25], dtype=dtype)
     b = sign * radius / math.sqrt(2) / (1.0 if metric == "inv" else 0.75)
     exact, truncated = (sign * 0.75 * (factor(metric, kind)(b) - 1) for kind in ("exact", order))
-    geometry = Quotient(metric, order, symmetries=by_entry(u), trust=True)
+    model = Diagonal(u, v).eval()
+    geometry = Quotient(metric, order, symmetries=by_entry(model), trust=True)
     batch = torch.tensor([[sign]], dtype=dtype)
-    found = truncation_error(Diagonal(u, v).eval(), linear, [batch], geometry=geometry, radius=radius, steps=10)
+    found = truncation_error(model, linear, [batch], geometry=geometry, radius=radius, steps=10)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
     assert found.mean == pytest.approx(abs(truncated - exact) / truncated, rel=rel, abs=1e-5)
     assert found.reach == pytest.approx(abs(b), rel=1e-5)
@@ -267,10 +268,9 @@ def test_a_diagonal_network_has_the_error_of_its_closed_forms(metric: str, radiu
     beta = u * v
     climbed = climb(measuring.objective(f"{metric} second", regression, beta), radius, 20)
     expected = float(measuring.truncation_error(metric, regression, beta, climbed))
-    geometry = Quotient(metric, symmetries=by_entry(u), trust=True)
-    found = truncation_error(
-        Diagonal(u, v).eval(), squared, [(regression.X, regression.y)], geometry=geometry, radius=radius
-    )
+    model = Diagonal(u, v).eval()
+    geometry = Quotient(metric, symmetries=by_entry(model), trust=True)
+    found = truncation_error(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
     assert found.mean == pytest.approx(expected, rel=1e-6, abs=1e-9)
     b = climbed.z / measuring.along(f"{metric} second", regression, beta).lengths
     assert found.reach == pytest.approx(float(b.abs().max()), rel=1e-6)
@@ -318,7 +318,7 @@ def test_error_and_reach_are_constant_along_the_orbit(
 ) -> None:
     here, *there = (
         truncation_error(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.05, steps=5)
-        for m in (model, moved(model, 0.01), moved(model, 10.0, seed=3))
+        for m in (model, moved(model, batches[0][0], 0.01), moved(model, batches[0][0], 10.0, seed=3))
     )
     for other in there:
         assert other.values == pytest.approx(here.values, rel=1e-5, abs=1e-9)
@@ -363,10 +363,11 @@ def test_a_loss_that_does_not_rise_is_refused() -> None:
     def hill(model: nn.Module, batch: Tensor) -> Tensor:
         return -((model(batch) - 1) ** 2).sum()
 
-    geometry = Quotient(symmetries=by_entry(u), trust=True)
+    model = Diagonal(u, u.clone()).eval()
+    geometry = Quotient(symmetries=by_entry(model), trust=True)
     batch = torch.ones(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"The loss on batch 0 does not rise within radius 0\.1"):
-        truncation_error(Diagonal(u, u.clone()).eval(), hill, [batch], geometry=geometry, radius=0.1)
+        truncation_error(model, hill, [batch], geometry=geometry, radius=0.1)
 
 
 def test_bad_settings_are_refused_as_those_of_the_worst_case() -> None:
@@ -459,11 +460,10 @@ def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch]
 def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: float) -> None:
     """L = u v: the relative speed is radius / sqrt(2)."""
     u = torch.ones(1, dtype=torch.float64)
-    geometry = Quotient("inv", order, symmetries=by_entry(u), trust=True)
+    model = Diagonal(u, u.clone()).eval()
+    geometry = Quotient("inv", order, symmetries=by_entry(model), trust=True)
     for radius, beyond in ((math.sqrt(2) * limit * 0.999, False), (math.sqrt(2) * limit * 1.001, True)):
-        found = WorstCase(geometry, radius, steps=10).of(
-            Diagonal(u, u.clone()).eval(), linear, [torch.ones(1, 1, dtype=torch.float64)]
-        )
+        found = WorstCase(geometry, radius, steps=10).of(model, linear, [torch.ones(1, 1, dtype=torch.float64)])
         assert found.reach == pytest.approx(radius / math.sqrt(2), rel=1e-9)
         assert bool(found.beyond_reach) == beyond
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from quotient_manifolds.sharpness import worst_case_sharpness
 from quotient_manifolds.symmetries import (
     Symmetries,
     find_symmetries,
+    key_bias,
     prove_on_batch,
     prove_symmetries,
     random_move,
     without_biases,
 )
-from tests.models import BY_NAME, IDS, llama, noise
+from tests.models import BY_NAME, IDS, claimed, llama, noise
 
 EVERYWHERE = (
     "torch",
@@ -94,7 +96,7 @@ def test_a_tied_bias_is_no_translation() -> None:
 
 
 class Bounded(nn.Module):
-    """BERT-like attention whose scores pass through tanh: GL(h) holds, the key bias matters."""
+    """Attention whose scores pass through tanh: GL(h) holds, the key bias matters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,9 +107,6 @@ class Bounded(nn.Module):
         q, k, v = (p(x).unflatten(-1, (3, 4)) for p in (self.q_proj, self.k_proj, self.v_proj))
         weights = torch.einsum("bihd,bjhd->bhij", q, k).tanh().softmax(-1)
         return self.o_proj(torch.einsum("bhij,bjhd->bihd", weights, v).flatten(-2))
-
-
-Bounded.__name__ = "ViTAttention"
 
 
 def bounded() -> nn.Module:
@@ -124,21 +123,24 @@ def squared(model: nn.Module, batch: Tensor) -> Tensor:
 
 def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
     model, x = bounded(), noise(4, 5, 12)
-    found = find_symmetries(model)
-    proof = prove_symmetries(model, x, found)
+    found = find_symmetries(model, x)
+    assert [shift.kind for shift in found.translations] == ["value/output bias"]
+    keys = key_bias(found.pairs[0], found.pairs[0].H.views[1])
+    wrong = replace(found, translations=(keys, *found.translations))
+    proof = prove_symmetries(model, x, wrong)
     assert [pair.verdict for pair in proof.pairs] == ["proved", "proved"]
     assert [shift.verdict for shift in proof.translations] == ["refuted", "proved"]
-    assert [shift.kind for shift in proof.proved(found).translations] == ["value/output bias"]
-    geometry = Quotient().proved(model, squared, x)
+    assert proof.proved(wrong).translations == found.translations
+    geometry = Quotient(symmetries=wrong).proved(model, squared, x)
     assert isinstance(geometry, Quotient)
-    assert geometry.symmetries is not None
-    assert [shift.kind for shift in geometry.symmetries.translations] == ["value/output bias"]
+    assert isinstance(geometry.symmetries, Symmetries)
+    assert geometry.symmetries.translations == found.translations
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
     assert result.base_losses[0] == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
 
 def test_a_shift_that_is_not_made_up_for_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_symmetries(BY_NAME["BERT"].build())
+    found = BY_NAME["BERT"].found()
     kind = type(found.translations[0])
     right = kind.shift
     monkeypatch.setattr(
@@ -161,12 +163,12 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     with torch.no_grad():
         for w in model.parameters():
             w.normal_(std=0.5)
-    found = find_symmetries(model)  # by the name of the class, which does not rotate
+    found = claimed(model)  # as if it did not rotate
     with pytest.raises(ValueError, match=r"It does for 0 query/key; use Adaptive\(\), pass symmetries="):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
     trusting = Quotient(symmetries=found, trust=True)
     assert worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2).mean > 0
-    assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]  # by what it computes
+    assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
     proved = prove_symmetries(model, x, found).proved(found)
     assert [pair.kind for pair in proved.pairs] == ["value/output"]
     assert "0.q_proj.weight" in proved.rest
@@ -182,7 +184,7 @@ def test_the_proof_on_a_batch_takes_few_evaluations_of_few_examples() -> None:
 
     case = BY_NAME["torch encoder"]
     model = case.build()
-    proof = prove_on_batch(model, loss, noise(8, 5, 12), find_symmetries(model))
+    proof = prove_on_batch(model, loss, noise(8, 5, 12), case.found(model))
     assert proof.all_proved
     assert set(sizes) == {(2, torch.float64)}
     assert len(sizes) <= 14
@@ -194,8 +196,9 @@ def test_a_loss_that_insists_on_its_precision_is_proved_in_it() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:  # a float32 weight and a fixed batch size
         return (model(batch) * targets @ torch.ones(12, 1)).mean()
 
-    model = BY_NAME["torch encoder"].build()
-    proof = prove_on_batch(model, loss, noise(4, 5, 12), find_symmetries(model))
+    case = BY_NAME["torch encoder"]
+    model = case.build()
+    proof = prove_on_batch(model, loss, noise(4, 5, 12), case.found(model))
     assert all(claim.holds for claim in (*proof.pairs, *proof.translations))
     assert proof.noise >= torch.finfo(torch.float32).eps
 
@@ -205,7 +208,7 @@ def test_a_loss_that_insists_on_its_precision_is_proved_in_it() -> None:
 
 def translated(model: nn.Module, size: float) -> nn.Module:
     """The same function with other biases."""
-    found = find_symmetries(model)
+    found = BY_NAME["torch encoder"].found(model)
     params = {name: w.detach().clone() for name, w in model.named_parameters()}
     for shift in found.translations:
         shift.shift(params, size * torch.randn(shift.bias.shape, dtype=torch.float64))
@@ -235,16 +238,16 @@ def test_sharpness_does_not_change_under_translations_unless_biases_are_rows(met
 def test_sharpness_does_not_change_under_everything_at_once() -> None:
     model, x = BY_NAME["torch encoder"].build().double(), noise(2, 5, 12).double()
     other = copy.deepcopy(model)
-    other.load_state_dict(random_move(model, scale=0.1, seed=4), strict=False)
+    other.load_state_dict(random_move(model, find_symmetries(model, x), scale=0.1, seed=4), strict=False)
     assert sharpness(other, Quotient(), x) == pytest.approx(sharpness(model, Quotient(), x), rel=1e-8)
 
 
 def test_needless_biases_stay_zero_and_the_query_bias_is_a_row() -> None:
     model = BY_NAME["BERT"].build()
-    found = find_symmetries(model)
+    found = BY_NAME["BERT"].found(model)
     left = without_biases(found.pairs, found.translations)
     assert [(pair.n, pair.m) for pair in left] == [(13, 12), (12, 12)] * 2
-    space = Quotient().at(model)
+    space = Quotient(symmetries=found).at(model)
     moved = space.move(space.sample(torch.Generator().manual_seed(0)))
     for name, w in moved.items():
         if name.endswith(("attention.self.key.bias", "attention.self.value.bias")):
@@ -258,11 +261,12 @@ def test_a_frozen_bias_is_not_touched(frozen: str) -> None:
     model = BY_NAME["BERT"].build()
     for name, w in model.named_parameters():
         w.requires_grad_(not name.endswith(f"attention.{frozen}"))
+    geometry = Quotient(symmetries=BY_NAME["BERT"].found(model))
     if frozen == "self.value.bias":
         with pytest.raises(ValueError, match="is frozen in part"):
-            Quotient().at(model)
+            geometry.at(model)
         return
-    point = Quotient().at(model).point
+    point = geometry.at(model).point
     assert not any(name.endswith(f"attention.{frozen}") for name in point)
     name = "encoder.layer.0.attention.self.value.bias"
     assert point[name].any()
@@ -278,7 +282,7 @@ def test_biases_is_one_of_two() -> None:
 
 
 def test_translations_are_printed_and_plain_data() -> None:
-    found = find_symmetries(BY_NAME["BERT"].build())
+    found = BY_NAME["BERT"].found()
     assert "encoder.layer.0.attention value/output bias" in str(found)
     assert found.to_dict()["translations"][0]["group"] == "R^12"
     assert Symmetries(()).to_dict()["translations"] == []
