@@ -96,36 +96,32 @@ def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
     return point
 
 
-def check_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> None:
-    """Raise ValueError unless the pair is a point of its manifold: G and H of full rank."""
-    if pair.h > min(pair.n, pair.m):
-        reason = f"its heads are {pair.h} wide, and factors of {pair.n} and {pair.m} rows cannot have that rank"
-    else:
-        x = pair.read(point).to(torch.float64)
-        ok, reason = pair.manifold(metric, eps).check_point_on_manifold(x, explain=True)
-        if ok:
-            return
-        if pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
-            reason = f"B is 0, as peft starts it, and B A must have rank {pair.h}; measure after training has begun"
+def has_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> bool:
+    """Tell whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
+
+    A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
+    """
+    reason = _rank_problem(pair, point, metric, eps)
+    if not reason:
+        return True
+    if pair.kind in BESIDE_ATTENTION:
+        warnings.warn(f"Pair {pair.name} is measured elementwise, for {reason}", stacklevel=3)
+        return False
     raise ValueError(
         f"Pair {pair.name} cannot be measured in a quotient metric: {reason}; use Adaptive(), or pass symmetries= "
         f"without this pair"
     )
 
 
-def has_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> bool:
-    """Tell whether a pair has full rank; one of attention or an adapter that has not is an error, others are a warning.
-
-    A network may well have a neuron that is 0 on one side. It is measured elementwise then, with those of its pair.
-    """
-    try:
-        check_rank(pair, point, metric, eps)
-    except ValueError as error:
-        if pair.kind not in BESIDE_ATTENTION:
-            raise
-        warnings.warn(f"{error}. It is measured elementwise here.", stacklevel=3)
-        return False
-    return True
+def _rank_problem(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> str:
+    if pair.h > min(pair.n, pair.m):
+        return f"its heads are {pair.h} wide, and factors of {pair.n} and {pair.m} rows cannot have that rank"
+    ok, reason = pair.manifold(metric, eps).check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
+    if ok:
+        return ""
+    if pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
+        return f"B is 0, as peft starts it, and B A must have rank {pair.h}; measure after training has begun"
+    return str(reason)
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:

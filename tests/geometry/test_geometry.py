@@ -24,6 +24,7 @@ from quotient_manifolds.sharpness.vector import dot, norm
 from quotient_manifolds.symmetries import (
     Params,
     Scope,
+    SymmetricPair,
     Symmetries,
     declare_pair,
     find_symmetries,
@@ -138,7 +139,11 @@ def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     if isinstance(geometry, Quotient):
         assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
         space = space_at(replace(geometry, symmetries="paper"), model)
-    pairs = symmetries_of(model).within("paper").pairs if isinstance(geometry, Quotient) and geometry.norm == "metric" else ()
+    pairs = (
+        symmetries_of(model).within("paper").pairs
+        if isinstance(geometry, Quotient) and geometry.norm == "metric"
+        else ()
+    )
     for pair in pairs:  # elsewhere on its orbit
         torch.testing.assert_close(product(pair, space.point), product(pair, own), rtol=1e-12, atol=1e-13)
         assert not torch.equal(pair.read(space.point), pair.read(own))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.symmetries import (
-    Factor,
-    ParameterView,
     SymmetricPair,
     Symmetries,
+    declare_pair,
     prove_symmetries,
     random_move,
 )
+from quotient_manifolds.symmetries.pair import Group
 
 PREFIX = "model.layers.0.self_attn"
 
@@ -53,20 +55,21 @@ def llama() -> nn.Module:
     return model
 
 
-def pair_of(model: nn.Module, weight: str, bias: str, sizes: dict[str, int]) -> SymmetricPair:
+def pair_of(model: nn.Module, weight: str, bias: str, sizes: dict[str, int], acts: Group = "GL(1, C)") -> SymmetricPair:
     """The query/key pair whose coordinates are split into planes by the patterns given."""
-    params = dict(model.named_parameters())
 
-    def factor(projection: str, g: int) -> Factor:
-        stored = f"{PREFIX}.{projection}_proj"
-        return Factor(
-            tuple(
-                ParameterView.of(f"{stored}.{kind}", params[f"{stored}.{kind}"], pattern, {**sizes, "g": g, "two": 2})
-                for kind, pattern in (("weight", weight), ("bias", bias))
-            )
-        )
+    def factor(projection: str, g: int) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        stored, known = f"{PREFIX}.{projection}_proj", {**sizes, "g": g, "two": 2}
 
-    return SymmetricPair("query/key", "query/key", factor("q", 3), factor("k", 1), "GL(1, C)")
+        def part(stored: Tensor, how: str) -> Tensor:
+            used = {
+                axis: size for axis, size in known.items() if axis in how.replace("(", " ").replace(")", " ").split()
+            }
+            return rearrange(stored, how, **used)
+
+        return lambda w: torch.cat([part(w[f"{stored}.weight"], weight), part(w[f"{stored}.bias"], bias)], dim=1)
+
+    return declare_pair(model, "", "query/key", G=factor("q", 3), H=factor("k", 1), acts=acts)
 
 
 HALVES = (
@@ -106,7 +109,7 @@ def test_the_whole_linear_group_is_refuted() -> None:
     model = llama()
     pair = pair_of(model, *HALVES, {"heads": 2})
     plane = SymmetricPair("plane", "query/key", pair.G, pair.H, "GL(h)")
-    whole = pair_of(model, "(heads g h) rows -> heads (g rows) h", "(heads g h) -> heads g h", {"heads": 2, "two": 2})
+    whole = pair_of(model, "(heads g h) rows -> heads (g rows) h", "(heads g h) -> heads g h", {"heads": 2}, "GL(h)")
     head = SymmetricPair("head", "query/key", whole.G, whole.H, "GL(h)")
     proof = prove_symmetries(model, IDS, Symmetries((plane, head)))
     assert [claim.verdict for claim in proof.pairs] == ["refuted", "refuted"]

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import quotient_manifolds as qm
 from quotient_manifolds.replica import parameter_reached, private_batch, replica
-from quotient_manifolds.symmetries import Symmetries, bottleneck
+from quotient_manifolds.symmetries import Symmetries
 
 Batch = tuple[Tensor, Tensor]
 WIDTH, CLASSES = 6, 3
@@ -178,7 +178,8 @@ def made(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 def two_pairs(model: nn.Module) -> Symmetries:
     """Of two linear layers in a row."""
-    return qm.find_symmetries(model, matchers=(bottleneck,))
+    x = torch.randn(2, WIDTH, dtype=next(model.parameters()).dtype)
+    return qm.find_symmetries(model, x)
 
 
 def linear_pair() -> nn.Module:
