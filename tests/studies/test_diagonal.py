@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
-from quotient_manifolds.symmetries import Factor, ParameterView, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import Symmetries, declare_pair
 from studies.__main__ import study as study_command
 from studies.diagonal import closed_form
 from studies.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
@@ -149,8 +149,9 @@ def test_the_whole_library_finds_the_same_sharpness(measure: str, radius: float)
     regression = Regression.draw(6, random, dimension=10)
     u, v = (0.5 + torch.rand(2, 10, generator=random, dtype=torch.float64)).unbind()
     v = v * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(5)
-    sides = [Factor((ParameterView.of(name, u, "heads -> heads 1 1", {}),)) for name in ("u", "v")]
-    symmetries = Symmetries((SymmetricPair("diagonal", "value/output", *sides),))
+    model = DiagonalNetwork(u, v).eval()
+    u_side, v_side = (lambda w: w["u"][:, None, None]), (lambda w: w["v"][:, None, None])
+    symmetries = Symmetries((declare_pair(model, "diagonal", "u/v", G=u_side, H=v_side),))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return ((model(batch[0]) - batch[1]) ** 2).sum()
@@ -159,7 +160,6 @@ def test_the_whole_library_finds_the_same_sharpness(measure: str, radius: float)
     if measure != "adaptive":
         metric, geodesic = measure.split()
         geometry = Quotient(metric, geodesic, symmetries=symmetries, trust=True)  # type: ignore[arg-type]
-    model = DiagonalNetwork(u, v).eval()
     rise = float(climb(objective(measure, regression, u * v), radius, 20).rise)
     found = worst_case_sharpness(model, loss, [(regression.X, regression.y)], geometry=geometry, radius=radius)
     assert found.mean == pytest.approx(rise, rel=1e-9)

@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 
 import quotient_manifolds as qm
 from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
-from quotient_manifolds.symmetries import bottleneck, find_symmetries
+from quotient_manifolds.symmetries import find_symmetries
 from studies.__main__ import toy
 from studies.toy import (
     MEASURES,
@@ -126,7 +126,7 @@ def test_the_networks_own_quotient_gives_the_same(metric: str, order: str) -> No
     """Through the whole library: the pair found in the model, proved on its loss, measured on FixedRankQuotient."""
     point = POINTS[0]
     model = network(point)
-    symmetries = find_symmetries(model, matchers=(bottleneck,))
+    symmetries = find_symmetries(model, batch(SEVERAL)[0])
     found = qm.worst_case_sharpness(
         model,
         squared_error,
