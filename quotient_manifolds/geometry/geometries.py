@@ -24,7 +24,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries, find_symmetries
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries
 
 
 class Geometry(ABC):

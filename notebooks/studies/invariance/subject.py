@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.symmetries import MATCHERS, Symmetries, bottleneck, find_symmetries, neurons
+from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from studies.fibres.cases import small_model
 
 OFF = 1e-3  # relative, of parameters drawn in float32: sums of those lie where float32 rounds either way
@@ -57,8 +57,7 @@ class Subject:
 
     def symmetries(self) -> Symmetries:
         """Find all that leaves the loss alone."""
-        matchers = (*MATCHERS, neurons, bottleneck)
-        return find_symmetries(self.model, self.batch, evaluate=loss, matchers=matchers)
+        return find_symmetries(self.model, self.batch, evaluate=loss)
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
