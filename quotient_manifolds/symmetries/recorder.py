@@ -20,6 +20,7 @@ _WIDE = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
+_SHARED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _AS_OTHER_TYPE = torch.ops.aten.view.dtype  # looks at the bits of a number, which have a meaning in its own type alone
 _CHOICES = frozenset(("embedding", "index", "index_select", "gather"))  # of few numbers out of what may be many
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
@@ -77,13 +78,15 @@ class Recorder(TorchDispatchMode):
     """Write down every operation of ATen; the tensors are kept alive, so that no memory is used twice.
 
     All that is computed is float64, whatever type is asked for; shared weights stand among the arguments as they are.
-    written: the addresses of those that operations were about to write to, each of which was stopped.
+    written: the addresses of those that operations were about to write to, each of which was stopped. failed: what an
+    operation raised last.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
         self.written: set[int] = set()
+        self.failed: Exception | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,6 +95,9 @@ class Recorder(TorchDispatchMode):
             found, operation = _call(func, args, kwargs or {})
         except WritesToWeight as stopped:
             self.written |= stopped.addresses
+            raise
+        except Exception as error:
+            self.failed = error
             raise
         self.operations.append(operation)
         return found
@@ -108,8 +114,8 @@ def record(model: nn.Module, inputs: Any, evaluate: Evaluate) -> Recorded:
         shared = {name: w.weight for name, w in params.items() if isinstance(w, SharedWeight)}
         try:
             found, given = _run(replica(model, params, doubled), inputs, evaluate, recorder)
-        except Exception:
-            if not shared:
+        except Exception as error:
+            if not shared or error is recorder.failed:  # copies would not help
                 raise
             if not recorder.written:
                 copied |= shared.keys()
@@ -156,7 +162,7 @@ def _can_share(weight: Tensor) -> bool:
     """Return whether a weight is plain numbers, in order, with a memory of their own."""
     return (
         type(weight.detach()) is Tensor
-        and weight.is_floating_point()
+        and weight.dtype in _SHARED
         and weight.layout == torch.strided
         and weight.device.type != "meta"
         and weight.is_contiguous()

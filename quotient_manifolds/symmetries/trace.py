@@ -195,7 +195,7 @@ class Trace:
         for operation, name, numbers in sorted(others, key=lambda each: self._places[id(each[0])]):
             if name not in masks:
                 masks[name] = self.mask(name, touched[name])
-            if bool(masks[name][numbers.flatten()].any()):
+            if bool(masks[name][numbers].any()):
                 return f"{operation.name} uses {name} too"
         return ""
 
@@ -214,5 +214,5 @@ class Trace:
         """Return where in a parameter, flat, the numbers are that indices say."""
         mask = torch.zeros(self.params[name].numel(), dtype=torch.bool)
         for numbers in parts:
-            mask[numbers.flatten()] = True
+            mask[numbers] = True
         return mask

@@ -202,9 +202,13 @@ def test_weights_that_lie_in_one_memory_or_out_of_order_are_told_apart() -> None
     torch.testing.assert_close(Trace(model, X).outputs, in_float64(ordered, X), rtol=1e-12, atol=1e-12)
 
 
-def test_a_run_that_fails_says_why() -> None:
+def test_a_run_that_fails_says_why_and_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[None] = []
+    replica = recorder.replica
+    monkeypatch.setattr(recorder, "replica", lambda *args: runs.append(None) or replica(*args))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Trace(nn.Linear(3, 4).eval(), X)
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("kind", TYPES[:3], ids=str)
