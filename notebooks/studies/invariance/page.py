@@ -57,7 +57,7 @@ def invariance_page(found: Invariance) -> str:
 def _summary(found: Invariance) -> str:
     measured = [row for row in found.rows if not row.failure]
     said = [
-        f"in {precision} to {_power(target)} in {sum(precision not in row.missed for row in measured)}"
+        f"in {precision} to {_power(target)} in {sum(not row.misses(precision) for row in measured)}"
         for precision, target in TARGETS.items()
     ]
     return f"Of {len(found.rows)} models all measures agree {' and '.join(said)}."
@@ -79,20 +79,20 @@ def _cells(row: Row) -> list[str]:
 def _why(row: Row) -> str:
     """Say where what misses a target comes from, and what there is no value of."""
     said = [f"no {measure}: {reason}" for measure, reason in (row.absent or {}).items()]
-    if "float64" in row.missed:
-        said.append("float64")
-    if "float32" in row.missed:
-        stored = max(value for values in (row.stored or {}).values() for value in values.values())
+    for metric, measure in row.misses("float64"):
+        said.append(f"float64: {measure} of {metric}")
+    if stored := row.stored_apart:
         said.append(
             "float32: moved weights are rounded when they are stored, and are then of another function, which in "
-            f"float64 differs by up to {_power(stored)}, too"
+            f"float64 differs by up to {_power(max(stored.values()))}, too"
         )
-        said += [
-            f"the {measure} of {metric} nearly cancels, its standard error is {spread:.0f} times as large"
-            for metric, values in (row.spread or {}).items()
-            for measure, spread in values.items()
-            if spread > 3 and (row.changes or {})["float32"][metric][measure] > TARGETS["float32"]
-        ]
+    said += [
+        f"float32: the {measure} of {metric} nearly cancels, its standard error is {ratio:.0f} times as large"
+        for (metric, measure), ratio in row.cancelling.items()
+    ]
+    for metric, measure in row.misses("float32"):
+        if (metric, measure) not in {*row.stored_apart, *row.cancelling}:
+            said.append(f"float32: {measure} of {metric}")
     return "; ".join(said)
 
 

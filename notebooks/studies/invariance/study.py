@@ -34,6 +34,8 @@ TARGETS = {"float64": 1e-9, "float32": 1e-3}
 MOVES = ((0.3, 0), (1.0, 1), (3.0, 2), (3.0, 3))  # log-scales, each with a seed
 RADIUS, STEPS, SAMPLES = 0.05, 5, 4
 
+ENOUGH = 3  # times: what explains most of a change, and what nearly cancels
+
 Values = dict[str, dict[str, float]]
 """By metric, by measure."""
 
@@ -45,9 +47,9 @@ class Row:
 
     moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
     from 1, which shows that the moves are none. loss: the change of the loss itself, by precision. changes: by
-    precision, metric and measure. stored: where float32 misses its target, what becomes of it at the farthest move in
-    float64, of weights that were stored in float32, and spread: the standard errors of means over directions, relative
-    to the means. absent: measures that there are none of, with the reason.
+    precision, metric and measure. Of rows where float32 misses its target, stored: the same in float64, of weights that
+    were stored in float32; spread: standard errors of means over directions, relative to the means. absent: measures
+    that there are none of, with the reason.
     """
 
     name: str
@@ -66,10 +68,30 @@ class Row:
         """Return the largest change of any measure in this precision."""
         return _largest((self.changes or {})[precision])
 
+    def misses(self, precision: str) -> list[tuple[str, str]]:
+        """Return the metrics and measures that change by more than the target of this precision."""
+        return [
+            (metric, measure)
+            for metric, values in (self.changes or {}).get(precision, {}).items()
+            for measure, change in values.items()
+            if not change <= TARGETS[precision]
+        ]
+
     @property
-    def missed(self) -> tuple[str, ...]:
-        """Return the precisions in which a measure changes by more than its target."""
-        return tuple(each for each, target in TARGETS.items() if self.changes and not self.worst(each) <= target)
+    def stored_apart(self) -> dict[tuple[str, str], float]:
+        """Return how far what misses in float32 changes in float64, of weights stored in float32, if that is why."""
+        found = {(metric, measure): (self.stored or {})[metric][measure] for metric, measure in self.misses("float32")}
+        single = (self.changes or {})["float32"] if found else {}
+        return {place: change for place, change in found.items() if ENOUGH * change > single[place[0]][place[1]]}
+
+    @property
+    def cancelling(self) -> dict[tuple[str, str], float]:
+        """Return the relative standard errors of those misses in float32 that are means which nearly cancel."""
+        found = {
+            (metric, measure): (self.spread or {}).get(metric, {}).get(measure, 0.0)
+            for metric, measure in self.misses("float32")
+        }
+        return {place: ratio for place, ratio in found.items() if ratio > ENOUGH}
 
 
 @final
@@ -137,7 +159,7 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
     errors: Values = {}
     before = {precision: (each.loss(), _measured(each, absent, errors)) for precision, each in _precisions(here)}
     losses, changes = dict.fromkeys(TARGETS, 0.0), {precision: Values() for precision in TARGETS}
-    ratio, farthest, stored = 1.0, 0.0, None
+    ratio, stored = 1.0, None
     for scale, seed in moves:
         there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
         ratio = max(ratio, _adaptive(there) / start, key=lambda each: max(each, 1 / each))
@@ -146,9 +168,9 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
             losses[precision] = max(losses[precision], abs(each.loss() / loss_before - 1))
             change = _change(_measured(each, absent), values)
             changes[precision] = _larger(changes[precision], change)
-            if precision == "float32" and _largest(change) > max(farthest, TARGETS[precision]):
-                farthest = _largest(change)
-                stored = _change(_measured(each.to(torch.float64), absent), before["float64"][1])
+            if precision == "float32" and not _largest(change) <= TARGETS[precision]:
+                rounded = _measured(each.to(torch.float64), absent)
+                stored = _larger(stored or {}, _change(rounded, before["float64"][1]))
     spread = None if stored is None else errors
     return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, stored, spread, absent)
 
