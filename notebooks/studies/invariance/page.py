@@ -79,12 +79,21 @@ def _cells(row: Row) -> list[str]:
 def _why(row: Row) -> str:
     """Say where what misses a target comes from, and what there is no value of."""
     said = [f"no {measure}: {reason}" for measure, reason in (row.absent or {}).items()]
-    for metric, measure in row.misses("float64"):
-        said.append(f"float64: {measure} of {metric}")
+    if row.cast:
+        largest = max((row.uncast or {})[metric][measure] for metric, measure in row.cast)
+        said.append(
+            "float64: the model casts to float32 inside, where a last digit may fall to either side; without the casts "
+            f"the change is {_power(largest)}"
+        )
+    said += [
+        f"float64: {measure} of {metric}"
+        for metric, measure in row.misses("float64")
+        if (metric, measure) not in row.cast
+    ]
     if stored := row.stored_apart:
         said.append(
-            "float32: moved weights are rounded when they are stored, and are then of another function, which in "
-            f"float64 differs by up to {_power(max(stored.values()))}, too"
+            "float32: moved weights are rounded when they are stored, which alone changes this in float64 by "
+            f"up to {_power(max(stored.values()))}"
         )
     said += [
         f"float32: the {measure} of {metric} nearly cancels, its standard error is {ratio:.0f} times as large"

@@ -19,13 +19,14 @@ from quotient_manifolds.sharpness import gradient_norm
 from quotient_manifolds.sharpness.average_case import AverageCase
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue
 from quotient_manifolds.sharpness.gradient_norm import GradientNorm
+from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.worst_case import WorstCase
 from quotient_manifolds.symmetries import Symmetries, random_move
 from quotient_manifolds.version import VERSION
 from studies.fibres.cases import kind_of
-from studies.invariance.subject import Subject, loss
+from studies.invariance.subject import Subject, loss, uncast_loss
 from studies.records import read_record, save_record
 
 METRICS = ("inv", "mix")
@@ -47,9 +48,10 @@ class Row:
 
     moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
     from 1, which shows that the moves are none. loss: the change of the loss itself, by precision. changes: by
-    precision, metric and measure. Of rows where float32 misses its target, stored: the same in float64, of weights that
-    were stored in float32; spread: standard errors of means over directions, relative to the means. absent: measures
-    that there are none of, with the reason.
+    precision, metric and measure. Of rows where float64 misses its target, uncast: the same without the casts to
+    float32 inside the model. Of rows where float32 misses its target, stored: the same in float64, of weights that were
+    stored in float32; spread: standard errors of means over directions, relative to the means. absent: measures that
+    there are none of, with the reason.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Row:
     adaptive: float = 1.0
     loss: dict[str, float] | None = None
     changes: dict[str, Values] | None = None
+    uncast: Values | None = None
     stored: Values | None = None
     spread: Values | None = None
     absent: dict[str, str] | None = None
@@ -75,6 +78,16 @@ class Row:
             for metric, values in (self.changes or {}).get(precision, {}).items()
             for measure, change in values.items()
             if not change <= TARGETS[precision]
+        ]
+
+    @property
+    def cast(self) -> list[tuple[str, str]]:
+        """Return those misses in float64 that are none without the casts to float32 inside the model."""
+        target = TARGETS["float64"]
+        return [
+            (metric, measure)
+            for metric, measure in self.misses("float64")
+            if self.uncast is not None and self.uncast[metric][measure] <= target
         ]
 
     @property
@@ -159,7 +172,7 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
     errors: Values = {}
     before = {precision: (each.loss(), _measured(each, absent, errors)) for precision, each in _precisions(here)}
     losses, changes = dict.fromkeys(TARGETS, 0.0), {precision: Values() for precision in TARGETS}
-    ratio, stored = 1.0, None
+    ratio, uncast, stored = 1.0, None, None
     for scale, seed in moves:
         there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
         ratio = max(ratio, _adaptive(there) / start, key=lambda each: max(each, 1 / each))
@@ -168,11 +181,14 @@ def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
             losses[precision] = max(losses[precision], abs(each.loss() / loss_before - 1))
             change = _change(_measured(each, absent), values)
             changes[precision] = _larger(changes[precision], change)
+            if precision == "float64" and not _largest(change) <= TARGETS[precision]:
+                free = (_measured(where, absent, function=uncast_loss) for where in (there, here))
+                uncast = _larger(uncast or {}, _change(*free))
             if precision == "float32" and not _largest(change) <= TARGETS[precision]:
                 rounded = _measured(each.to(torch.float64), absent)
                 stored = _larger(stored or {}, _change(rounded, before["float64"][1]))
     spread = None if stored is None else errors
-    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, stored, spread, absent)
+    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, uncast, stored, spread, absent)
 
 
 def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
@@ -180,16 +196,16 @@ def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
         yield precision, subject.to(getattr(torch, precision))
 
 
-def _measured(subject: Subject, absent: dict[str, str], errors: Values | None = None) -> Values:
+def _measured(subject: Subject, absent: dict[str, str], errors: Values | None = None, function: Loss = loss) -> Values:
     """Measure the model as it is, by symmetries that are found where it is.
 
     absent: takes what has no value; errors: the relative standard errors of means.
     """
-    proved: Any = Quotient(symmetries=subject.symmetries()).proved(subject.model, loss, subject.batch)
+    proved: Any = Quotient(symmetries=subject.symmetries()).proved(subject.model, function, subject.batch)
     found: Values = {}
     for metric in METRICS:
         geometry = replace(proved, metric=metric, trust=True)
-        prepared = PreparedModel.of(subject.model, loss, [subject.batch], geometry)
+        prepared = PreparedModel.of(subject.model, function, [subject.batch], geometry)
         found[metric] = {}
         for name, measure in _measures(geometry, subject.single).items():
             try:

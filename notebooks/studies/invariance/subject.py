@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from studies.fibres.cases import small_model
 
 OFF = 1e-3  # relative, of parameters drawn in float32: sums of those lie where float32 rounds either way
@@ -69,6 +70,12 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(logits.flatten(0, -2), words.flatten())
     outputs = [out] if isinstance(out, Tensor) else [each for each in out.values() if isinstance(each, Tensor)]
     return torch.stack([_distance(each, seed) for seed, each in enumerate(outputs)]).sum()
+
+
+def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the same in float64 throughout, where the model casts to float32 inside."""
+    with DoublePrecision():
+        return loss(model, batch)
 
 
 def _distance(output: Tensor, seed: int) -> Tensor:
