@@ -106,18 +106,31 @@ def find_head_means(trace: Trace, unseen: Iterable[Reader]) -> Iterator[UnreadMe
 def _normed_units(trace: Trace, y: Tensor) -> list[Tensor]:
     """Return the groups of units of y of which nothing but LayerNorms over each group is taken."""
     count = y.shape[-1]
+    views = [
+        (view, numbers, [user for user in trace.users(view) if not user.is_view])
+        for view, numbers in trace.follow(y, torch.arange(count).expand(y.shape))
+    ]
     groups: list[Tensor] = []
-    taken = torch.zeros(count, dtype=torch.bool)
-    for view, numbers in trace.follow(y, torch.arange(count).expand(y.shape)):
-        users = [user for user in trace.users(view) if not user.is_view]
-        over = [list(user.arguments[1]) == [view.shape[-1]] for user in users if user.name == "native_layer_norm"]
-        if trace.is_output(view) or (users and not (len(over) == len(users) and all(over))):
-            taken[numbers.flatten()] = True
-        elif users and 1 < view.shape[-1] < count:
+    others: list[Tensor] = []
+    for view, numbers, users in views:
+        size = view.shape[-1:].numel()
+        normed = 1 < size < count and all(_is_over(user, size) for user in users)
+        if trace.is_output(view) or (users and not normed):
+            others.append(numbers)
+        elif users:
             groups += numbers.flatten(0, -2).unique(dim=0)
-    members = torch.zeros(count).index_add_(0, torch.cat([*groups, torch.arange(0)]), torch.ones(sum(map(len, groups))))
-    taken |= members > 1
+    if not groups:
+        return []
+    taken = torch.zeros(count, dtype=torch.bool)
+    for numbers in others:
+        taken[numbers.flatten()] = True
+    taken |= torch.cat(groups).bincount(minlength=count) > 1
     return [units for units in groups if not bool(taken[units].any())]
+
+
+def _is_over(operation: Operation, size: int) -> bool:
+    """Return whether an operation is a LayerNorm over a last axis of this size."""
+    return operation.name == "native_layer_norm" and list(operation.arguments[1]) == [size]
 
 
 @dataclass(frozen=True, eq=False)
