@@ -27,9 +27,9 @@ less the rank of the Jacobian of the outputs, which needs no theory of symmetrie
 dimensions that `find_symmetries` finds, by family, each proved by moving along it, and the rank of all together. Where
 *not found* is 0, no continuous symmetry is missing.
 
-Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block,
-generic parameters and inputs), and small models that are written by hand. *near* counts directions that only the eps of
-norms breaks. *twice* is what two families have in common, and is subtracted. For a model of your own, see
+Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block
+or two, generic parameters and inputs), and small models that are written by hand. *near* counts directions that only
+the eps of norms breaks. *twice* is what two families have in common, and is subtracted. For a model of your own, see
 `inspect --certify` on [the command line](command_line.md).
 """
 
