@@ -24,7 +24,7 @@ def check_eval(model: nn.Module) -> None:
     """Raise ValueError naming the first module in train mode."""
     training = [name or "the model" for name, module in model.named_modules() if module.training]
     if training:
-        raise ValueError(f"a proof needs eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
+        raise ValueError(f"symmetries show in eval mode. Found {training[0]!r} in train mode: call model.eval() first.")
 
 
 def check_parameters(params: Any) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries.canonical import find_freedoms
-from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_weights
+from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_symmetries, check_weights
 from quotient_manifolds.symmetries.detect import looks_like_attention
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.norm_constant import find_norm_constants
@@ -23,7 +23,9 @@ from quotient_manifolds.symmetries.traced_pairs import find_pairs
 RUN_ERRORS = (RuntimeError, TypeError, IndexError, KeyError, ValueError, AttributeError, NotImplementedError)
 
 
-def find_symmetries(model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None) -> Symmetries:
+def find_symmetries(
+    model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None, declared: Symmetries | None = None
+) -> Symmetries:
     """Return the symmetries of `model`, the parameters in no pair, and what is refused, from one run on the batch.
 
     The operations of the run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
@@ -33,7 +35,8 @@ def find_symmetries(model: nn.Module, batch: Any, *, evaluate: Evaluate | None =
 
     batch: inputs as `prove_symmetries` takes them, `evaluate` likewise. Sequences of several tokens that go everywhere:
     what does not run on them is not seen. The first two examples are used, or all where experts would be idle else, in
-    float64. To declare what is not found, see `declare_pair`.
+    float64. declared: pairs (see `declare_pair`) and translations that are known, in the place of what is found of the
+    same parameters.
 
     A module used twice is found once, under the first name of its parameters. A model without attention may have no
     pairs, which is no error. `unrecognised` lists modules that have the names of attention, and of which nothing was
@@ -46,7 +49,10 @@ def find_symmetries(model: nn.Module, batch: Any, *, evaluate: Evaluate | None =
     check_loaded(model)
     params = dict(model.named_parameters())
     check_weights(params, (name for name, w in params.items() if w.is_floating_point()))
-    found, freedoms, refused = _traced(model, batch, evaluate)
+    declared = Symmetries(()) if declared is None else declared
+    check_symmetries(declared)
+    check_weights(params, declared.moved)
+    found, freedoms, refused = _traced(model, batch, evaluate, declared)
     touched = {name for pair in found.pairs for name in pair.names}
     check_weights(params, touched)
     rest = tuple(name for name in params if name not in touched)
@@ -55,7 +61,7 @@ def find_symmetries(model: nn.Module, batch: Any, *, evaluate: Evaluate | None =
 
 
 def _traced(
-    model: nn.Module, batch: Any, evaluate: Evaluate | None
+    model: nn.Module, batch: Any, evaluate: Evaluate | None, declared: Symmetries
 ) -> tuple[Match, tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return the pairs and the freedoms in a recorded run on the first examples or all, and what else is refused."""
     *first, whole = (*first_examples(batch), batch)
@@ -64,7 +70,7 @@ def _traced(
             trace = Trace(model, some, evaluate)
         except RUN_ERRORS:  # a loss may insist on the size of the batch
             continue
-        match, freedoms, refused = _found_in(trace)
+        match, freedoms, refused = _found_in(trace, declared)
         if not any(trace.idle_like(each.names) for each in freedoms):
             return match, freedoms, refused
     try:
@@ -74,20 +80,21 @@ def _traced(
         raise ValueError(
             f"{type(model).__name__} must run on the inputs, in float64, to show its symmetries; it raises {said}."
         ) from error
-    match, freedoms, refused = _found_in(trace)
+    match, freedoms, refused = _found_in(trace, declared)
     idle = {each: name for each in freedoms if (name := trace.idle_like(each.names))}
     why = "did not run, and may be part of it: give inputs that go everywhere"
     unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
     return match, tuple(each for each in freedoms if each not in idle), (*refused, *unsure)
 
 
-def _found_in(trace: Trace) -> tuple[Match, tuple[Freedom, ...], tuple[Refused, ...]]:
+def _found_in(trace: Trace, declared: Symmetries) -> tuple[Match, tuple[Freedom, ...], tuple[Refused, ...]]:
     """Return pairs, freedoms and what else is refused: all of it, if an operation is called as nobody thought of."""
     match, freedoms, refused = Match(), tuple[Freedom, ...](), tuple[Refused, ...]()
     try:
         match = find_pairs(trace)
     except RUN_ERRORS as error:
         refused = (_not_understood("pairs", error),)
+    match = match.beside(declared)
     try:
         freedoms, others = find_freedoms(trace, {name for pair in match.pairs for name in pair.names})
     except RUN_ERRORS as error:

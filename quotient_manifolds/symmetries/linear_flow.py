@@ -223,6 +223,11 @@ def added(
             return ended[0].expanded(shape) if ended else None
         factors = [f for form, f in zip(forms, factors, strict=True) if scores(form) is not None]
         forms = kept
+    elif any(scores(form) is not None for form in forms):  # what else is added stays as it is beside them
+        for form in forms:
+            flow.end(form, operation.name)
+        factors = [f for form, f in zip(forms, factors, strict=True) if scores(form) is not None]
+        forms = [found for form in forms if (found := scores(form)) is not None]
     whole = [form.expanded(shape) for form in forms if form is not None]
     terms = tuple(term.times(factor) for form, factor in zip(whole, factors, strict=True) for term in form.terms)
     opaque = [form.opaque for form in whole if form.opaque is not None]

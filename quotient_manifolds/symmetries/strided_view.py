@@ -43,6 +43,11 @@ class StridedView:
         first, second, third, last = (axis or () for axis in axes)
         return StridedView(name, offset + int(rows[0]), (first, second + third, last), numel)
 
+    @staticmethod
+    def column(name: str, size: int) -> StridedView:
+        """Return the view of a whole vector as (1, size, 1), as an output bias is viewed."""
+        return StridedView(name, 0, ((), ((size, 1),), ()), size)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Return (heads, rows, h)."""

@@ -42,6 +42,17 @@ class Match:
     translations: tuple[Translation, ...] = ()
     refused: tuple[Refused, ...] = ()
 
+    def beside(self, declared: Symmetries) -> Match:
+        """Return these and, first, what is declared, in the place of pairs that have parameters in common with it."""
+        kept = tuple(pair for pair in self.pairs if set(declared.moved).isdisjoint(pair.names))
+        names = {pair.name for pair in kept}
+        others = {pair.name for pair in declared.pairs}
+        return Match(
+            (*declared.pairs, *kept),
+            (*declared.translations, *(each for each in self.translations if each.pair in names)),
+            tuple(each for each in self.refused if each.name not in others),
+        )
+
 
 @dataclass(frozen=True)
 class Symmetries:

@@ -178,7 +178,7 @@ def _refusals(flow: Flow, blocks: Sequence[Block], outputs: Sequence[str]) -> It
             yield Refused(_name(flow, block, VALUE_OUTPUT), VALUE_OUTPUT, why)
         elif not scores and reason.operation in _ACTIVATIONS:
             why = f"{reason.operation} lets no factor pass: only a ReLU is positively homogeneous"
-            yield Refused(_name(flow, block, RELU), RELU, why)
+            yield Refused(_name(flow, block, "neurons"), "neurons", why)
 
 
 def _why(operation: str, kind: str, mixed: bool) -> str:

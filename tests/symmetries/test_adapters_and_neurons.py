@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
 from tests.models import noise
 from tests.small_models import build
 
-NEURONS = (RELU, GATED)
+NEURONS = (RELU, GATED, "neurons")
 
 
 def found_of(model: nn.Module, inputs: Any, *kinds: str) -> Symmetries:

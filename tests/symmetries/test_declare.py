@@ -84,3 +84,18 @@ def test_what_is_no_pair_is_one_sentence(case: str) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         declare_pair(model, "both", "own", G=G, H=H, acts=acts)
     assert "\n" not in str(caught.value)
+
+
+def test_declared_pairs_stand_beside_what_is_found() -> None:
+    """In the place of pairs of the same parameters; the rest of the model is found as if they had been found."""
+    block = nn.TransformerEncoderLayer(12, 3, 16, norm_first=True, batch_first=True).eval()
+    x = noise(2, 5, 12)
+    found = find_symmetries(block, x)
+    first = next(pair for pair in found.pairs if pair.kind == "query/key")
+    mine = declare_pair(block, "mine", "own", G=first.G.read, H=first.H.read)
+    again = find_symmetries(block, x, declared=Symmetries((mine,)))
+    kept = [pair.name for pair in found.pairs if set(first.names).isdisjoint(pair.names)]
+    assert [pair.name for pair in again.pairs] == ["mine own", *kept]
+    assert {each.pair for each in again.translations} <= set(kept)
+    assert [each.name for each in again.freedoms] == [each.name for each in found.freedoms]
+    assert prove_symmetries(block, x, again).all_proved
