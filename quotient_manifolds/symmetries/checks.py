@@ -91,7 +91,7 @@ def _problem(value: Any) -> str:
         return f"is complex ({value.dtype}), expected real numbers: no symmetry is known of complex weights."
     if value.dtype.itemsize < 2:
         return f"is {value.dtype}, which cannot be computed with: cast the model to float32 first."
-    if not bool(torch.isfinite(value).all()):
+    if value.numel() and not bool(torch.isfinite(torch.stack(value.detach().aminmax())).all()):  # NaN is both
         return "contains NaN or infinite values: the model's weights are broken."
     return ""
 
