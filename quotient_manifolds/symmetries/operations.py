@@ -35,6 +35,15 @@ _VIEWS = frozenset(
     ]
 )
 
+TURNS = {  # what changes the shape of the tensor that it takes: what gives a view of it instead
+    torch.ops.aten.transpose_.default: torch.ops.aten.transpose.int,
+    torch.ops.aten.t_.default: torch.ops.aten.t.default,
+    torch.ops.aten.unsqueeze_.default: torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.squeeze_.default: torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze_.dim: torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze_.dims: torch.ops.aten.squeeze.dims,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Operation:

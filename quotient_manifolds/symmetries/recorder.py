@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries.operations import Operation
+from quotient_manifolds.symmetries.operations import TURNS, Operation
 from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 
 _WIDE = {
@@ -91,6 +92,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        before = args[0].detach() if func in TURNS and not isinstance(args[0], SharedWeight) else None
         try:
             found, operation = _call(func, args, kwargs or {})
         except WritesToWeight as stopped:
@@ -99,8 +101,23 @@ class Recorder(TorchDispatchMode):
         except Exception as error:
             self.failed = error
             raise
+        if before is not None:
+            self._remember(operation.arguments[0], before)
+            view, (_, *others) = TURNS[func], operation.arguments
+            operation = Operation(view.overloadpacket.__name__, view, (before, *others), operation.options, (found,))
         self.operations.append(operation)
         return found
+
+    def _remember(self, turned: Tensor, before: Tensor) -> None:
+        """Put a tensor of the shape from before in the place of one whose shape has just changed."""
+
+        def old(leaf: Any) -> Any:
+            return before if leaf is turned else leaf
+
+        for place, each in enumerate(self.operations):
+            if any(leaf is turned for leaf in tree_leaves((each.arguments, each.options, each.outputs))):
+                arguments, options, outputs = tree_map(old, (each.arguments, each.options, each.outputs))
+                self.operations[place] = replace(each, arguments=arguments, options=options, outputs=outputs)
 
 
 def record(model: nn.Module, inputs: Any, evaluate: Evaluate) -> Recorded:

@@ -83,7 +83,7 @@ class StridedView:
                 f"{self.name!r} has shape {tuple(stored.shape)}, where {self.numel} numbers were expected, of which "
                 f"some are viewed as {self.shape}."
             )
-        return stored.reshape(-1)
+        return stored.reshape(-1).contiguous()  # a row may still have a stride, or be one number expanded
 
     def _opened(self, flat: Tensor) -> Tensor:
         parts = [part for axis in self.axes for part in axis]

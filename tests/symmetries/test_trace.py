@@ -202,6 +202,42 @@ def test_weights_that_lie_in_one_memory_or_out_of_order_are_told_apart() -> None
     torch.testing.assert_close(Trace(model, X).outputs, in_float64(ordered, X), rtol=1e-12, atol=1e-12)
 
 
+class Turned(nn.Module):
+    """Two linear maps with a ReLU between them, whose answer is turned in place, there and back."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.turn = nn.Linear(8, 5), nn.Linear(5, 3), turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers: Tensor = self.second(self.turn(self.first(x).relu()))
+        return answers
+
+
+TURNS = [
+    lambda h: h.transpose_(1, 2).transpose_(1, 2),
+    lambda h: h.unsqueeze_(1).squeeze_(1),
+    lambda h: h.unsqueeze_(0)[0],
+]
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=["transpose", "squeeze", "unsqueeze"])
+def test_what_changes_its_shape_in_place_is_followed(turn: Callable[[Tensor], Tensor]) -> None:
+    model = Turned(turn).double().eval()
+    assert [pair.group for pair in find_symmetries(model, X.double()).pairs] == ["GL+(1)^5"]
+
+
+def test_a_transposition_in_place_is_one() -> None:
+    model = Turned(lambda h: h.transpose_(1, 2)).double().eval()  # five tokens and five units: the shape tells nothing
+    assert not find_symmetries(model, X.double()).pairs
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+def test_recurrent_layers_are_understood(kind: type[nn.RNNBase]) -> None:
+    found = find_symmetries(kind(8, 6, batch_first=True).eval(), X)  # they turn their outputs in place
+    assert not any(each.name == "the model" for each in found.refused)
+
+
 def test_a_run_that_fails_says_why_and_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[None] = []
     replica = recorder.replica

@@ -50,6 +50,19 @@ def test_a_strided_view_writes_what_it_reads(heads: int) -> None:
     assert torch.equal(apart["w"], params["w"])
 
 
+def test_a_strided_view_reads_numbers_that_lie_apart_in_memory() -> None:
+    view = StridedView.of("w", 42, torch.arange(7)[None, None] * 6, torch.arange(6))
+    assert view is not None
+    stored = torch.arange(84.0).view(7, 12)[:, ::2]  # a row of it, flat, is a view with a step of 2
+    assert torch.equal(view.read({"w": stored}), stored.T[None])
+    one = torch.ones(()).expand(7, 6)  # as gradients are that are 0 everywhere
+    assert torch.equal(view.read({"w": one}), torch.ones(1, 6, 7))
+    wide = torch.zeros(7, 12)
+    view.write({"w": wide[:, ::2]}, stored.T[None])
+    assert torch.equal(wide[:, ::2], stored)
+    assert not wide[:, 1::2].any()
+
+
 def test_numbers_in_no_regular_order_have_no_strided_view() -> None:
     assert StridedView.of("w", 60, torch.tensor([[[0, 1, 5]]]), torch.arange(1)) is None
 
