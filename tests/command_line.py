@@ -126,7 +126,7 @@ def swapped(model):
 
 def shifts(model):
     import dataclasses
-    return dataclasses.replace(swapped(model), pairs=())
+    return dataclasses.replace(swapped(model), pairs=(), freedoms=())
 
 def undeclared(model):
     return 3

@@ -217,7 +217,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "the function raises no Exception": (("inspect", "M:base_exception"), ("Outcome", "in base_exception")),
     "the model leaves": (
         ("inspect", "M:leaving_forward", "--inputs", "M:inputs", "--symmetries", "M:swapped"),
-        ("has no attention",),
+        ("raised SystemExit: 0", "in forward"),
     ),
     "the forward fails": (
         ("measure", "M:broken_forward", "--data", "M:batches", "--geometry", "adaptive:0.1"),
