@@ -418,7 +418,7 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
 def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classifier, batches: list[Batch]) -> None:
     geometry = Quotient("inv")
     result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
-    space, random = geometry.at(model), generator(0)
+    space, random = geometry.proved(model, cross_entropy, batches[0]).at(model), generator(0)
     reaches = [space.reach(space.sample(random)) for _ in range(3)]
     assert len(set(reaches)) == 3
     assert result.reach == pytest.approx(0.01 * max(each for each in reaches if each is not None), rel=1e-9)
