@@ -70,7 +70,7 @@ class Alternating:
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
 def test_step_cost(geometry: Geometry, model: Classifier, batch: Batch, benchmark: BenchmarkFixture) -> None:
     parameters = tuple(model.parameters())
-    space = geometry.at(model)
+    space = geometry.proved(model, loss, batch).at(model)
     out = {name: torch.empty_like(w) for name, w in space.point.items()}
     objective = BatchObjective(model, loss, space, batch, out=out)
 
