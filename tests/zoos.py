@@ -233,8 +233,11 @@ def declared(model: nn.Module) -> Any:
 
         return cut
 
-    pair = declare_pair(model, "attention", "query/key", G=units("q"), H=units("k"))
-    return Symmetries((pair,))
+    def output(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return w["attention.o.weight"].unflatten(1, (2, 4)).transpose(0, 1)
+
+    query_key = declare_pair(model, "attention", "query/key", G=units("q"), H=units("k"))
+    return Symmetries((query_key, declare_pair(model, "attention", "value/output", G=units("v"), H=output)))
 
 
 def twice(file: Path) -> nn.Module:
