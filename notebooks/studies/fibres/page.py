@@ -30,8 +30,8 @@ dimensions that `find_symmetries` finds, by family, each proved by moving along 
 Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block
 or two, generic parameters and inputs), and small models that are written by hand. *near* counts directions that only
 the eps of norms breaks. *twice* is what two families have in common, and is subtracted. For a model of your own, see
-`inspect --certify` on [the command line](command_line.md). [Another page](invariance.md) has what measures say along the
-whole orbit of each model.
+`inspect --certify` on [the command line](command_line.md). [Another page](invariance.md) has what measures say along
+the whole orbit of each model.
 """
 
 
