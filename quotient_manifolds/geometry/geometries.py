@@ -161,7 +161,7 @@ class Quotient(Geometry):
         }
 
     def at(self, model: nn.Module) -> TangentSpace:
-        point = measured_parameters(model)
+        point = start = measured_parameters(model)
         symmetries = self.symmetries
         if not isinstance(symmetries, Symmetries):
             raise ValueError(
@@ -181,7 +181,7 @@ class Quotient(Geometry):
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
         point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
-        pairs = [pair for pair in pairs if has_rank(pair, point, self.metric, self.eps)]
+        pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
         if self.eps == 0 and self.norm == "metric":  # otherwise the place in the orbit counts
             point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
@@ -219,7 +219,7 @@ class Quotient(Geometry):
 def _why(symmetries: Symmetries) -> str:
     """Say what was found instead of measured pairs, if anything."""
     if symmetries.pairs:
-        return f" (its {len(symmetries.pairs)} pairs are frozen: their parameters have requires_grad=False)"
+        return f" (each of its {len(symmetries.pairs)} has a frozen parameter, with requires_grad=False)"
     if symmetries.unrecognised:
         return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
     return f" ({symmetries.refused[0]})" if symmetries.refused else ""

@@ -96,12 +96,18 @@ def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
     return point
 
 
-def has_rank(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> bool:
+def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> bool:
     """Tell whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
 
     A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
+    start: the parameters before anything was moved to its canonical place.
     """
     reason = _rank_problem(pair, point, metric, eps)
+    if reason and not _rank_problem(pair, start, metric, eps):
+        reason = (
+            "it has full rank in the model, but none where all that norms and logits leave free is at its canonical "
+            "place, which symmetries='pairs' leaves alone"
+        )
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:

@@ -167,6 +167,15 @@ def test_a_model_without_pairs_is_measured_where_its_norms_are_folded() -> None:
     assert there == pytest.approx(here, rel=1e-9)
 
 
+def test_a_head_as_wide_as_the_stream_is_measured_without_what_norms_leave_free() -> None:
+    """Where its rows have mean 0, an output matrix with as many columns has no full rank."""
+    model = make_generic(nn.TransformerEncoderLayer(8, 1, 12, batch_first=True)).double().eval()
+    batch = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.raises(ValueError, match="full rank in the model, but none where .* symmetries='pairs' leaves alone"):
+        gradient_norm(model, loss, [batch], geometry="inv")
+    assert gradient_norm(model, loss, [batch], geometry=Quotient(symmetries="pairs")).mean > 0
+
+
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
     model, batch = built("GPT-2")
     frozen = model.get_parameter("transformer.wpe.weight").requires_grad_(False)

@@ -140,6 +140,28 @@ def test_no_dimension_is_missing(model: nn.Module, sizes: tuple[int, ...], besid
     assert dimension + besides == certificate.dimension
 
 
+class Switch(nn.Module):
+    """Two experts with neurons of their own, for examples by the sign of their first number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 3)
+        for index, expert in enumerate(self.experts):
+            chosen = (x[:, 0] > 0) == bool(index)
+            if bool(chosen.any()):
+                out[chosen] = expert(x[chosen])
+        return out
+
+
+def test_neurons_of_experts_that_the_first_examples_do_not_go_to_are_found() -> None:
+    batch = torch.randn(6, 4)
+    batch[:, 0] = torch.tensor([1.0, 1, 1, 1, -1, -1])
+    assert len(find_symmetries(Switch().eval(), batch).pairs) == 2
+
+
 def test_a_single_token_tells_nothing() -> None:
     model, inputs = handwritten()["PermutedQKV"]
     with pytest.raises(ValueError, match="single key"):
