@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,16 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
     ('GL(2)^1', 6, 4)
 
     It is taken at its word: `prove_symmetries` and every measure find out whether it is true.
-    ValueError for a parameter that the model does not have, and for factors of shapes that do not fit, of changed or
-    repeated entries, or in an order that no offset and strides describe.
+    ValueError for a parameter that the model does not have, for factors of shapes that do not fit, of changed or
+    repeated entries, or in an order that no offset and strides describe, and for an unknown group. TypeError for a
+    model that is no module, and for cuts that are no functions.
     """
     check_model(model)
+    if acts not in get_args(Group):
+        raise ValueError(f"acts must be one of {', '.join(map(repr, get_args(Group)))}. Found {acts!r}.")
+    if not (callable(G) and callable(H)):
+        found = next(cut for cut in (G, H) if not callable(cut))
+        raise TypeError(f"G and H must be functions of the parameters by name. Found {type(found).__name__}.")
     label, places = f"{name} {kind}".strip(), _Places(model)
     left, right = (_factor(cut(places), places, f"{side} of {label!r}") for side, cut in (("G", G), ("H", H)))
     pair = SymmetricPair(label, kind, left, right, acts)
@@ -51,7 +58,7 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
             f"the factors of {label!r} need the same number of heads and the same width h, 1 for GL+(1) and 2 for "
             f"GL(1, C). Found (heads, h) = {', '.join(map(str, sorted(shapes)))} for {acts}."
         )
-    owned = Symmetries((pair,)).coverage({key: w.detach() for key, w in model.named_parameters() if key in pair.names})
+    owned = Symmetries((pair,)).coverage({name: places[name] for name in pair.names})
     if sum(int(mask.sum()) for mask in owned.values()) < pair.heads * (pair.n + pair.m) * pair.h:
         raise ValueError(f"an entry of a parameter stands twice in {label!r}, where each has one place.")
     return pair
@@ -85,6 +92,8 @@ def _factor(numbers: Tensor, places: _Places, what: str) -> Factor:
         found = tuple(numbers.shape) if isinstance(numbers, Tensor) else type(numbers).__name__
         kind = f", {numbers.dtype}" if isinstance(numbers, Tensor) and numbers.dtype != torch.int64 else ""
         raise ValueError(f"{what} must be entries of parameters, unchanged, as (heads, rows, h). Found {found}{kind}.")
+    if not 0 <= int(numbers.min()) <= int(numbers.max()) < int(places.starts[-1]):
+        raise ValueError(f"{what} must be entries of parameters, unchanged. Found numbers that are no entry's place.")
     owners = torch.bucketize(numbers.contiguous(), places.starts, right=True) - 1
     apart = numbers - places.starts[owners]
     views, start = list[StridedView](), 0

@@ -20,7 +20,7 @@ from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
 from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.traced_pairs import find_pairs
 
-RUN_ERRORS = (RuntimeError, TypeError, IndexError, KeyError, ValueError, AttributeError, NotImplementedError)
+RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
 
 
 def find_symmetries(

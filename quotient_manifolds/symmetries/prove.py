@@ -24,7 +24,7 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.find import find_symmetries
+from quotient_manifolds.symmetries.find import RUN_ERRORS, find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, first_examples
@@ -105,7 +105,7 @@ def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries:
     inputs = [*first_examples(batch), batch]
     for some, double in [(some, double) for double in (True, False) for some in inputs][:-1]:
         # a shape or a precision that the function does not take
-        with contextlib.suppress(RuntimeError, TypeError, IndexError, KeyError, ValueError):
+        with contextlib.suppress(*RUN_ERRORS):
             return prove(model, some, double=double)
     return prove(model, batch, double=False)
 

@@ -171,7 +171,7 @@ def test_a_head_as_wide_as_the_stream_is_measured_without_what_norms_leave_free(
     """Where its rows have mean 0, an output matrix with as many columns has no full rank."""
     model = make_generic(nn.TransformerEncoderLayer(8, 1, 12, batch_first=True)).double().eval()
     batch = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with pytest.raises(ValueError, match="full rank in the model, but none where .* symmetries='pairs' leaves alone"):
+    with pytest.raises(ValueError, match=r"full rank in the model, but none where .* symmetries='pairs' leaves alone"):
         gradient_norm(model, loss, [batch], geometry="inv")
     assert gradient_norm(model, loss, [batch], geometry=Quotient(symmetries="pairs")).mean > 0
 

@@ -73,6 +73,9 @@ WRONG: dict[str, tuple[Any, Any, Any, str]] = {
     "other widths": (cut("1.weight", lambda w: w.T[None]), W, "GL(h)", r"Found \(heads, h\) = \(1, 3\), \(1, 4\)"),
     "twice": (W, W, "GL(h)", "stands twice"),
     "another group": (cut("1.weight", lambda w: w[None]), W, "GL(1, C)", r"2 for GL\(1, C\)"),
+    "no such group": (cut("1.weight", lambda w: w[None]), W, "GL(3)", r"acts must be one of .* Found 'GL\(3\)'"),
+    "beyond all": (cut("1.weight", lambda w: w[None] + 1000), W, "GL(h)", "no entry's place"),
+    "negative": (cut("1.weight", lambda w: -w[None]), W, "GL(h)", "no entry's place"),
     "no order": (cut("1.weight", lambda w: w[[0, 1, 3]][None]), W, "GL(h)", "no offset and strides"),
 }
 
@@ -84,6 +87,16 @@ def test_what_is_no_pair_is_one_sentence(case: str) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         declare_pair(model, "both", "own", G=G, H=H, acts=acts)
     assert "\n" not in str(caught.value)
+
+
+def test_cuts_are_functions() -> None:
+    with pytest.raises(TypeError, match=r"G and H must be functions of the parameters by name. Found str"):
+        declare_pair(nn.Linear(2, 2), "a", "b", G="weight", H=W)  # type: ignore[arg-type]
+
+
+def test_a_model_without_values_can_have_declared_pairs() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 4)).to("meta")
+    assert declare_pair(model, "both", "own", G=W, H=cut("1.weight", lambda w: w[None])).group == "GL(3)^1"
 
 
 def test_declared_pairs_stand_beside_what_is_found() -> None:

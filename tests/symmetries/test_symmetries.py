@@ -21,6 +21,7 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
     find_symmetries,
+    prove_on_batch,
     random_move,
 )
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
@@ -334,6 +335,19 @@ def test_what_does_not_run_says_so() -> None:
         find_symmetries(model, noise(2, 5, 11))
     with pytest.raises(ValueError, match="'the model' in train mode"):
         find_symmetries(model.train(), noise(2, 5, 12))
+
+
+def test_a_function_may_insist_on_the_size_of_the_batch() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval(), noise(5, 4)
+
+    def insisting(module: nn.Module, inputs: Tensor) -> Tensor:
+        assert len(inputs) == 5
+        outputs: Tensor = module(inputs)
+        return outputs
+
+    found = find_symmetries(model, x, evaluate=insisting)
+    assert len(found.pairs) == 1
+    assert prove_on_batch(model, insisting, x, found).all_proved
 
 
 def _broken(change: Callable[[nn.Module], None]) -> nn.Module:
