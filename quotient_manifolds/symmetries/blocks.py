@@ -23,7 +23,7 @@ from quotient_manifolds.symmetries.place_classes import classes_of
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Hold units (heads, g, h) of a source that are rows of a factor; steady if with one factor at all tokens."""
+    """Hold units (heads, g, h) of a source that are rows of a factor; steady: with one factor at all tokens, 1 before a parameter."""
 
     source: int
     units: Tensor

@@ -46,9 +46,8 @@ def declare_pair(model: nn.Module, name: str, kind: str, *, G: Cut, H: Cut, acts
     check_model(model)
     if acts not in get_args(Group):
         raise ValueError(f"acts must be one of {', '.join(map(repr, get_args(Group)))}. Found {acts!r}.")
-    if not (callable(G) and callable(H)):
-        found = next(cut for cut in (G, H) if not callable(cut))
-        raise TypeError(f"G and H must be functions of the parameters by name. Found {type(found).__name__}.")
+    if others := [type(each).__name__ for each in (G, H) if not callable(each)]:
+        raise TypeError(f"G and H must be functions of the parameters by name. Found {others[0]}.")
     label, places = f"{name} {kind}".strip(), _Places(model)
     left, right = (_factor(cut(places), places, f"{side} of {label!r}") for side, cut in (("G", G), ("H", H)))
     pair = SymmetricPair(label, kind, left, right, acts)

@@ -71,7 +71,8 @@ def _traced(
         except RUN_ERRORS:  # a loss may insist on the size of the batch
             continue
         match, freedoms, refused = _found_in(trace, declared)
-        if not any(trace.idle_like(each.names) for each in (*match.pairs, *freedoms)):
+        touched = [pair.names for pair in match.pairs] + [each.names for each in freedoms]
+        if not any(trace.idle_like(names) for names in touched):
             return match, freedoms, refused
     try:
         trace = Trace(model, whole, evaluate)

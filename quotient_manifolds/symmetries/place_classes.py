@@ -89,7 +89,8 @@ def classes_of(flow: Flow, product: Product, each: int) -> Classes:
         for one in side:
             units, coefs, paths, everywhere = _single(one)
             present = units >= 0
-            steady = present & everywhere & ((coefs - coefs[:1]).abs() <= SAME * coefs.abs()).all(0)
+            meant = torch.ones_like(coefs[:1]) if product.left.parameter or product.right.parameter else coefs[:1]
+            steady = present & everywhere & ((coefs - meant).abs() <= SAME * coefs.abs()).all(0)
             nodes[number].append((one.source, units, steady, one.positive, one.mixed))
             exact.append(torch.cat([present[None].long(), torch.where(present, paths, 0)]))
             near.append(torch.where(present, coefs, 0.0))

@@ -238,7 +238,12 @@ class Own(nn.Module):
         if self.what == "sink":
             scores = torch.cat([scores, self.sink.expand(*scores.shape[:-1], 1)], -1)
         weights = scores.sigmoid() if self.what == "sigmoid" else scores.softmax(-1)
-        return self.out(weights[..., : x.shape[1]] @ v)
+        if self.what == "difference":  # of two attentions: the weights of all keys add up to 1/2
+            weights = weights - scores.mT.softmax(-1) / 2
+        mixed = weights[..., : x.shape[1]] @ v
+        if self.what == "skip":
+            mixed = mixed + v
+        return self.out(2 * mixed if self.what == "twice" else mixed)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +252,9 @@ class Own(nn.Module):
         ("softmax", ["query/key", "value/output"], ["key bias", "value/output bias"]),
         ("sink", ["query/key", "value/output"], []),
         ("sigmoid", ["query/key", "value/output"], []),
+        ("difference", ["query/key", "value/output"], []),
+        ("skip", ["query/key", "value/output"], ["key bias"]),
+        ("twice", ["query/key", "value/output"], ["key bias"]),
         ("shared", ["value/output"], ["value/output bias"]),
     ],
 )
