@@ -23,7 +23,10 @@ from quotient_manifolds.symmetries.place_classes import classes_of
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Hold units (heads, g, h) of a source that are rows of a factor; steady: with one factor at all tokens, 1 before a parameter."""
+    """Hold units (heads, g, h) of a source that are rows of a factor; steady if with one factor at all tokens.
+
+    Where they meet a parameter, as values do, that factor has to be 1, or biases would be made up for wrongly.
+    """
 
     source: int
     units: Tensor
