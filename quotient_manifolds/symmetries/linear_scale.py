@@ -79,6 +79,7 @@ class LinearScale(Freedom):
         """Multiply the gain by exp(size z), and shift the bias if there is a b, in place."""
         gain, bias = self.read_norm(params)
         shift = size * typical(bias) * gaussian(bias, generator) if self.bias_is_free else torch.zeros_like(bias)
+        shift = torch.where(gain == 0, 0.0, shift)  # nothing can make up for that of a channel which is the bias alone
         target = gain * (size * gaussian(gain, generator)).exp()
         if control:
             self._write(params, target, bias + shift)

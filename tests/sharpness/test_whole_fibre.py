@@ -167,6 +167,17 @@ def test_a_model_without_pairs_is_measured_where_its_norms_are_folded() -> None:
     assert there == pytest.approx(here, rel=1e-9)
 
 
+def test_batch_norms_whose_gains_start_at_0_are_measured() -> None:
+    """As those at the end of residual branches do: such a channel is its bias alone."""
+    model = make_generic(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.GELU(), nn.Linear(9, 4))).double()
+    model.get_parameter("1.weight").data[:4] = 0
+    batch = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    elsewhere = moved(model, batch, 0, 1.0)
+    torch.testing.assert_close(elsewhere(batch), model(batch))
+    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
+    assert there == pytest.approx(here, rel=1e-9)
+
+
 def test_a_head_as_wide_as_the_stream_is_measured_without_what_norms_leave_free() -> None:
     """Where its rows have mean 0, an output matrix with as many columns has no full rank."""
     model = make_generic(nn.TransformerEncoderLayer(8, 1, 12, batch_first=True)).double().eval()
