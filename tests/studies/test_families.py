@@ -8,6 +8,7 @@ import pytest
 
 from studies.families import GEOMETRIES, Families, families_page, ratio_table
 
+PAIRS = ("query/key", "value/output", "gated neuron")
 RECORD = Path("notebooks/records/families.json")
 
 
@@ -21,9 +22,9 @@ def test_measures_of_all_symmetries_are_constant_and_the_others_are_not(record: 
     for move in record.moves:
         assert move.change < 1e-7
         for name in ("inv", "mix"):
-            assert move.ratios[name] == pytest.approx(1, abs=1e-9)
+            assert move.ratios[name] == pytest.approx(1, abs=max(1e-9, move.change))  # Llama's norms cast to float32
         seen = {name for name, ratio in move.ratios.items() if abs(ratio - 1) > 1e-9}
-        assert seen.issuperset(("inv, paper", "mix, paper")) or move.family in ("query/key", "value/output")
+        assert seen.issuperset(("inv, paper", "mix, paper")) or move.family in PAIRS
 
 
 def test_the_page_shows_the_record(record: Families) -> None:
