@@ -231,7 +231,9 @@ def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
     if page is not None:
         into_page(page, records)
     rows = [[each.about, RULES[each.rule].words, str(each.found or ""), each.verdict] for each in claims(records)]
-    shown = Table("claims", "The paper’s claims", ["Number", "Claim", "Here", "Verdict"], rows, [False] * 4)
+    shown = Table(
+        "claims", "The paper’s claims on transformers", ["Number", "Claim", "Here", "Verdict"], rows, [False] * 4
+    )
     _show(quiet, [shown], Page=out / PAGE)
 
 

@@ -23,7 +23,8 @@ from studies.diagonal import Cell, DiagonalStudy, Plan
 from studies.diagonal.networks import Drawing, Setting
 from studies.markdown import table
 from studies.paper import TAU
-from studies.results.claims import claims
+from studies.results.claims import claims, setting_claims
+from studies.results.details import order_table, setting_family_table, setting_table
 from studies.results.estimates import RULES, Estimate
 from studies.results.page import BEGIN, END, PAGE, into_page, results_page, write_results
 from studies.results.paper_and_here import NOT_RUN, beyond, figures, table_one
@@ -41,6 +42,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 COSTS = (Cost("a measure", 1, 1.0),)
 STUDIES = {"toy": "toy.json", "ascents": "ascents.json", "diagonal": "diagonal.json", "vit": "vit", "bert": "bert"}
 MEASURES = [f"{metric} {order}" for metric, order in itertools.product(("inv", "mix"), ("first", "second", "exact"))]
+REFERENCES = ("|beta (beta - nearest)|", "|beta - nearest|", "inv gradient", "mix gradient")
 DIAGONAL = Plan(
     settings=tuple(Setting(n, (0.1, 1.0), (0.01, 0.1)) for n in (50, 100)),
     seeds=7,
@@ -100,10 +102,10 @@ def diagonal() -> DiagonalStudy:
                 family={f"{t:g} {order}": taus(0.1)[:2] for t in DIAGONAL.family for order in ("second", "exact")},
                 cornered={},
                 rises={name: tuple(float(x) for x in (0.01, 0.1, 1.0)) for name in ("adaptive", *MEASURES)},
-                references={name: taus(0.2)[0] for name in ("|beta (beta - nearest)|", "|beta - nearest|")},
+                references={name: taus(0.2)[0] for name in REFERENCES},
                 matches={},
                 far={},
-                truncation={},
+                truncation={"inv": (1e-3, 1e-3, 1e-3), "mix": (1e-3, 0.05 if setting.points == 50 else 0.2, 1.0)},
                 truncated={},
                 agreement={},
                 checks={},
@@ -147,14 +149,21 @@ def read_zoo(folder: Path, key: str) -> tuple[np.ndarray, dict[str, np.ndarray],
     return gap, values, found
 
 
-def by_seed(folder: Path, measure: str, radius: float, column: str = "taus") -> np.ndarray:
-    """The mean of tau over the settings, for every seed."""
+def by_setting(folder: Path, name: str, radius: float | None = None, column: str = "taus") -> list[np.ndarray]:
+    """Tau by seed, setting after setting; of what has no radius without one."""
     record = json.loads((folder / "diagonal.json").read_text(encoding="utf-8"))
-    seeds: dict[int, list[float]] = {}
+    settings: dict[str, list[float]] = {}
     for cell in record["cells"]:
         radii = cell["radii"] if column == "taus" else record["plan"]["family_radii"]
-        seeds.setdefault(cell["seed"], []).append(cell[column][measure][radii.index(radius)])
-    return np.array([np.mean(values) for values in seeds.values()])
+        tau = cell["references"][name] if radius is None else cell[column][name][radii.index(radius)]
+        settings.setdefault(json.dumps(cell["setting"]), []).append(tau)
+    return [np.array(taus) for taus in settings.values()]
+
+
+def ends(taus: list[np.ndarray]) -> str:
+    """The range of the means."""
+    means = [each.mean() for each in taus]
+    return f"{said(min(means))} to {said(max(means))} ("
 
 
 def said(value: float) -> str:
@@ -192,28 +201,65 @@ def test_taus_of_transformers_are_those_of_their_values(
     assert rows_of(records)[what] == f"{said(tau)} [{said(low)}, {said(high)}], {len(gap)} models"
 
 
-@pytest.mark.parametrize("name", ["inv", "mix"])
-def test_taus_of_diagonal_networks_are_means_over_settings_and_seeds(name: str, folder: Path, records: Records) -> None:
+@pytest.mark.parametrize(("name", "closed"), [("inv", "|beta (beta - nearest)|"), ("mix", "|beta - nearest|")])
+def test_diagonal_networks_are_ranges_over_settings(name: str, closed: str, folder: Path, records: Records) -> None:
     shown = rows_of(records)[f"Diagonal networks: {name}"]
-    for order, words in (("second", "second order"), ("exact", "exact geodesics")):
-        seeds = by_seed(folder, f"{name} {order}", 0.1)
-        found = re.search(rf"{name}, {words}: (\S+) \[(\S+), (\S+)\]", shown)
-        assert found is not None, shown
-        value, low, high = (float(text.replace("−", "-")) for text in found.groups())
-        assert value == pytest.approx(seeds.mean(), abs=0.0051)
-        drawn = np.random.default_rng(1).choice(seeds, (4000, len(seeds))).mean(axis=1)
-        assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
-    assert shown.endswith("7 seeds")
+    assert f"{name}, exact geodesics: {ends(by_setting(folder, f'{name} exact', 0.1))}" in shown
+    assert f"{name}, closed form: {ends(by_setting(folder, closed))}" in shown
+    assert shown.endswith("by setting, of 2")
 
 
-def test_the_family_and_the_orders_are_in_the_tables_behind(folder: Path, records: Records) -> None:
+def test_every_setting_has_a_row_with_intervals_over_its_seeds(folder: Path, records: Records) -> None:
+    shown = [line.split(" | ") for line in setting_table(records.diagonal).splitlines()[2:]]
+    columns = [by_setting(folder, name, 0.1) for name in ("adaptive", "inv exact", "mix exact")]
+    columns += [by_setting(folder, name) for name in REFERENCES]
+    for place, row in enumerate(shown):
+        assert row[0] == f"| {DIAGONAL.settings[place].points}"
+        for text, taus in zip(row[3:], (column[place] for column in columns), strict=False):
+            found = re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", text)
+            assert found is not None, text
+            value, low, high = (float(each.replace("−", "-")) for each in found.groups())
+            assert value == pytest.approx(taus.mean(), abs=0.0051)
+            drawn = np.random.default_rng(1).choice(taus, (4000, len(taus))).mean(axis=1)
+            assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
+        adaptive, inv, mix = (columns[k][place].mean() for k in (0, 3, 4))
+        assert row[-1] == ("yes |" if mix < inv < adaptive < 0 else "no |")
+
+
+def test_a_setting_where_the_rise_is_truncation_error_is_left_out(folder: Path, records: Records) -> None:
+    row = next(line for line in order_table(records.diagonal).splitlines() if line.startswith("| mix, second order"))
+    _, _, small, middle, large, _ = (cell.strip() for cell in row.split("|"))
+    taus = by_setting(folder, "mix second", 0.01)
+    assert small.startswith(ends(taus))
+    assert middle.startswith(ends(by_setting(folder, "mix second", 0.1)[:1]))
+    assert middle.endswith("truncation error in 1 settings")
+    assert large == "truncation error in all settings"
+
+
+def test_settings_are_counted_by_their_own_verdict(folder: Path, records: Records) -> None:
+    group = next(group for group in setting_claims(records.diagonal) if group[0].about == "tau, mix, exact geodesics")
     page = results_page(records, {})
-    for t, order in itertools.product(("0", "0.5", "1"), ("second", "exact")):
-        row = next(line for line in page.splitlines() if line.startswith(f"| {t} | "))
-        assert said(by_seed(folder, f"{t} {order}", 0.1, "family").mean()) in row
+    row = next(line for line in page.splitlines() if line.startswith("| tau, mix, exact geodesics | below 0 "))
+    counts = [sum(c.verdict == v for c in group) for v in ("holds", "does not hold here", "not decided at this n")]
+    assert row.endswith(" | ".join(map(str, counts)) + " |")
+    stronger = next(g for g in setting_claims(records.diagonal) if "mix, closed form minus adaptive" in g[0].about)
+    closed, adaptive = by_setting(folder, "|beta - nearest|"), by_setting(folder, "adaptive", 0.1)
+    for claim, a, b in zip(stronger, closed, adaptive, strict=True):
+        seeds = np.random.default_rng(4).integers(len(a), size=(4000, len(a)))
+        drawn = np.abs(a[seeds].mean(axis=1)) - np.abs(b[seeds].mean(axis=1))
+        assert claim.found is not None
+        assert claim.found.value == pytest.approx(abs(a.mean()) - abs(b.mean()))
+        assert (claim.found.low, claim.found.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
+
+
+def test_the_family_and_the_radii_are_in_the_tables_behind(folder: Path, records: Records) -> None:
+    page = results_page(records, {})
+    for place, row in enumerate(setting_family_table(records.diagonal).splitlines()[2:]):
+        for t in ("0", "0.5", "1"):
+            assert f"{said(by_setting(folder, f'{t} exact', 0.1, 'family')[place].mean())} [" in row
     row = next(line for line in page.splitlines() if line.startswith("| mix, exact geodesics | "))
     for radius in (0.01, 0.1, 1.0):
-        assert f"{said(by_seed(folder, 'mix exact', radius).mean())} [" in row
+        assert ends(by_setting(folder, "mix exact", radius)) in row
     gap, values, _ = read_zoo(folder, "vit")
     label = "t = 0.75 (second order) worst-case sharpness, radius 0.1"
     row = next(line for line in page.splitlines() if line.startswith("| 0.75 | "))
@@ -313,7 +359,7 @@ def test_opposite_signs_of_zoos_are_seen(records: Records) -> None:
 
     for signs, verdict in (((1.0, -1.0), "holds"), ((1.0, 1.0), "does not hold here")):
         vit, bert = (shifted(zoo, sign) for zoo, sign in zip((records.vit, records.bert), signs, strict=True))
-        found = claims(replace(records, diagonal=None, vit=vit, bert=bert))
+        found = claims(replace(records, vit=vit, bert=bert))
         assert next(c for c in found if c.about == "tau, inv: least zoo times largest zoo").verdict == verdict
 
 
@@ -334,11 +380,12 @@ def test_a_record_that_is_not_there_is_said_so(missing: tuple[str, ...], folder:
     found = Records.load(tmp_path / "records")
     for row in (*table_one(found), *figures(found), *beyond(found)):
         assert (NOT_RUN in row.here) == (row.study in missing), row
-    words = {"diagonal": "diagonal networks", "vit": "vision transformers", "bert": "BERTs"}
+    words = {"vit": "vision transformers", "bert": "BERTs"}
     gone = [words[name] for name in missing if name in words]
     for claim in claims(found):
         if "zoo times" not in claim.about:
             assert (claim.verdict == NOT_RUN) == any(word in claim.about for word in gone), claim
+    assert bool(setting_claims(found.diagonal)) == ("diagonal" not in missing)
     write_results(found, tmp_path / "out")
     page = (tmp_path / "out" / PAGE).read_text(encoding="utf-8")
     check_form(page)
@@ -367,7 +414,7 @@ def test_a_crooked_table_is_refused() -> None:
 def test_figures_are_files_of_their_own_that_name_every_number(records: Records, tmp_path: Path) -> None:
     write_results(records, tmp_path)
     plots = pictures(records)
-    assert set(plots) == {"family", "orders"}
+    assert set(plots) == {"family", "settings"}
     for name, plot in plots.items():
         svg = (tmp_path / "results" / f"{name}.svg").read_text(encoding="utf-8")
         assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')

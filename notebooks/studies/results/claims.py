@@ -11,11 +11,13 @@ import numpy as np
 
 from studies.results.estimates import RULES, Estimate, Floats, Verdict
 from studies.results.records import Records
-from studies.results.zoos import Zoo
+from studies.results.settings import DiagonalZoo
+from studies.results.zoos import ModelZoo
 
-ZOOS = {"diagonal": "diagonal networks", "vit": "vision transformers", "bert": "BERTs"}
+ZOOS = {"vit": "vision transformers", "bert": "BERTs"}
 TRANSFORMERS = ("vit", "bert")
 METRICS = ("inv", "mix")
+HOW = {"exact": "exact geodesics", "closed": "closed form"}  # sharpness of diagonal networks; no truncation in either
 
 
 @final
@@ -41,10 +43,9 @@ class Claim:
 
 
 def claims(records: Records) -> tuple[Claim, ...]:
-    """Return all of them, in the order of the paper."""
+    """Return those on transformers, in the order of the paper."""
     zoos = records.zoos
     return (
-        *_diagonal(zoos["diagonal"]),
         *_transformers(zoos),
         *_stronger(zoos),
         *_metrics(zoos),
@@ -54,22 +55,57 @@ def claims(records: Records) -> tuple[Claim, ...]:
     )
 
 
-def _tau(zoo: Zoo | None, name: str) -> Estimate | None:
+def setting_claims(zoo: DiagonalZoo | None) -> tuple[tuple[Claim, ...], ...]:
+    """Return those on diagonal networks: of each number one claim a setting, none if the study was not run."""
+    return () if zoo is None else (*_below(zoo), *_stronger_there(zoo), *_same_sign_there(zoo), *_metrics_there(zoo))
+
+
+def _tau(zoo: ModelZoo | None, name: str) -> Estimate | None:
     return None if zoo is None else zoo.tau(name)
 
 
-def _estimate(zoo: Zoo | None, first: str, second: str) -> Estimate | None:
+def _estimate(zoo: ModelZoo | None, first: str, second: str) -> Estimate | None:
     """Compute |tau| of the first minus |tau| of the second."""
     return None if zoo is None else zoo.estimate([first, second], lambda a, b: np.abs(a) - np.abs(b))
 
 
-def _diagonal(zoo: Zoo | None) -> Iterator[Claim]:
+def _below(zoo: DiagonalZoo) -> Iterator[tuple[Claim, ...]]:
     words = "Sharper diagonal networks do better on new data, by adaptive sharpness and in both metrics."
-    for name in ("adaptive", "inv", "mix", "inv exact", "mix exact"):
-        yield Claim("Sec. 6.1, 7", words, f"tau, diagonal networks, {said(name)}", "below", _tau(zoo, name))
+    for name in ("adaptive", *(f"{metric} {how}" for how in HOW for metric in METRICS)):
+        yield tuple(
+            Claim("Sec. 6.1, 7", words, f"tau, {said(name)}", "below", zoo.tau(setting, name))
+            for setting in zoo.settings
+        )
 
 
-def _transformers(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _stronger_there(zoo: DiagonalZoo) -> Iterator[tuple[Claim, ...]]:
+    words = "Geodesic sharpness correlates more strongly than adaptive sharpness."
+    for how, metric in product(HOW, METRICS):
+        name = f"{metric} {how}"
+        found = [zoo.estimate(each, [name, "adaptive"], lambda a, b: np.abs(a) - np.abs(b)) for each in zoo.settings]
+        yield tuple(Claim("Sec. 6, 7", words, f"|tau|, {said(name)} minus adaptive", "above", each) for each in found)
+
+
+def _same_sign_there(zoo: DiagonalZoo) -> Iterator[tuple[Claim, ...]]:
+    words = "Where adaptive sharpness correlates, geodesic sharpness does so with the same sign."
+    for how, metric in product(HOW, METRICS):
+        name, group = f"{metric} {how}", []
+        for setting in zoo.settings:
+            given = zoo.tau(setting, "adaptive")
+            rule = "below" if given is not None and given.value < 0 else "above"
+            group.append(Claim("Sec. 7", words, f"tau, {said(name)}", rule, zoo.tau(setting, name), given))
+        yield tuple(group)
+
+
+def _metrics_there(zoo: DiagonalZoo) -> Iterator[tuple[Claim, ...]]:
+    words = "The choice of metric matters little, as long as it has the symmetry."
+    for how, kind in HOW.items():
+        names = [f"{metric} {how}" for metric in METRICS]
+        found = [zoo.estimate(setting, names, np.subtract) for setting in zoo.settings]
+        yield tuple(Claim("Sec. 7", words, f"tau, inv minus mix, {kind}", "small", each) for each in found)
+
+
+def _transformers(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     words = "Geodesic sharpness correlates with the gap of transformers, in both metrics."
     for key in TRANSFORMERS:
         for name in METRICS:
@@ -85,7 +121,7 @@ def _transformers(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
     yield Claim("Sec. 6.2.2", words, "tau, BERTs, adaptive", "small", _tau(zoos["bert"], "adaptive"))
 
 
-def _stronger(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _stronger(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     words = "Geodesic sharpness correlates more strongly than adaptive sharpness."
     for key, zoo in zoos.items():
         for name in METRICS:
@@ -99,17 +135,14 @@ def _stronger(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
             yield Claim("Sec. 7", words, f"tau, {ZOOS[key]}, {name}", rule, _tau(zoo, name), given)
 
 
-def _metrics(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _metrics(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     words = "The choice of metric matters little, as long as it has the symmetry."
-    pairs = [(key, order) for key in zoos for order in (("", " exact") if key == "diagonal" else ("",))]
-    for key, order in pairs:
-        zoo, metrics = zoos[key], [f"{metric}{order}" for metric in METRICS]
-        found = None if zoo is None else zoo.estimate(metrics, np.subtract)
-        about = f"tau, {ZOOS[key]}: inv minus mix{', exact geodesics' if order else ''}"
-        yield Claim("Sec. 7", words, about, "small", found)
+    for key, zoo in zoos.items():
+        found = None if zoo is None else zoo.estimate(METRICS, np.subtract)
+        yield Claim("Sec. 7", words, f"tau, {ZOOS[key]}: inv minus mix", "small", found)
 
 
-def _signs(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _signs(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     words = "The sign of the correlation differs from task to task."
     for name in METRICS:
         there = [zoo for zoo in zoos.values() if zoo is not None and zoo.tau(name) is not None]
@@ -120,7 +153,7 @@ def _signs(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
         yield Claim("Sec. 7", words, f"tau, {name}: least zoo times largest zoo", "below", found)
 
 
-def _parts(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _parts(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     """Yield claims on parts of a measure: its curvature and its norm [paper, App. G]."""
     words = "What the metric’s norm adds is more than what its curvature adds."
     for key, name in product(TRANSFORMERS, METRICS):
@@ -136,7 +169,7 @@ def _parts(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
         yield Claim("App. G", words, f"|tau|, {ZOOS[key]}, {name}: whole minus without curvature", rule, found)
 
 
-def _relaxation(zoos: dict[str, Zoo | None]) -> Iterator[Claim]:
+def _relaxation(zoos: dict[str, ModelZoo | None]) -> Iterator[Claim]:
     words = "The relaxation of the metric hardly changes the correlation."
     for key in TRANSFORMERS:
         zoo = zoos[key]
@@ -149,7 +182,7 @@ def said(name: str) -> str:
     metric, *rest = name.split()
     if metric not in METRICS or "eps" in rest:
         return name
-    order = {"first": "first order", "exact": "exact geodesics", "": "second order"}
+    order = {"first": "first order", "second": "second order", "": "second order", "gradient": "gradient norm", **HOW}
     return f"{metric}, {order.get(' '.join(rest), ' '.join(rest))}"
 
 

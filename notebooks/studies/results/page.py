@@ -10,20 +10,27 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Plot
 from studies.markdown import lines, table
 from studies.results import prose
-from studies.results.claims import Claim, claims
+from studies.results.claims import Claim, claims, setting_claims
 from studies.results.details import (
     family_table,
     order_table,
     radius_table,
-    reference_table,
+    setting_family_table,
+    setting_table,
     short_table,
 )
-from studies.results.estimates import RULES
-from studies.results.paper_and_here import NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
+from studies.results.estimates import RULES, Verdict
+from studies.results.paper_and_here import NOT_RUN, NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 from studies.results.pictures import pictures, write_pictures
 from studies.results.records import Records
+from studies.wording import signed
 
 PAGE = "results.md"
+VERDICTS: dict[str, Verdict] = {
+    "Holds in": "holds",
+    "Does not hold in": "does not hold here",
+    "Not decided in": "not decided at this n",
+}
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
@@ -57,24 +64,33 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         prose.READING,
         "### Table 1",
         _rows(table_one(records)),
+        "### Diagonal networks, setting by setting",
+        prose.by_setting(records.diagonal),
+        _picture(plots, "settings"),
+        setting_table(records.diagonal),
+        prose.PLOTTED if records.diagonal is not None else "",
         "### Figures",
         _rows(figures(records)),
         "### Questions the paper leaves open",
         _rows(beyond(records)),
         "## The paper’s claims",
         prose.rules(),
+        "### On diagonal networks, setting by setting",
+        prose.SETTING_CLAIMS,
+        _setting_claims(setting_claims(records.diagonal)),
+        "### On transformers",
         _claims(found),
+        "### On the toy model",
         *_toy(records),
         "## The sign on diagonal networks",
         prose.ORDERS,
-        _picture(plots, "orders"),
         order_table(records.diagonal),
-        prose.REFERENCES,
-        reference_table(records.diagonal),
         "## The family of metrics",
         prose.FAMILY,
         _picture(plots, "family"),
         family_table(records),
+        prose.SETTING_FAMILY,
+        setting_family_table(records.diagonal),
         "## The radius",
         prose.RADIUS,
         radius_table(records),
@@ -108,6 +124,28 @@ def _claims(found: Sequence[Claim]) -> str:
         ]
         parts += [f"{words} [{place}]", table(["Number", "Claim", "Here", "Verdict"], rows)]
     return "\n\n".join(parts)
+
+
+def _setting_claims(found: Sequence[tuple[Claim, ...]]) -> str:
+    """Count verdicts over the settings, a row a number; a claim for each setting is held to its own interval."""
+    if not found:
+        return NOT_RUN
+    parts = []
+    for (place, words), groups in groupby(found, key=lambda group: (group[0].place, group[0].words)):
+        parts += [f"{words} [{place}]", table(["Number", "Claim", "By setting", *VERDICTS], _counted(groups))]
+    return "\n\n".join(parts)
+
+
+def _counted(groups: Iterable[tuple[Claim, ...]]) -> list[list[str]]:
+    rows = []
+    for group in groups:
+        values = [claim.found.value for claim in group if claim.found is not None]
+        ends = f"{signed(min(values))} to {signed(max(values))}" if values else ""
+        rules = {RULES[claim.rule].words for claim in group}
+        rule = rules.pop() if len(rules) == 1 else "the sign of adaptive"
+        verdicts = [claim.verdict for claim in group]
+        rows.append([group[0].about, rule, ends, *(str(verdicts.count(words)) for words in VERDICTS.values())])
+    return rows
 
 
 def _toy(records: Records) -> list[str]:

@@ -8,10 +8,11 @@ from typing import final
 
 from studies.ascents import Ascents
 from studies.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
-from studies.results.claims import METRICS, ZOOS, said
+from studies.results.claims import HOW, METRICS, ZOOS, said
 from studies.results.estimates import Estimate
 from studies.results.records import Records
-from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
+from studies.results.settings import DiagonalZoo
+from studies.results.zoos import ModelZoo
 from studies.toy import Toy
 from studies.wording import minus, signed
 
@@ -48,11 +49,14 @@ class Row:
 def table_one(records: Records) -> Iterator[Row]:
     """Yield every row of the paper's Table 1."""
     for key, taus in TAU.items():
-        zoo = records.zoos[key]
         for name, tau in taus.items():
             paper = (f"{signed(tau)}", f"{MODELS[key]}; Table 1")
-            names = [name, f"{name} exact"] if key == "diagonal" and name in METRICS else [name]
-            yield Row(f"{SETTING[key]}: {name}", paper, _lines(zoo, names), key, NOTEBOOK_OF[key])
+            if key == "diagonal":
+                names = [f"{name} {how}" for how in HOW] if name in METRICS else [name]
+                here = _by_setting(records.diagonal, names)
+            else:
+                here = _lines(records.zoos[key], [name])
+            yield Row(f"{SETTING[key]}: {name}", paper, here, key, NOTEBOOK_OF[key])
 
 
 NOTEBOOK_OF = {"diagonal": "4", "vit": "6", "bert": "6"}
@@ -63,10 +67,11 @@ def figures(records: Records) -> Iterator[Row]:
     toy, zoos = records.toy, records.zoos
     yield Row("Fig. 1: level sets of the toy model", ("no number",), _spread(toy, "gradient norm"), "toy", "1")
     yield Row("Fig. 2: sketch of the quotient", ("no number",), ("built step by step, no number",), "", "2")
-    yield Row("Fig. 3: diagonal networks", ("as in Table 1",), _signs(records.diagonal), "diagonal", "4")
+    names = ["adaptive", *(f"{metric} {how}" for metric in METRICS for how in HOW)]
+    yield Row("Fig. 3: diagonal networks", ("as in Table 1",), _by_setting(records.diagonal, names), "diagonal", "4")
     for figure, key in (("Fig. 4", "vit"), ("Fig. 5", "bert")):
         zoo = zoos[key]
-        here = _loss_gap(zoo) if isinstance(zoo, ModelZoo) else (NOT_RUN,)
+        here = (NOT_RUN,) if zoo is None else _loss_gap(zoo)
         yield Row(f"{figure}: {SETTING[key]}, with the gap in loss", ("not given",), here, key, NOTEBOOK_OF[key])
     yield Row("Fig. 6: Hessian traces of the toy model", ("no number",), _spread(toy, "Hessian trace"), "toy", "1")
     for figure, metric in (("Fig. 7", "inv"), ("Fig. 8", "mix")):
@@ -86,11 +91,10 @@ def figures(records: Records) -> Iterator[Row]:
 
 def beyond(records: Records) -> Iterator[Row]:
     """Yield what the paper leaves open."""
-    orders = ["mix first", "mix", "mix exact", "inv first", "inv", "inv exact"]
+    orders = ["mix first", "mix second", "mix exact", "inv first", "inv second", "inv exact"]
     paper = ("open (Sec. 7)",)
-    yield Row(
-        "Sign: order of the geodesics, diagonal networks", paper, _lines(records.diagonal, orders), "diagonal", "4"
-    )
+    what, here = "Sign: order of the geodesics, diagonal networks", _by_setting(records.diagonal, orders)
+    yield Row(what, paper, here, "diagonal", "4")
     for key in ("vit", "bert"):
         names = ["mix first", "mix", "inv first", "inv", "inv exact"]
         yield Row(f"Sign: order of the geodesics, {ZOOS[key]}", paper, _lines(records.zoos[key], names), key, "5")
@@ -105,11 +109,11 @@ ABLATED = {"first": "without curvature", "adaptive norm": "without its norm", ""
 RELAXED = {"": "eps 0"}
 
 
-def counted(found: Estimate, zoo: Zoo) -> str:
+def counted(found: Estimate, zoo: ModelZoo) -> str:
     return f"{found}, {zoo.count} {zoo.units}"
 
 
-def _lines(zoo: Zoo | None, names: list[str], words: dict[str, str] | None = None) -> tuple[str, ...]:
+def _lines(zoo: ModelZoo | None, names: list[str], words: dict[str, str] | None = None) -> tuple[str, ...]:
     if zoo is None:
         return (NOT_RUN,)
     lines = []
@@ -143,12 +147,13 @@ def _factor(spread: float) -> str:
     return f"1 + {minus(f'{spread - 1:.0e}')}" if spread < 1.001 else f"{spread:.3g}"
 
 
-def _signs(zoo: DiagonalZoo | None) -> tuple[str, ...]:
+def _by_setting(zoo: DiagonalZoo | None, names: list[str]) -> tuple[str, ...]:
+    """Return the range over the settings, and how many of their intervals lie below, around and above 0."""
     if zoo is None:
         return (NOT_RUN,)
-    names = ("adaptive", "inv", "inv exact", "mix", "mix exact")
-    lines = [f"{said(name)}: {' · '.join(map(str, zoo.signs(name, zoo.middle)))}" for name in names]
-    return (f"of {len(zoo.study.plan.settings)} settings, tau below · around · above 0:", *lines)
+    spreads = {name: zoo.spread(name) for name in names}
+    lines = [f"{said(name)}: {'truncation error' if found is None else found}" for name, found in spreads.items()]
+    return (*lines, f"by setting, of {len(zoo.settings)}")
 
 
 def _loss_gap(zoo: ModelZoo) -> tuple[str, ...]:
@@ -156,7 +161,7 @@ def _loss_gap(zoo: ModelZoo) -> tuple[str, ...]:
     return (*(f"{name}: {tau}" for name, tau in found.items() if tau is not None), f"{zoo.count} {zoo.units}")
 
 
-def _family(zoo: Zoo) -> tuple[str, ...]:
+def _family(zoo: ModelZoo) -> tuple[str, ...]:
     taus = zoo.family()
     if not taus:
         return ("not measured",)

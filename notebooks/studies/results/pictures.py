@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import STYLES, Plot, Style
@@ -12,25 +14,22 @@ from quotient_manifolds.plots.canvas import canvas, numbers, plain_ticks
 from studies.results.claims import ZOOS, said
 from studies.results.estimates import Estimate
 from studies.results.records import Records
-from studies.results.zoos import DiagonalZoo
+from studies.results.settings import DiagonalZoo
 from studies.wording import minus
 
-ORDERS = {"mix first": 5, "mix": 1, "mix exact": 2, "inv": 4, "inv exact": 3}  # and the place of its style
+SHOWN = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")  # a panel each
+SIZE = (2.6, 3.6)  # inches a panel
 
 
 def pictures(records: Records) -> dict[str, Plot]:
     """Draw figures, by name of file, of records that are there."""
     found: dict[str, Plot] = {}
     families = {ZOOS[key]: zoo.family() for key, zoo in records.zoos.items() if zoo is not None and zoo.family()}
-    if records.diagonal is not None and (exact := records.diagonal.family("exact")):
-        families[f"{ZOOS['diagonal']}, exact"] = exact
     if families:
         looks = dict(zip(families, STYLES, strict=False))
         found["family"] = _lines(families, "t (0 is inv, 1 is mix)", looks)
-    if (zoo := records.diagonal) is not None:
-        orders = {said(name): dict(_by_radius(zoo, name)) for name in ORDERS}
-        styles = {said(name): STYLES[place] for name, place in ORDERS.items()}
-        found["orders"] = _lines(orders, "radius", styles, log=True)
+    if records.diagonal is not None:
+        found["settings"] = _settings(records.diagonal)
     return found
 
 
@@ -42,15 +41,26 @@ def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
         write_text(folder / f"{name}.svg", f"{svg}\n")
 
 
-def _by_radius(zoo: DiagonalZoo, name: str) -> Iterator[tuple[float, Estimate]]:
-    for radius in zoo.study.plan.radii:
-        if (found := zoo.at(name, radius)) is not None:
-            yield radius, found
+def _settings(zoo: DiagonalZoo) -> Plot:
+    """Show the distribution of tau over seeds, a panel a measure, a column a setting in the order of the table."""
+    with canvas("setting", "Kendall’s tau-b with the test loss", panels=len(SHOWN), size=SIZE) as (figure, panels):
+        for axes, name in zip(panels, SHOWN, strict=True):
+            axes.axhline(0, color="#808080", linewidth=0.8)
+            seeds = [numbers(zoo.by_seed(setting, name)) for setting in zoo.settings]
+            places, colour = range(1, len(seeds) + 1), STYLES[1].colour
+            for width, ends in ((1, (0, 1)), (4, (0.1, 0.9))):
+                low, high = (np.array([np.nanquantile(taus, end) for taus in seeds]) for end in ends)
+                axes.vlines(places, low, high, color=colour, linewidth=width, alpha=0.5)
+            axes.plot(places, [np.nanmedian(taus) for taus in seeds], color=colour, linestyle="", marker="o")
+            axes.set(ylim=(-1.02, 1.02), title=said(name), xticks=places)
+            axes.tick_params(axis="x", labelsize=6)
+    words = "; ".join(
+        f"{said(name)}: " + ", ".join(str(zoo.tau(setting, name)) for setting in zoo.settings) for name in SHOWN
+    )
+    return Plot(figure, f"Kendall’s tau-b with the test loss over seeds, by setting. Means: {words}.")
 
 
-def _lines(
-    groups: Mapping[str, Mapping[float, Estimate]], x_label: str, styles: Mapping[str, Style], *, log: bool = False
-) -> Plot:
+def _lines(groups: Mapping[str, Mapping[float, Estimate]], x_label: str, styles: Mapping[str, Style]) -> Plot:
     """Compute tau with its interval against a number, a line a group."""
     with canvas(x_label, "Kendall’s tau-b with the gap") as (figure, (axes,)):
         axes.axhline(0, color="#808080", linewidth=0.8)
@@ -60,7 +70,7 @@ def _lines(
             axes.fill_between(list(taus), low, high, color=style.colour, alpha=0.15, linewidth=0)
             look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
             axes.plot(list(taus), [tau.value for tau in taus.values()], **look, label=words)
-        axes.set(ylim=(-1.02, 1.02), xscale="log" if log else "linear")
+        axes.set(ylim=(-1.02, 1.02))
         plain_ticks(axes)
         figure.legend(loc="outside upper center", ncols=2, frameon=False)
     said = "; ".join(

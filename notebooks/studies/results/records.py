@@ -9,7 +9,8 @@ from typing import final
 
 from studies.ascents import Ascents
 from studies.diagonal import DiagonalStudy
-from studies.results.zoos import DiagonalZoo, ModelZoo, Zoo
+from studies.results.settings import DiagonalZoo
+from studies.results.zoos import ModelZoo
 from studies.toy import Toy
 from studies.zoos.study import load_record
 
@@ -40,8 +41,8 @@ class Records:
         )
 
     @cached_property
-    def zoos(self) -> dict[str, Zoo | None]:
-        return {"diagonal": self.diagonal, "vit": self.vit, "bert": self.bert}
+    def zoos(self) -> dict[str, ModelZoo | None]:
+        return {"vit": self.vit, "bert": self.bert}
 
 
 def _models(folder: Path, key: str) -> ModelZoo | None:

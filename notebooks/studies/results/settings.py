@@ -1,0 +1,117 @@
+"""Diagonal networks, setting by setting: what a mean over a grid that we chose would hide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from studies.diagonal.networks import Setting
+from studies.diagonal.records import DiagonalStudy, Mean, family_name
+from studies.diagonal.study import LARGE
+from studies.results.estimates import Estimate, Floats
+from studies.wording import signed
+
+RESAMPLES = 2000
+WITHOUT_RADIUS = {
+    "inv closed": "|beta (beta - nearest)|",
+    "mix closed": "|beta - nearest|",
+    "inv gradient": "inv gradient",
+    "mix gradient": "mix gradient",
+}
+"""The paper's closed forms with the solution of least norm in the place of X'y, and the limits of small radii."""
+
+IN_TABLE_ONE = ("adaptive", "inv", "mix")
+
+
+@final
+@dataclass(frozen=True)
+class Spread:
+    """Hold the least and largest tau of all settings that count, and how many lie below, around and above 0."""
+
+    low: float
+    high: float
+    signs: tuple[int, int, int]
+
+    def __str__(self) -> str:
+        return f"{signed(self.low)} to {signed(self.high)} ({' · '.join(map(str, self.signs))})"
+
+    @classmethod
+    def of(cls, found: Sequence[Estimate]) -> Spread | None:
+        if not found:
+            return None
+        values, signs = [each.value for each in found], [each.sign for each in found]
+        return cls(min(values), max(values), (signs.count(-1), signs.count(0), signs.count(1)))
+
+
+@final
+class DiagonalZoo:
+    """Represent a grid of settings; in each, seeds with data and networks of their own are resampled.
+
+    A measure is "adaptive", a metric with an order of geodesics, such as "mix exact", or one of `WITHOUT_RADIUS`.
+    """
+
+    units = "seeds"
+
+    def __init__(self, study: DiagonalStudy) -> None:
+        self.study, self.count, self.settings = study, study.plan.seeds, study.plan.settings
+        self.middle = study.plan.radii[len(study.plan.radii) // 2]
+
+    def tau(self, setting: Setting, name: str, radius: float | None = None) -> Estimate | None:
+        """Return the mean over seeds with its interval, at the middle radius if no other is given."""
+        return _estimate(self.by_seed(setting, name, radius))
+
+    def by_seed(self, setting: Setting, name: str, radius: float | None = None) -> list[float | None]:
+        cells = self.study.of(setting)
+        if name in WITHOUT_RADIUS:
+            return [cell.references[WITHOUT_RADIUS[name]] for cell in cells]
+        place = self.middle if radius is None else radius
+        return [cell.taus[name][cell.radii.index(place)] for cell in cells]
+
+    def estimate(self, setting: Setting, names: Sequence[str], statistic: Callable[..., Floats]) -> Estimate:
+        """Return a function of the means of some taus; they are resampled with the same seeds."""
+        rows = np.array([self.by_seed(setting, name) for name in names], dtype=np.float64)
+        rows = rows[:, ~np.isnan(rows).any(axis=0)]
+        drawn = np.random.default_rng(0).integers(rows.shape[1], size=(RESAMPLES, rows.shape[1]))
+        draws = statistic(*rows[:, drawn].mean(axis=-1))
+        return Estimate.of(float(statistic(*rows.mean(axis=1))), draws)
+
+    def truncation(self, setting: Setting, name: str, radius: float) -> float:
+        """Return the part of the rise that is truncation error, a median; that of second order stands for the first."""
+        metric, _, order = name.partition(" ")
+        if order not in ("first", "second"):
+            return 0.0
+        return float(np.median(self.study.column("truncation", metric, radius, [setting])))
+
+    def counting(self, name: str, radius: float) -> tuple[Setting, ...]:
+        """Return the settings in which a measure counts as evidence: at most a tenth of its rise is truncation."""
+        return tuple(each for each in self.settings if self.truncation(each, name, radius) <= LARGE)
+
+    def spread(self, name: str, radius: float | None = None) -> Spread | None:
+        """Return tau over the settings in which it counts; None if that is nowhere."""
+        radius = self.middle if radius is None else radius
+        found = [self.tau(each, name, radius) for each in self.counting(name, radius)]
+        return Spread.of([tau for tau in found if tau is not None])
+
+    def family(self, setting: Setting, t: float) -> Estimate | None:
+        """Return tau in the metric t along exact geodesics."""
+        if self.middle not in self.study.plan.family_radii:
+            return None
+        place = self.study.plan.family_radii.index(self.middle)
+        return _estimate([cell.family[family_name(t, "exact")][place] for cell in self.study.of(setting)])
+
+    def ordered(self, setting: Setting, how: str) -> bool:
+        """Tell whether taus lie in the order of the paper's Table 1: mix below inv below adaptive below 0.
+
+        how: "closed" for the closed forms, "exact" for sharpness along exact geodesics.
+        """
+        names = ("mix " + how, "inv " + how, "adaptive")
+        values = [0.0 if tau is None else tau.value for tau in (self.tau(setting, name) for name in names)]
+        return values[0] < values[1] < values[2] < 0
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    mean = Mean.of(values)
+    return None if mean is None else Estimate(mean.value, mean.low, mean.high)
