@@ -30,6 +30,7 @@ from studies.results.page import BEGIN, END, PAGE, into_page, results_page, writ
 from studies.results.paper_and_here import NOT_RUN, beyond, figures, table_one
 from studies.results.pictures import pictures
 from studies.results.records import Records
+from studies.results.settings import DiagonalZoo
 from studies.results.zoos import weighted_tau
 from studies.zoos.measures import WORST
 from studies.zoos.page import Cost
@@ -224,6 +225,20 @@ def test_every_setting_has_a_row_with_intervals_over_its_seeds(folder: Path, rec
             assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
         adaptive, inv, mix = (columns[k][place].mean() for k in (0, 3, 4))
         assert row[-1] == ("yes |" if mix < inv < adaptive < 0 else "no |")
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "inv", "mix", "ordered"),
+    [(-0.1, -0.5, -0.9, True), (-0.1, -0.9, -0.5, False), (-0.7, -0.5, -0.9, False), (0.1, -0.5, -0.9, False)],
+)
+def test_the_order_of_the_paper_is_told_from_others(adaptive: float, inv: float, mix: float, ordered: bool) -> None:
+    study, closed = diagonal(), {"|beta (beta - nearest)|": inv, "|beta - nearest|": mix}
+    cells = [
+        replace(cell, references={**cell.references, **closed}, taus={**cell.taus, "adaptive": (adaptive,) * 3})
+        for cell in study.cells
+    ]
+    zoo = DiagonalZoo(replace(study, cells=tuple(cells)))
+    assert zoo.ordered(DIAGONAL.settings[0], "closed") == ordered
 
 
 def test_a_setting_where_the_rise_is_truncation_error_is_left_out(folder: Path, records: Records) -> None:

@@ -85,8 +85,8 @@ def _ranking(study: DiagonalStudy) -> Section:
         f"Kendall’s tau-b between sharpness, as {study.plan.steps} steps of the ascent find it, and the test loss "
         "|beta − beta*|²; the mean over seeds, with a bootstrap interval over seeds (95 %). Above 0: sharper networks "
         f"do worse. The paper’s Table 1 has {paper}, for a setting it does not state in full. Where the rise of mix "
-        "to first or second order is truncation error, as it is at the larger radii, its column is no evidence (below is "
-        "why). The last column is no measure of the library: it is mix, exact, without the ends of its geodesics, in "
+        "to first or second order is truncation error, as it is at the larger radii, its column is no evidence (why: "
+        "below). The last column is no measure of the library: it is mix, exact, without the ends of its geodesics, in "
         "closed form."
     )
     radii = study.plan.radii
