@@ -19,6 +19,7 @@ from quotient_manifolds.geometry.parameters import (
     has_rank,
     is_measured,
     measured_parameters,
+    of_lower_rank,
     scales_outside,
     without_needless_biases,
 )
@@ -181,8 +182,13 @@ class Quotient(Geometry):
         pairs, point = without_needless_biases(pairs, symmetries.translations, point)
         absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
         point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
+        free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
+        touched = {name for each in freedoms for name in each.names}
+        for index, pair in enumerate(pairs):
+            if free and not touched.isdisjoint(pair.names):
+                pairs[index], point = of_lower_rank(pair, point, start)
         pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
-        if self.eps == 0 and self.norm == "metric":  # otherwise the place in the orbit counts
+        if free:
             point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}

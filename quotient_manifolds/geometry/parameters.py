@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
+    Factor,
     Freedom,
     Params,
     SymmetricPair,
@@ -19,6 +21,8 @@ from quotient_manifolds.symmetries import (
     without_biases,
 )
 from quotient_manifolds.symmetries.move import balanced_point
+
+ROUNDING = 100.0  # times eps: singular values below, against the largest, are none
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -96,6 +100,37 @@ def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
     return point
 
 
+def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[SymmetricPair, Params]:
+    """Return a pair of as many columns as its product has rank, if it lost rank at the canonical place; others as is.
+
+    A head as wide as the stream loses the direction that no norm reads. The factors become G = U sqrt(S), H = V sqrt(S)
+    of G H^T = U S V^T, the columns without a singular value 0; they belong to no pair, and stay 0.
+    start: the parameters before anything was moved to its canonical place.
+    """
+    if pair.acts != "GL(h)" or pair.h == 1 or any(len(view.axes[2]) != 1 for view in pair.views):
+        return pair, point
+    before, now = (_singular(pair, params)[1] for params in (start, point))
+    rounding = ROUNDING * max(torch.finfo(point[name].dtype).eps for name in pair.names)
+    lost = (now < rounding * now[:, :1]) & (before >= rounding * before[:, :1])
+    rank = pair.h - int(lost[0].sum())
+    if not 0 < rank < pair.h or bool((lost.sum(-1) != pair.h - rank).any()):
+        return pair, point
+    U, s, V = _singular(pair, point)
+    x = torch.cat([U, V], dim=-2) * s.sqrt()[:, None] * (torch.arange(pair.h, device=s.device) < rank)
+    point = {name: w.clone() if name in pair.names else w for name, w in point.items()}
+    pair.write(point, x)
+    G, H = (Factor(tuple(view.first(rank) for view in factor.views)) for factor in (pair.G, pair.H))
+    return replace(pair, G=G, H=H), point
+
+
+def _singular(pair: SymmetricPair, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (heads, n, h), s (heads, h) and V (heads, m, h) of the products G H^T, in float64."""
+    x = pair.read(params).double()
+    (Q_G, R_G), (Q_H, R_H) = (torch.linalg.qr(part) for part in (x[:, : pair.n], x[:, pair.n :]))
+    u, s, vh = torch.linalg.svd(R_G @ R_H.mT)
+    return Q_G @ u, s, Q_H @ vh.mT
+
+
 def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> bool:
     """Tell whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
 
@@ -105,8 +140,8 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     reason = _rank_problem(pair, point, metric, eps)
     if reason and not _rank_problem(pair, start, metric, eps):
         reason = (
-            "it has full rank in the model, but none where all that norms and logits leave free is at its canonical "
-            "place, which symmetries='pairs' leaves alone"
+            "it has full rank in the model, but not in all heads alike where all that norms and logits leave free is "
+            "at its canonical place, which symmetries='pairs' leaves alone"
         )
     if not reason:
         return True

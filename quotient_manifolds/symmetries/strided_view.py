@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -47,6 +47,11 @@ class StridedView:
     def column(name: str, size: int) -> StridedView:
         """Return the view of a whole vector as (1, size, 1), as an output bias is viewed."""
         return StridedView(name, 0, ((), ((size, 1),), ()), size)
+
+    def first(self, columns: int) -> StridedView:
+        """Return the view of the first columns, whose last axis has to have one stride."""
+        ((_, stride),) = self.axes[2]
+        return replace(self, axes=(*self.axes[:2], ((columns, stride),)))
 
     @property
     def shape(self) -> tuple[int, int, int]:
