@@ -86,8 +86,9 @@ def taking(network: nn.Module, what: str, *, cure: str = "") -> Iterator[None]:
     """Say in one sentence that the model does not take `what`, with the line of the user's code where it showed."""
     try:
         yield
-    except UNFIT as error:
-        if is_out_of_memory(error):
+    except (*UNFIT, ValueError) as raised:
+        error = raised.__cause__ if isinstance(raised, ValueError) else raised  # what finding symmetries says of a run
+        if not isinstance(error, UNFIT) or is_out_of_memory(error):
             raise
         place = place_in_users_code(error)
         said = f"{type(error).__name__}: {first_line(error).rstrip('.')}{f' ({place})' if place else ''}"
