@@ -107,15 +107,15 @@ def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[Sy
     of G H^T = U S V^T, the columns without a singular value 0; they belong to no pair, and stay 0.
     start: the parameters before anything was moved to its canonical place.
     """
-    if pair.acts != "GL(h)" or pair.h == 1 or any(len(view.axes[2]) != 1 for view in pair.views):
+    plain = pair.acts == "GL(h)" and 1 < pair.h <= min(pair.n, pair.m)
+    if not plain or any(len(view.axes[2]) != 1 or point[view.name].dtype.itemsize < 4 for view in pair.views):
         return pair, point
-    before, now = (_singular(pair, params)[1] for params in (start, point))
+    before, (U, s, V) = _singular(pair, start)[1], _singular(pair, point)
     rounding = ROUNDING * max(torch.finfo(point[name].dtype).eps for name in pair.names)
-    lost = (now < rounding * now[:, :1]) & (before >= rounding * before[:, :1])
+    lost = (s < rounding * s[:, :1]) & (before >= rounding * before[:, :1])
     rank = pair.h - int(lost[0].sum())
     if not 0 < rank < pair.h or bool((lost.sum(-1) != pair.h - rank).any()):
         return pair, point
-    U, s, V = _singular(pair, point)
     x = torch.cat([U, V], dim=-2) * s.sqrt()[:, None] * (torch.arange(pair.h, device=s.device) < rank)
     point = {name: w.clone() if name in pair.names else w for name, w in point.items()}
     pair.write(point, x)

@@ -26,7 +26,7 @@ from quotient_manifolds.symmetries.pair import (
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match, Refused
 from quotient_manifolds.symmetries.trace import Trace
-from quotient_manifolds.symmetries.translations import Translation
+from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias
 
 _FIRST = (ADAPTER, QUERY_KEY, VALUE_OUTPUT, RELU, GATED, BOTTLENECK)  # of two pairs with common numbers
 
@@ -282,13 +282,12 @@ def _translations(flow: Flow, found: _Found) -> Iterator[Translation]:
     if pair.kind == QUERY_KEY:
         for rows, view in found.views[1]:
             if flow.is_single(rows.source) and rows.steady and _is_ignored(flow, rows):
-                yield Translation(pair.name.replace(QUERY_KEY, "key bias"), "key bias", pair.name, pair.H, view)
+                yield key_bias(pair, view)
     if pair.kind in (VALUE_OUTPUT, BOTTLENECK) and len(pair.H.views) == 1:
         output = _output_bias(flow, found)
         for rows, view in found.views[0]:
             if flow.is_single(rows.source) and rows.steady and output is not None and view.rows == 1:
-                name = pair.name.replace(pair.kind, f"{pair.kind} bias")
-                yield Translation(name, "value/output bias", pair.name, pair.G, view, pair.H, output)
+                yield value_output_bias(pair, view, output)
 
 
 def _is_ignored(flow: Flow, rows: Rows) -> bool:

@@ -84,8 +84,7 @@ def key_bias(pair: SymmetricPair, bias: StridedView) -> Translation:
 
 def value_output_bias(pair: SymmetricPair, bias: StridedView, output: StridedView) -> Translation:
     """Return the translation of the value bias `bias`, a view in pair.G, into the output bias `output`, (1, d, 1)."""
-    name = pair.name.replace("value/output", "value/output bias")
-    return Translation(name, "value/output bias", pair.name, pair.G, bias, pair.H, output)
+    return Translation(f"{pair.name} bias", "value/output bias", pair.name, pair.G, bias, pair.H, output)
 
 
 def without_biases(pairs: Iterable[SymmetricPair], translations: Iterable[Translation]) -> tuple[SymmetricPair, ...]:
