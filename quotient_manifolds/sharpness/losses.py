@@ -140,7 +140,8 @@ def normalised_logits(loss: Loss) -> Loss:
 
     Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
     normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them; a loss
-    that does not call the model is a ValueError. What a measure is invariant under does not change with it.
+    that does not call the model is a ValueError, and so are two classes, whose normalised logits can only be ±1/√2.
+    What a measure is invariant under does not change with it.
     """
 
     def normalised(model: nn.Module, batch: Any) -> Tensor:
@@ -174,6 +175,11 @@ class _Normalised(nn.Module):
         self.called = True
         output = self.model(*args, **kwargs)
         logits = logits_of(output)
+        if logits.shape[-1] == 2:
+            raise ValueError(
+                "Normalised logits of two classes are always ±1/√2, so the loss can only jump; leave normalise_logits "
+                "off or measure a model with more classes"
+            )
         centred = logits - logits.mean(dim=-1, keepdim=True)
         logits = centred / torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=_FLOOR)
         if isinstance(output, Mapping):

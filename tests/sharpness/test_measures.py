@@ -201,6 +201,24 @@ def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
         normalised_logits(lambda m, b: (m.model.head.weight**2).sum())(model, batches[0])
 
 
+def test_normalised_logits_of_two_classes_are_refused_at_the_first_evaluation() -> None:
+    """They are the same numbers for all parameters, but for their order."""
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(1)
+            return super().forward(x)
+
+    model = Counted(3, 2).double().eval()
+    batches = [(torch.randn(5, 3, dtype=torch.float64), torch.randint(2, (5,)))]
+    loss = normalised_logits(cross_entropy)
+    with pytest.raises(ValueError, match=r"^Normalised logits of two classes are always ±1/√2, .* off"):
+        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=0.1, steps=3)
+    assert len(calls) == 1
+    worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=3)
+
+
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
     "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
     "average": (average_case_sharpness, {"radius": 0.1, "samples": 2, "geometry": Adaptive()}),
