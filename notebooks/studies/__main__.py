@@ -6,7 +6,6 @@ A study is imported when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,37 +149,6 @@ def families(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [ratio_table(found)], Record=out / "families.json")
 
 
-@_with_options("vit", "Four models, hardly trained, and two measures")
-def vit(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """Study how measures rank 48 vision transformers fine-tuned on few digits.
-
-    With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
-
-    Trains once, then does what `compare` does with OUT/zoo.yaml, and goes on after an interruption. OUT receives
-    study.html, the files of `compare`, and record/ in a compact form. About 35 minutes of one processor core.
-    """
-    from studies.vit import VIT
-    from studies.vit.zoo import FAST, FULL, prepare
-
-    _compare(VIT, partial(prepare, size=FAST if fast else FULL), out=out, fast=fast, quiet=quiet, command=command)
-
-
-@_with_options("bert", "Four models, hardly trained, and two measures")
-def bert(out: Path, fast: bool, quiet: bool, command: str) -> None:
-    """Study how measures rank BERTs fine-tuned on sentences that heuristics mistake.
-
-    With it: what each part of a measure adds, the family of metrics, the relaxation of the metric, larger radii.
-
-    Fine-tunes all-MiniLM-L6-v2 once, then does what `compare` does with OUT/zoo.yaml, and goes on after an
-    interruption. OUT receives study.html, the files of `compare`, and record/ in a compact form. About two hours of
-    one processor core.
-    """
-    from studies.bert import BERT
-    from studies.bert.zoo import FAST, FULL, prepare
-
-    _compare(BERT, partial(prepare, size=FAST if fast else FULL), out=out, fast=fast, quiet=quiet, command=command)
-
-
 def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: bool, quiet: bool, command: str) -> None:
     from studies.zoos.measures import ZooMeasures
     from studies.zoos.study import measure_zoo
@@ -220,8 +188,6 @@ def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
     """
     from studies.full_scale.page import PAGE as FULL_SCALE
     from studies.full_scale.page import full_scale_page
-    from studies.results.claims import claims
-    from studies.results.estimates import RULES
     from studies.results.page import PAGE, into_page, write_results
     from studies.results.records import Records
 
@@ -230,11 +196,7 @@ def results(folder: Path, out: Path, page: Path | None, quiet: bool) -> None:
     write_text(out / FULL_SCALE, full_scale_page())
     if page is not None:
         into_page(page, records)
-    rows = [[each.about, RULES[each.rule].words, str(each.found or ""), each.verdict] for each in claims(records)]
-    shown = Table(
-        "claims", "The paper’s claims on transformers", ["Number", "Claim", "Here", "Verdict"], rows, [False] * 4
-    )
-    _show(quiet, [shown], Page=out / PAGE)
+    _show(quiet, [], Page=out / PAGE)
 
 
 @study.command("full-scale", epilog=EXIT_CODES)

@@ -24,7 +24,7 @@ from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
 from quotient_manifolds.version import VERSION
-from studies.bert.training import pretrained_encoder
+from studies.encoder import pretrained_encoder
 from studies.markdown import table
 from studies.records import read_record, save_record
 

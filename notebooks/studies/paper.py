@@ -6,22 +6,22 @@ from typing import Final
 
 TAU: Final[dict[str, dict[str, float]]] = {
     "diagonal": {"adaptive": -0.68, "inv": -0.83, "mix": -0.86},
-    "vit": {"adaptive": -0.41, "inv": -0.71, "mix": -0.70},
-    "bert": {"adaptive": 0.06, "inv": 0.28, "mix": 0.38},
+    "mnist": {"adaptive": -0.41, "inv": -0.71, "mix": -0.70},
+    "sentiment": {"adaptive": 0.06, "inv": 0.28, "mix": 0.38},
 }
 """Table 1: Kendall's tau between sharpness and generalisation, by setting and measure."""
 
 SETTING: Final[dict[str, str]] = {
     "diagonal": "Diagonal networks",
-    "vit": "ImageNet (here: digits)",
-    "bert": "MNLI (here: templates)",
+    "mnist": "ImageNet (here: MNIST)",
+    "sentiment": "MNLI (here: film reviews)",
 }
 """How Table 1 calls them, and what stands for them here."""
 
 MODELS: Final[dict[str, str]] = {
     "diagonal": "50 networks (Sec. 6.1)",
-    "vit": "CLIP ViT-B/32, how many is not said (Sec. 6.2.1)",
-    "bert": "35 BERTs (Sec. 6.2.2)",
+    "mnist": "CLIP ViT-B/32, how many is not said (Sec. 6.2.1)",
+    "sentiment": "35 BERTs (Sec. 6.2.2)",
 }
 
 MIX_STRAIGHT: Final = 0.24

@@ -10,11 +10,10 @@ import numpy as np
 
 from studies.diagonal.tables import where
 from studies.markdown import table
-from studies.results.claims import ZOOS, said
+from studies.results.claims import said
 from studies.results.paper_and_here import NOT_RUN, table_one
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
-from studies.results.zoos import ModelZoo
 from studies.wording import minus
 
 ORDERS = ("adaptive", "inv first", "inv second", "inv exact", "mix first", "mix second", "mix exact")
@@ -61,47 +60,19 @@ def setting_family_table(zoo: DiagonalZoo | None) -> str:
     return table(["Points", "Scales", "Rates", *(minus(f"t = {t:g}") for t in points)], rows)
 
 
-def family_table(records: Records) -> str:
-    """Compute tau by t, a column a zoo of transformers."""
-    zoos = {key: zoo.family() if zoo is not None else None for key, zoo in records.zoos.items()}
-    columns = {ZOOS[key]: taus for key, taus in zoos.items()}
-    points = sorted({t for taus in columns.values() if taus for t in taus})
-    rows = [
-        [minus(f"{t:g}"), *(NOT_RUN if taus is None else str(taus.get(t, "")) for taus in columns.values())]
-        for t in points
-    ]
-    return table(["t", *columns], rows)
-
-
-def radius_table(records: Records) -> str:
-    """Compute tau and the median sharpness at every radius, and the power of the radius that it grows with."""
-    rows = [*_setting_radii(records.diagonal), *(row for key, zoo in records.zoos.items() for row in _radii(key, zoo))]
-    return table(["Zoo", "Measure", "Radius", "tau", "Median sharpness", "Grows with the power"], rows)
-
-
-def _setting_radii(zoo: DiagonalZoo | None) -> Iterator[list[str]]:
+def radius_table(zoo: DiagonalZoo | None) -> str:
+    """Tabulate tau and the median sharpness at every radius, and the power of the radius that it grows with."""
     if zoo is None:
-        yield ["diagonal networks", NOT_RUN, "", "", "", ""]
-        return
+        return NOT_RUN
+    return table(["Measure", "Radius", "tau", "Median sharpness", "Grows with the power"], list(_radii(zoo)))
+
+
+def _radii(zoo: DiagonalZoo) -> Iterator[list[str]]:
     radii = zoo.study.plan.radii
     for name in ("adaptive", "inv second", "mix second", "inv exact", "mix exact"):
         medians = {radius: float(np.median(zoo.study.column("rises", name, radius))) for radius in radii}
         for (radius, median), power in zip(medians.items(), _powers(medians), strict=True):
-            yield ["diagonal networks", said(name), f"{radius:g}", _spread(zoo, name, radius), f"{median:.3g}", power]
-
-
-def _radii(key: str, zoo: ModelZoo | None) -> Iterator[list[str]]:
-    if zoo is None:
-        yield [ZOOS[key], NOT_RUN, "", "", "", ""]
-        return
-    for name in ("euclidean", "adaptive", "inv", "mix"):
-        if zoo.tau(name) is None:
-            continue
-        found = zoo.radii(name)
-        powers = _powers({radius: median for radius, (_, median) in found.items()})
-        for (radius, (tau, median)), power in zip(found.items(), powers, strict=True):
-            shown = "undefined" if tau is None else str(tau)
-            yield [ZOOS[key], said(name), f"{radius:g}", shown, f"{median:.3g}", power]
+            yield [said(name), f"{radius:g}", _spread(zoo, name, radius), f"{median:.3g}", power]
 
 
 def _powers(medians: dict[float, float]) -> list[str]:

@@ -13,7 +13,7 @@ from studies.paper import MARGIN
 from studies.wording import signed
 
 Floats = NDArray[np.float64]
-Verdict = Literal["holds", "does not hold here", "not decided at this n", "not run"]
+Verdict = Literal["for it", "against it", "not decided at this n", "not run"]
 
 
 @final
@@ -52,37 +52,31 @@ class Estimate:
 class Rule:
     """Hold what a claim says of a number, and the two limits between which nothing is decided.
 
-    holds: of an interval (low, high), that all of it is as the claim says; fails: that none of it is.
+    speaks_for: of an interval (low, high), that all of it is as the claim says; speaks_against: that none of it is.
     """
 
     words: str
-    holds: Callable[[float, float], bool]
-    fails: Callable[[float, float], bool]
+    speaks_for: Callable[[float, float], bool]
+    speaks_against: Callable[[float, float], bool]
 
     def verdict(self, found: Estimate | None) -> Verdict:
         if found is None:
             return "not run"
         if found.low is None or found.high is None:
             return "not decided at this n"
-        if self.holds(found.low, found.high):
-            return "holds"
-        return "does not hold here" if self.fails(found.low, found.high) else "not decided at this n"
+        if self.speaks_for(found.low, found.high):
+            return "for it"
+        return "against it" if self.speaks_against(found.low, found.high) else "not decided at this n"
 
 
 RULES: Mapping[str, Rule] = {
     "above": Rule("above 0", lambda low, high: low > 0, lambda low, high: high < 0),
     "below": Rule("below 0", lambda low, high: high < 0, lambda low, high: low > 0),
-    "large": Rule(f"above {MARGIN:g}", lambda low, high: low > MARGIN, lambda low, high: high < MARGIN),
     "small": Rule(
         f"within ±{MARGIN:g}",
         lambda low, high: low > -MARGIN and high < MARGIN,
         lambda low, high: low > MARGIN or high < -MARGIN,
     ),
-    "apart": Rule(
-        "apart from 0",
-        lambda low, high: low > 0 or high < 0,
-        lambda low, high: low > -MARGIN and high < MARGIN,
-    ),
 }
-"""By name. A claim holds where the whole interval is there, and does not where the whole interval is on the other side:
-below the limit for "above" and "large", outside the margin for "small", inside it for "apart"."""
+"""By name. An interval speaks for a claim where all of it is as the claim says, and against it where all of it is on
+the other side: beyond 0 for "above" and "below", outside the margin for "small"."""

@@ -10,15 +10,9 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Plot
 from studies.markdown import lines, table
 from studies.results import prose
-from studies.results.claims import Claim, claims, setting_claims
-from studies.results.details import (
-    family_table,
-    order_table,
-    radius_table,
-    setting_family_table,
-    setting_table,
-    short_table,
-)
+from studies.results.claims import Claim, setting_claims
+from studies.results.details import order_table, radius_table, setting_family_table, setting_table, short_table
+from studies.results.earlier import earlier
 from studies.results.estimates import RULES, Verdict
 from studies.results.paper_and_here import NOT_RUN, NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 from studies.results.pictures import pictures, write_pictures
@@ -27,8 +21,8 @@ from studies.wording import signed
 
 PAGE = "results.md"
 VERDICTS: dict[str, Verdict] = {
-    "Holds in": "holds",
-    "Does not hold in": "does not hold here",
+    "For it in": "for it",
+    "Against it in": "against it",
     "Not decided in": "not decided at this n",
 }
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -54,7 +48,6 @@ def into_page(page: Path, records: Records) -> None:
 
 def results_page(records: Records, plots: dict[str, Plot]) -> str:
     """Return differences first, then the table, the claims, and what is behind them."""
-    found = claims(records)
     parts = [
         "# The paper’s results, redone",
         prose.LEAD,
@@ -78,8 +71,6 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         "### On diagonal networks, setting by setting",
         prose.SETTING_CLAIMS,
         _setting_claims(setting_claims(records.diagonal)),
-        "### On transformers",
-        _claims(found),
         "### On the toy model",
         *_toy(records),
         "## The sign on diagonal networks",
@@ -87,13 +78,12 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         order_table(records.diagonal),
         "## The family of metrics",
         prose.FAMILY,
-        _picture(plots, "family"),
-        family_table(records),
-        prose.SETTING_FAMILY,
         setting_family_table(records.diagonal),
         "## The radius",
         prose.RADIUS,
-        radius_table(records),
+        radius_table(records.diagonal),
+        "## Two earlier zoos, and what was wrong with them",
+        earlier(records.earlier),
         "## Redo it",
         prose.REDO,
     ]
@@ -110,24 +100,8 @@ def _source(row: Row) -> str:
     return lines([*found, f"[notebook {row.notebook}]({NOTEBOOKS[row.notebook]})"] if row.notebook else found)
 
 
-def _claims(found: Sequence[Claim]) -> str:
-    parts = []
-    for (place, words), group in groupby(found, key=lambda claim: (claim.place, claim.words)):
-        rows = [
-            [
-                claim.about,
-                RULES[claim.rule].words,
-                "" if claim.found is None else str(claim.found),
-                f"**{claim.verdict}**",
-            ]
-            for claim in group
-        ]
-        parts += [f"{words} [{place}]", table(["Number", "Claim", "Here", "Verdict"], rows)]
-    return "\n\n".join(parts)
-
-
 def _setting_claims(found: Sequence[tuple[Claim, ...]]) -> str:
-    """Count verdicts over the settings, a row a number; a claim for each setting is held to its own interval."""
+    """Count verdicts over the settings, a row a number; in each setting a claim is held to its own interval."""
     if not found:
         return NOT_RUN
     parts = []

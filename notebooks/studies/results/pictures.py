@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from quotient_manifolds.files import write_text
-from quotient_manifolds.plots import STYLES, Plot, Style
-from quotient_manifolds.plots.canvas import canvas, numbers, plain_ticks
-from studies.results.claims import ZOOS, said
-from studies.results.estimates import Estimate
+from quotient_manifolds.plots import STYLES, Plot
+from quotient_manifolds.plots.canvas import canvas, numbers
+from studies.results.claims import said
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
-from studies.wording import minus
 
 SHOWN = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")  # a panel each
 SIZE = (2.6, 3.6)  # inches a panel
@@ -23,14 +20,7 @@ SIZE = (2.6, 3.6)  # inches a panel
 
 def pictures(records: Records) -> dict[str, Plot]:
     """Draw figures, by name of file, of records that are there."""
-    found: dict[str, Plot] = {}
-    families = {ZOOS[key]: zoo.family() for key, zoo in records.zoos.items() if zoo is not None and zoo.family()}
-    if families:
-        looks = dict(zip(families, STYLES, strict=False))
-        found["family"] = _lines(families, "t (0 is inv, 1 is mix)", looks)
-    if records.diagonal is not None:
-        found["settings"] = _settings(records.diagonal)
-    return found
+    return {} if records.diagonal is None else {"settings": _settings(records.diagonal)}
 
 
 def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
@@ -58,23 +48,3 @@ def _settings(zoo: DiagonalZoo) -> Plot:
         f"{said(name)}: " + ", ".join(str(zoo.tau(setting, name)) for setting in zoo.settings) for name in SHOWN
     )
     return Plot(figure, f"Kendall’s tau-b with the test loss over seeds, by setting. Means: {words}.")
-
-
-def _lines(groups: Mapping[str, Mapping[float, Estimate]], x_label: str, styles: Mapping[str, Style]) -> Plot:
-    """Compute tau with its interval against a number, a line a group."""
-    with canvas(x_label, "Kendall’s tau-b with the gap") as (figure, (axes,)):
-        axes.axhline(0, color="#808080", linewidth=0.8)
-        for words, taus in groups.items():
-            style = styles[words]
-            low, high = (numbers([getattr(tau, end) for tau in taus.values()]) for end in ("low", "high"))
-            axes.fill_between(list(taus), low, high, color=style.colour, alpha=0.15, linewidth=0)
-            look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
-            axes.plot(list(taus), [tau.value for tau in taus.values()], **look, label=words)
-        axes.set(ylim=(-1.02, 1.02))
-        plain_ticks(axes)
-        figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    said = "; ".join(
-        f"{words}: " + ", ".join(f"{tau} at {minus(f'{x:g}')}" for x, tau in taus.items())
-        for words, taus in groups.items()
-    )
-    return Plot(figure, f"Kendall’s tau-b with the gap against {x_label}. {said}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from studies.bert.zoo import FULL
 from studies.diagonal.networks import Setting
 from studies.diagonal.study import LARGE
 from studies.diagonal.tables import where
@@ -11,7 +10,6 @@ from studies.results.estimates import RULES
 from studies.results.paper_and_here import NOTEBOOKS
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
-from studies.results.zoos import ModelZoo
 from studies.wording import signed
 
 LEAD = """\
@@ -21,11 +19,9 @@ wrote this page from the records of the studies: no number in a column “Here�
 by hand."""
 
 READING = """\
-Kendall’s tau between sharpness and the gap, with its interval and the number of models or seeds. Below 0: sharper
-models generalise better. inv and mix of transformers are followed along second-order geodesics where nothing else is
-said. For diagonal networks a range goes from the least to the largest tau of all settings, and the numbers in
-brackets are how many settings have an interval below · around · above 0. There is no mean over settings: the grid is
-our choice."""
+Kendall’s tau between sharpness and the gap. Below 0: sharper models generalise better. For diagonal networks a range
+goes from the least to the largest tau of all settings, and the numbers in brackets are how many settings have an
+interval below · around · above 0. There is no mean over settings: the grid is our choice."""
 
 TOY = f"""\
 About the scalar model of Fig. 1, Fig. 6 and App. D, where everything has a closed form and nothing an interval; the
@@ -48,8 +44,9 @@ closed forms leave out (inv), or count as the same for all networks (mix); and t
 end."""
 
 SETTING_CLAIMS = """\
-Each setting is held to the claim by its own interval over seeds, and settings are counted, not averaged. Settings
-with the same number of points and seed share their data, so the counts are not of independent trials. Second-order
+All of this is exploratory: which of these numbers to show was not fixed beforehand, and nothing is corrected for their
+number. Each setting is held to the claim by its own interval over seeds, and settings are counted, not averaged.
+Settings with the same number of points and seed share their data, so counts are not of independent trials. Second-order
 mix is not here: its values are truncation error. Closed forms are here because the paper’s results look like theirs;
 they are no sharpness."""
 
@@ -61,28 +58,23 @@ property of the metric. Second-order mix follows polynomials that grow without b
 nearly 0, so its median sharpness under “The radius” below grows with the eighth power of the radius. It is no
 evidence on any sign. [Notebook 4]({NOTEBOOKS["4"]}) shows how it comes about."""
 
-FAMILY = """\
+FAMILY = f"""\
 The metrics W_t, weighted geometric means of (G′G)⁻¹ and H′H, have the symmetry for every real t: 0 is inv, 1 is mix,
-½ is the Euclidean metric of the balanced pair. Transformers along second-order geodesics:"""
-
-SETTING_FAMILY = f"""\
-Diagonal networks along exact geodesics, setting by setting; second-order ones are truncation error as t nears 1
-([notebook 4]({NOTEBOOKS["4"]}))."""
+½ is the Euclidean metric of the balanced pair. Diagonal networks along exact geodesics, setting by setting;
+second-order ones are truncation error as t nears 1 ([notebook 4]({NOTEBOOKS["4"]}))."""
 
 RADIUS = """\
 Worst-case sharpness is a rise of the loss. It grows with the first power of the radius where the gradient decides and
-with the second where the Hessian does; other powers say that the loss no longer follows either. For diagonal networks
-tau is its range over the settings, with counts as above; “truncation error” marks what is no evidence."""
+with the second where the Hessian does; other powers say that the loss no longer follows either. Diagonal networks: tau
+is its range over the settings, with counts as above; “truncation error” marks what is no evidence."""
 
 REDO = """\
     make study NAME=toy
     make study NAME=ascents
     make study NAME=diagonal
-    make study NAME=vit
-    make study NAME=bert
     make study NAME=results ARGS="--page docs/benchmarks.md"
 
-Each study writes to `results/NAME`. What it leaves there as its record (`toy.json`, `diagonal.json`, `record/`) goes to
+Each study writes to `results/NAME`. What it leaves there as its record (such as `toy.json`) goes to
 `notebooks/records`, from where the last command reads."""
 
 
@@ -90,41 +82,30 @@ def rules() -> str:
     """Return how a verdict comes about."""
     words = {name: rule.words for name, rule in RULES.items()}
     return f"""\
-A claim is a statement about a number, and the number’s 95 % interval decides. “{words["above"]}”, “{words["below"]}”
-and “{words["large"]}”: it **holds** where the whole interval is on that side of the limit, and **does not hold here**
-where all of it is on the other. “{words["small"]}”: holds where the whole interval is inside, does not where it is
-outside. “{words["apart"]}”: holds where 0 is not in the interval, does not where the interval lies within ±{MARGIN:g}.
-Everything else is **not decided at this n**. {MARGIN:g} is the largest difference between inv and mix in the paper’s
-Table 1, which the paper calls small. The terms of a difference or product are resampled with the same models or seeds.
-A claim about where adaptive sharpness correlates is not decided where its own interval holds 0. The verdicts stand
-side by side without a correction for their number. They are about the zoos and settings here, not about the paper’s."""
+A claim is a statement about a number, and the number’s 95 % interval in one setting speaks **for it**, **against it**,
+or leaves it **not decided at this n**. “{words["above"]}” and “{words["below"]}”: for it where the whole interval is on
+that side of 0, against it where all of it is on the other. “{words["small"]}”: for it where the whole interval is
+inside, against it where it is outside. {MARGIN:g} is the largest difference between inv and mix in the paper’s Table 1,
+which the paper calls small. The terms of a difference are resampled with the same seeds. A claim about where adaptive
+sharpness correlates is not decided where its own interval holds 0. Verdicts are about the settings here, not about
+the paper’s."""
 
 
 def different(records: Records) -> str:
     """Return what is not as in the paper."""
     return f"""\
-- **Vision.** Not CLIP on ImageNet, but {_number(records.vit)} small vision transformers fine-tuned on 256 of
-  scikit-learn’s digits.
-- **Language.** Not BERT-base on MNLI, but {_number(records.bert)} BERTs of 22.7 million parameters, fine-tuned on pairs
-  of sentences made from templates; sharpness on 24 of those, with ascents of 10 steps. Of
-  {FULL.models} that were trained, those that had not learned their training pairs (an error above {FULL.learned:g}) are
-  left out. That rule was set when training errors, but no correlations, were known.
+- **Vision and language.** Not CLIP on ImageNet and BERT-base on MNLI, which were not at hand.
+  [full_scale.md](full_scale.md) has the paper’s own zoos, ready to run. What stood in for them before is under
+  [Two earlier zoos](#two-earlier-zoos-and-what-was-wrong-with-them).
 - **Diagonal networks.** As in the paper where it says how: dimension 200, 90 % zeros, 50 networks trained to a loss of
   1e-5. It does not say how many points of data, which initial scales and which learning rates. {_grid(records)}
 - **Radii, steps and restarts** of the ascent are not in the paper. Ours were fixed before any correlation was looked
   at; “Here” is at the middle one of three radii, unless another is named.
-- **Intervals** (95 %) are percentile bootstraps: over the models of one zoo with one set of data; for diagonal networks
-  over seeds, each with data and networks of its own, which says something else. The paper gives none.
+- **Intervals** (95 %) are percentile bootstraps over seeds, each with data and networks of its own. The paper gives
+  none.
 - tau is tau-b here and tau-a there; without ties they are equal.
 - The gap is test error minus training error; for diagonal networks, which all have the same training loss, it is the
-  test loss.
-
-What is found on the two zoos of transformers does not say that the paper’s figures for CLIP and MNLI are wrong: it is
-what the same measures say elsewhere. [full_scale.md](full_scale.md) has the paper’s own zoos, ready to run."""
-
-
-def _number(zoo: ModelZoo | None) -> str:
-    return "a number of" if zoo is None else str(zoo.count)
+  test loss."""
 
 
 def _grid(records: Records) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import final
 
+from quotient_manifolds.compare import Comparison
 from studies.ascents import Ascents
 from studies.diagonal import DiagonalStudy
+from studies.results.earlier import FOLDER, TITLES
 from studies.results.settings import DiagonalZoo
-from studies.results.zoos import ModelZoo
 from studies.toy import Toy
 from studies.zoos.study import load_record
 
@@ -18,13 +19,12 @@ from studies.zoos.study import load_record
 @final
 @dataclass(frozen=True)
 class Records:
-    """Hold what the studies left in a folder."""
+    """Hold what the studies left in a folder. earlier: zoos whose code is gone, by key."""
 
     ascents: Ascents | None
     toy: Toy | None
     diagonal: DiagonalZoo | None
-    vit: ModelZoo | None
-    bert: ModelZoo | None
+    earlier: Mapping[str, Comparison]
 
     @classmethod
     def load(cls, folder: Path) -> Records:
@@ -36,14 +36,5 @@ class Records:
             Ascents.load(ascents) if ascents.exists() else None,
             Toy.load(toy) if toy.exists() else None,
             DiagonalZoo(DiagonalStudy.load(diagonal)) if diagonal.exists() else None,
-            _models(folder, "vit"),
-            _models(folder, "bert"),
+            {key: load_record(folder / FOLDER / key)[0] for key in TITLES if (folder / FOLDER / key).is_dir()},
         )
-
-    @cached_property
-    def zoos(self) -> dict[str, ModelZoo | None]:
-        return {"vit": self.vit, "bert": self.bert}
-
-
-def _models(folder: Path, key: str) -> ModelZoo | None:
-    return ModelZoo(key, load_record(folder / key)[0]) if (folder / key).is_dir() else None
