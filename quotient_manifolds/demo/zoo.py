@@ -1,4 +1,4 @@
-"""Train or fine-tune a zoo of small vision transformers on digits, each once and in a process of its own."""
+"""Train a zoo of small vision transformers on digits, each once and in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.demo.digits import shifted
 from quotient_manifolds.files import write_text
-from quotient_manifolds.load import load_model, load_object
+from quotient_manifolds.load import load_object
 from quotient_manifolds.progress import Progress
 
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
@@ -42,7 +42,6 @@ ARCHITECTURE: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 10,
 }
-HEAD = "classifier."  # how the names of the last layer's parameters begin
 RECORD = "training.json"  # what made the model in a directory, and the digest of its weights
 
 
@@ -79,7 +78,6 @@ def train_zoo(
     data: Path,
     *,
     architecture: Mapping[str, Any] = ARCHITECTURE,
-    starts: Mapping[str, Path] | None = None,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> None:
@@ -88,16 +86,14 @@ def train_zoo(
     A model that is there, complete and made by the same recipe, architecture and data, is not trained again; each is
     moved to its place when it is finished, so an interrupted run goes on where it stopped.
 
-    data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,). starts: by name, the directory of the model whose
-    weights are fine-tuned, all but those of its classifier; None trains from scratch.
+    data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,).
     """
     common = {"architecture": dict(architecture), "data": hashlib.sha256(data.read_bytes()).hexdigest()}
     jobs = []
     for name, recipe in recipes.items():
-        start = None if starts is None else starts[name]
-        made_by = {"recipe": asdict(recipe), **common, "start": None if start is None else digest(start)}
+        made_by = {"recipe": asdict(recipe), **common}
         if not is_made(folder / name, made_by):
-            jobs.append(partial(make_once, folder / name, made_by, partial(_train_into, recipe, data, common, start)))
+            jobs.append(partial(make_once, folder / name, made_by, partial(_train_into, recipe, data, common)))
     report = progress or (lambda what, finished, total: None)
     kept = len(recipes) - len(jobs)
     report("training", kept, len(recipes))
@@ -165,12 +161,10 @@ def digest(directory: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _train_into(
-    recipe: TrainingRecipe, data: Path, common: Mapping[str, Any], start: Path | None, folder: Path
-) -> None:
+def _train_into(recipe: TrainingRecipe, data: Path, common: Mapping[str, Any], folder: Path) -> None:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name]) for name in ("images", "labels"))
-    train(recipe, images, labels, common["architecture"], start).save_pretrained(folder, safe_serialization=True)
+    train(recipe, images, labels, common["architecture"]).save_pretrained(folder, safe_serialization=True)
 
 
 def write_scores(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -204,17 +198,12 @@ def train(
     images: Tensor,
     labels: Tensor,
     architecture: Mapping[str, Any] = ARCHITECTURE,
-    start: Path | None = None,
 ) -> Any:
     """Return a vision transformer trained by AdamW with a one-cycle learning rate, on the CPU in float32.
 
-    start: the directory of a model to begin from, all but its classifier, which is drawn anew. torch's global generator
-    is left alone.
+    torch's global generator is left alone.
     """
     model = _untrained(recipe.seed, architecture).train()
-    if start is not None:
-        own, known = model.state_dict(), load_model(start).state_dict()
-        model.load_state_dict({name: own[name] if name.startswith(HEAD) else known[name] for name in own})
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)

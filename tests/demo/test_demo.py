@@ -161,9 +161,6 @@ def test_models_of_other_settings_are_replaced(tmp_path: Path, data: Path) -> No
     ]
     load_digits(train_points=40, seed=1).write(tmp_path)
     found.append(zoo(folder, tmp_path / "train.npz", one))
-    start = tmp_path / "start"
-    zoo(start, data, {"b": RECIPES["b"]})
-    found.append(zoo(folder, data, one, starts={"a": start / "b"}))
     assert not any(same(one["a"], other["a"]) for one, other in itertools.combinations(found, 2))
 
 

@@ -32,10 +32,10 @@ from studies.diagonal.measuring import (
     truncation_error,
 )
 from studies.diagonal.networks import Regression, Setting, draw_networks, train
-from studies.diagonal.objectives import GEODESICS, Along, Objective
+from studies.diagonal.objectives import GEODESICS, METRICS, Along, Objective
 from studies.diagonal.records import Cell, DiagonalStudy, Mean, Plan
 from studies.diagonal.study import measure_cell, run_diagonal
-from studies.diagonal.tables import with_interval
+from studies.diagonal.tables import short_table, with_interval
 
 Floats = NDArray[np.float64]
 Blocks = dict[str, Tensor]
@@ -635,6 +635,19 @@ def test_columns_are_read_at_their_radius(fast: tuple[Path, DiagonalStudy]) -> N
     assert [cell.seed for cell, _ in study.checked(second, "mix exact", 0.1)] == [0]
     with pytest.raises(ValueError, match="The profile must hold the radii"):
         Plan(radii=(0.2,))
+
+
+def test_the_terminal_says_truncation_error_in_place_of_a_tau() -> None:
+    record = DiagonalStudy.load(Path("notebooks/records/diagonal.json"))
+    for radius in record.plan.radii:
+        table = short_table(record, radius)
+        for setting, row in zip(record.plan.settings, table.rows, strict=True):
+            cells = dict(zip(table.columns, row, strict=True))
+            errors = {metric: np.median(record.column("truncation", metric, radius, [setting])) for metric in METRICS}
+            for metric, order in itertools.product(METRICS, ("first", "second", "exact")):
+                cut = order != "exact" and errors[metric] > 0.1
+                assert (cells[f"{metric} {order}"] == "truncation error") == cut
+            assert "(" in cells["adaptive"]
 
 
 def test_the_command_writes_record_and_report(tmp_path: Path) -> None:

@@ -206,6 +206,13 @@ class DiagonalStudy:
         ]
         return [value for value in found if value is not None]
 
+    def truncated_part(self, setting: Setting, measure: str, radius: float) -> float:
+        """Return the part of the rise that is truncation error, a median; that of second order stands for the first."""
+        metric, _, order = measure.partition(" ")
+        if order not in ("first", "second"):
+            return 0.0
+        return float(np.median(self.column("truncation", metric, radius, [setting])))
+
     def reference(self, setting: Setting, name: str) -> Mean | None:
         return Mean.of(cell.references[name] for cell in self.of(setting))
 

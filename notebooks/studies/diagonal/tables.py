@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from quotient_manifolds.report import Table
 from studies.diagonal.measuring import MEASURES
 from studies.diagonal.networks import Setting
 from studies.diagonal.records import FAMILY_GEODESICS, DiagonalStudy, Mean
+from studies.diagonal.study import LARGE
 from studies.wording import minus, signed
 
 LABELS = {
@@ -70,18 +70,27 @@ def sign_table(study: DiagonalStudy, radius: float) -> Table:
 
 
 def short_table(study: DiagonalStudy, radius: float) -> Table:
-    """Put both in one, for a terminal."""
-    long = _tau_table(study, radius, "short", "mean (negative/positive seeds)", in_short)
-    columns = [*long.columns[:3], *MEASURES]
-    rows = [row[: len(columns)] for row in long.rows]
-    return replace(long, columns=columns, rows=rows, numeric=[False] * len(columns))
+    """Put both in one, for a terminal, and say where the rise is truncation error: a tau would be no evidence there."""
+
+    def cell(setting: Setting, measure: str) -> str:
+        truncated = study.truncated_part(setting, measure, radius) > LARGE
+        return "truncation error" if truncated else in_short(study.tau(setting, measure, radius))
+
+    caption = f"{_caption(study, radius)}: mean (negative/positive seeds)"
+    columns = ["Points", "Scales", "Rates", *MEASURES]
+    rows = [[*where(each), *(cell(each, measure) for measure in MEASURES)] for each in study.plan.settings]
+    return Table(f"short-{study.plan.radii.index(radius)}", caption, columns, rows, [False] * len(columns))
 
 
 def _tau_table(study: DiagonalStudy, radius: float, name: str, what: str, write: Callable[[Mean | None], str]) -> Table:
     measures = (*MEASURES, "mix endless")
     rows = {setting: [study.tau(setting, measure, radius) for measure in measures] for setting in study.plan.settings}
-    caption = f"Kendall’s tau-b with the test loss at radius {radius:g}, over {study.plan.seeds} seeds: {what}"
+    caption = f"{_caption(study, radius)}: {what}"
     return _by_setting(f"{name}-{study.plan.radii.index(radius)}", caption, measures, rows, write)
+
+
+def _caption(study: DiagonalStudy, radius: float) -> str:
+    return f"Kendall’s tau-b with the test loss at radius {radius:g}, over {study.plan.seeds} seeds"
 
 
 def thorough_table(study: DiagonalStudy, radius: float) -> Table:

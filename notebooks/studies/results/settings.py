@@ -78,16 +78,9 @@ class DiagonalZoo:
         draws = statistic(*rows[:, drawn].mean(axis=-1))
         return Estimate.of(float(statistic(*rows.mean(axis=1))), draws)
 
-    def truncation(self, setting: Setting, name: str, radius: float) -> float:
-        """Return the part of the rise that is truncation error, a median; that of second order stands for the first."""
-        metric, _, order = name.partition(" ")
-        if order not in ("first", "second"):
-            return 0.0
-        return float(np.median(self.study.column("truncation", metric, radius, [setting])))
-
     def counting(self, name: str, radius: float) -> tuple[Setting, ...]:
         """Return the settings in which a measure counts as evidence: at most a tenth of its rise is truncation."""
-        return tuple(each for each in self.settings if self.truncation(each, name, radius) <= LARGE)
+        return tuple(each for each in self.settings if self.study.truncated_part(each, name, radius) <= LARGE)
 
     def spread(self, name: str, radius: float | None = None) -> Spread | None:
         """Return tau over the settings in which it counts; None if that is nowhere."""

@@ -1,0 +1,92 @@
+"""Numbers of the record on diagonal networks that are typed in by hand: README, benchmarks and notebook 4."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from studies.diagonal.networks import Setting
+from studies.results.claims import setting_claims
+from studies.results.records import Records
+from studies.results.settings import DiagonalZoo
+from studies.wording import signed
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+WORDS = {0: "none", 1: "one", 3: "three", 4: "four", 7: "seven", 11: "eleven", 12: "twelve"}
+
+
+@pytest.fixture(scope="module")
+def grid() -> DiagonalZoo:
+    found = Records.load(NOTEBOOKS / "records").diagonal
+    assert found is not None
+    return found
+
+
+def words_of(text: str) -> str:
+    """A text without the marks of its form."""
+    return " ".join(re.sub(r"[`*$\\]", "", text).split())
+
+
+def page(name: str) -> str:
+    return words_of((ROOT / name).read_text(encoding="utf-8"))
+
+
+def lesson() -> str:
+    (path,) = NOTEBOOKS.glob("4_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return words_of(" ".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"))
+
+
+def values(grid: DiagonalZoo, name: str, settings: Iterable[Setting]) -> list[float]:
+    return [tau.value for each in settings if (tau := grid.tau(each, name)) is not None]
+
+
+def better(grid: DiagonalZoo, name: str) -> str:
+    """In how many settings a measure correlates more strongly than adaptive sharpness, as its interval says."""
+    (group,) = (group for group in setting_claims(grid) if group[0].about == f"|tau|, {name} minus adaptive")
+    return WORDS[sum(claim.verdict == "for it" for claim in group)]
+
+
+def test_the_readme_counts_as_the_record_does(grid: DiagonalZoo) -> None:
+    text, total = page("README.md"), WORDS[len(grid.settings)]
+    inv, mix = (better(grid, f"{metric}, exact geodesics") for metric in ("inv", "mix"))
+    assert f"followed exactly, inv ranks them better in {inv} of {total} settings and mix in {mix}, but" in text
+    taus = zip(*(values(grid, name, grid.settings) for name in ("mix exact", "adaptive")), strict=True)
+    other = WORDS[sum(a * b < 0 for a, b in taus)]
+    assert f"with another sign than adaptive sharpness in {other}; the paper's closed forms" in text
+    closed = {better(grid, f"{metric}, closed form") for metric in ("inv", "mix")}
+    ordered = WORDS[sum(grid.ordered(each, "closed") for each in grid.settings)]
+    assert f"do better in {closed.pop()} each, and in {ordered} they have the order of the paper's table" in text
+    assert not closed  # as many in both metrics
+
+
+@pytest.mark.parametrize("where", ["docs/benchmarks.md", "notebook 4"])
+def test_ranges_of_the_closed_forms_are_those_of_the_record(where: str, grid: DiagonalZoo) -> None:
+    text = page(where) if where.endswith(".md") else lesson()
+    ordered = [each for each in grid.settings if each.points >= 100 and grid.ordered(each, "closed")]
+    assert len(ordered) == 3
+    assert sum(each.scales == (0.01, 0.1) and each.points >= 100 for each in grid.settings) == 4  # three of four
+    for name in ("inv closed", "mix closed", "adaptive"):
+        nearest, *_, farthest = sorted(values(grid, name, ordered), key=abs)
+        assert f"{signed(nearest)} to {signed(farthest)} for {name.split()[0]}" in text
+    large = values(grid, "mix closed", [each for each in grid.settings if each.scales == (0.1, 1.0)])
+    assert f"the closed form of mix goes from {signed(min(large))} to {signed(max(large))}" in text
+
+
+def test_signs_along_exact_geodesics_are_those_of_the_record(grid: DiagonalZoo) -> None:
+    taus = {name: np.array(values(grid, name, grid.settings)) for name in ("adaptive", "inv exact", "mix exact")}
+    below = {name: WORDS[int((each < 0).sum())] for name, each in taus.items()}
+    assert below == {"adaptive": "eleven", "inv exact": "eleven", "mix exact": "none"}
+    ends = f"{signed(taus['adaptive'].min())} to {signed(taus['adaptive'].max())}"
+    assert "Exact mix has a positive tau in all twelve settings. For adaptive and inv eleven are negative" in lesson()
+    assert f"one is positive, from {ends}, and the order of the geodesics" in lesson()
+    benchmarks = page("docs/benchmarks.md")
+    assert "both below 0 in eleven settings, and inv never the stronger one), and mix is above 0 in all" in benchmarks
+    rise = np.median(grid.study.column("rises", "mix second", 0.1))
+    assert f"with a median of {rise:.1e} at radius 0.1".replace("e+", "e") in benchmarks
