@@ -90,3 +90,19 @@ def test_signs_along_exact_geodesics_are_those_of_the_record(grid: DiagonalZoo) 
     assert "both below 0 in eleven settings, and inv never the stronger one), and mix is above 0 in all" in benchmarks
     rise = np.median(grid.study.column("rises", "mix second", 0.1))
     assert f"with a median of {rise:.1e} at radius 0.1".replace("e+", "e") in benchmarks
+
+
+def test_what_the_notebook_says_of_radii_is_in_the_record(grid: DiagonalZoo) -> None:
+    study, text = grid.study, lesson()
+
+    def median(column: str, key: str, radius: float) -> float:
+        return float(np.median(study.column(column, key, radius, study.profiled)))
+
+    left, *_ = study.plan.profile
+    assert f"tau is {np.mean(study.column('taus', 'inv exact', left, study.profiled)):+.1f} at the left end" in text
+    assert f"its tau with exact mix has a median of {signed(median('agreement', 'mix', 0.1))}" in text
+    place = study.plan.profile.index(0.00316)  # where the turn comes
+    before, there = (median("truncation", "mix", study.plan.profile[k]) for k in (place - 1, place))
+    assert before < 0.01 < 0.9 < there
+    assert median("truncation", "inv", 0.316) < 0.1 < median("truncation", "inv", 1.0)
+    assert 1e21 < median("rises", "mix second", 1.0) < 1e22
