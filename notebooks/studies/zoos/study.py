@@ -1,38 +1,69 @@
-"""What the studies of zoos share: measuring a zoo as `compare` does, and a record of what was found."""
+"""Measure a zoo part by part, as `compare` does, and keep a record of what was found."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import json
-import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import final
 
 from quotient_manifolds.compare import ComparedMeasure, Comparison, run_comparison
-from quotient_manifolds.demo.zoo import one_thread, write_scores
-from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.demo.zoo import each_finished, one_thread, write_scores
+from quotient_manifolds.files import whole
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import render
-from studies.zoos.page import Cost, ZooPage
 
-COMPARISON, COSTS, SPEC = "comparison.json.gz", "costs.csv", "zoo.yaml"
+COMPARISON, COSTS = "comparison.json.gz", "costs.csv"
+
+
+@final
+@dataclass(frozen=True)
+class Cost:
+    """Hold what a measure took: seconds of wall time of all its units together."""
+
+    measure: str
+    units: int
+    seconds: float
+
+
+def measure_zoo(
+    specs: Sequence[Path], record: Path, *, name: str, command: str, workers: int, progress: Progress
+) -> Comparison:
+    """Measure what the specs ask for and is not measured yet, and write `record`, which `load_record` reads.
+
+    Each spec is that of a part of the zoo, in a folder of its own, where the files of `compare` go. Returned are the
+    models of all parts in one comparison; it has no rankings, for those of the parts do not add up.
+    """
+    jobs = [partial(_measure_part, spec, command, progress if workers == 1 else None) for spec in specs]
+    progress("parts", 0, len(jobs))
+    for finished, _ in enumerate(each_finished(jobs, workers), 1):
+        progress("parts", finished, len(jobs))
+    return gather(specs, record, name=name, command=command)
+
+
+def gather(specs: Sequence[Path], record: Path, *, name: str, command: str) -> Comparison:
+    """Write the record of all that the parts of a zoo have found so far, and return it."""
+    parts = [Comparison.load(spec.parent) for spec in specs if (spec.parent / "comparison.json").is_file()]
+    found = replace(
+        parts[0],
+        spec=name,
+        command=command,
+        rows=tuple(row for part in parts for row in part.rows),
+        rankings=(),
+        agreement=None,
+        failures=tuple(failure for part in parts for failure in part.failures),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+    write_record(record, found, list(_costs([spec.parent / "units.csv" for spec in specs], found.measures)))
+    return found
 
 
 @one_thread()
-def measure_zoo(out: Path, page: ZooPage, *, fast: bool = False, command: str, progress: Progress) -> Comparison:
-    """Measure what out/zoo.yaml asks for and out/store.sqlite does not have yet, and write all that was found.
-
-    Written are the files of `compare` (report.html, comparison.json, models.csv, units.csv), study.html, and record/,
-    which `load_record` reads.
-    """
-    comparison = run_comparison(out / SPEC, out, progress=progress, command=command)
-    costs = tuple(_costs(out / "units.csv", comparison.measures))
-    write_text(out / "study.html", render(page.page(comparison, costs, fast=fast)))
-    write_record(out / "record", comparison, costs)
-    shutil.copyfile(out / SPEC, out / "record" / SPEC)
-    return comparison
+def _measure_part(spec: Path, command: str, progress: Progress | None) -> None:
+    run_comparison(spec, spec.parent, progress=progress, command=command)
 
 
 def write_record(folder: Path, comparison: Comparison, costs: Sequence[Cost]) -> None:
@@ -52,10 +83,9 @@ def load_record(folder: Path) -> tuple[Comparison, tuple[Cost, ...]]:
     return comparison, tuple(costs)
 
 
-def _costs(units: Path, measures: Sequence[ComparedMeasure]) -> Iterator[Cost]:
+def _costs(files: Sequence[Path], measures: Sequence[ComparedMeasure]) -> Iterator[Cost]:
     """Yield how many units of each measure were measured, and the seconds of all of them together."""
-    with units.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [row for file in files if file.is_file() for row in csv.DictReader(file.open(encoding="utf-8", newline=""))]
     for each in measures:
         asked = {**(each.settings or {}), "eps": (each.geometry or {}).get("eps", 0.0)}
         settings = {f"settings.{key}": str(value) for key, value in asked.items()}

@@ -1,0 +1,151 @@
+"""A full factorial zoo of small vision transformers on MNIST, and the spec that compares it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+
+from quotient_manifolds.demo.zoo import each_finished, make_once, one_thread, write_scores
+from quotient_manifolds.files import write_text
+from quotient_manifolds.load import load_model
+from quotient_manifolds.progress import Progress
+from studies.mnist.images import Images, load_mnist, training_set
+from studies.mnist.training import ARCHITECTURE, Recipe, train
+from studies.zoos.scores import gaps, score_of, weight_norm
+
+SCORES = "scores.json"  # beside a model's weights
+FACTORS: Final[dict[str, tuple[Any, ...]]] = {
+    "points": (100, 250),
+    "noise": (0.0, 0.2, 0.4),
+    "shift": (0, 1),
+    "learning_rate": (1e-4, 1e-3, 1e-2),
+    "weight_decay": (0.0, 0.1),
+    "seed": (1, 2, 3),
+}
+OF_DATA = ("points", "noise", "seed")  # what decides a training set; models of one are compared on the same images
+
+
+@final
+@dataclass(frozen=True)
+class Size:
+    """Say how large a study is; spec is the YAML file beside this one that says what is measured."""
+
+    factors: Mapping[str, tuple[Any, ...]]
+    architecture: Mapping[str, Any]
+    most: int  # steps of training
+    spec: str
+
+    @property
+    def recipes(self) -> dict[str, Recipe]:
+        """Return every cell of the design by its name."""
+        cells = (dict(zip(self.factors, values, strict=True)) for values in itertools.product(*self.factors.values()))
+        return {_name(cell): Recipe(**cell) for cell in cells}
+
+
+FULL = Size(FACTORS, ARCHITECTURE, 60_000, "zoo.yaml")
+FAST = Size(
+    {"points": (64,), "noise": (0.0, 0.4), "shift": (0, 1), "learning_rate": (1e-3,), "weight_decay": (0.0,)}
+    | {"seed": (1,)},
+    ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    20,
+    "trial.yaml",
+)
+PILOTS: Final = tuple(
+    Recipe(points, noise, shift, rate, 0.0, seed=0)
+    for points, noise, shift, rate in [
+        (100, 0.0, 0, 1e-3), (250, 0.4, 0, 1e-4), (250, 0.2, 1, 1e-3), (100, 0.4, 1, 1e-3), (250, 0.0, 1, 1e-2),
+    ]
+)  # fmt: skip
+"""Models outside the zoo, of other data, whose rises of the loss choose the radii."""
+
+
+def _name(cell: Mapping[str, Any]) -> str:
+    """Return points128-noise0.2-shift1-rate0.001-decay0-seed1 for all factors."""
+    return "-".join(f"{factor.split('_')[-1]}{value:g}" for factor, value in cell.items())
+
+
+def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -> list[Path]:
+    """Train (once) and write, for every training set, models/, train.npz, scores.csv and zoo.yaml; return the latter.
+
+    What is there already and is as it should be stays as it is: a comparison knows its models by their files.
+    """
+    pool, test = load_mnist()
+    parts: dict[Path, dict[str, Recipe]] = {}
+    for name, recipe in size.recipes.items():
+        part = _name({factor: getattr(recipe, factor) for factor in OF_DATA})
+        parts.setdefault(folder / part, {})[name] = recipe
+    jobs = []
+    for part, recipes in parts.items():
+        images = _images(pool, next(iter(recipes.values())))
+        images.write(part / "train.npz")
+        data = hashlib.sha256((part / "train.npz").read_bytes()).hexdigest()
+        for name, recipe in recipes.items():
+            made_by = {"recipe": asdict(recipe), "architecture": dict(size.architecture), "most": size.most}
+            make = partial(make_model, recipe, images, test, size)
+            jobs.append(partial(make_once, part / "models" / name, made_by | {"data": data}, make))
+    progress("training", 0, len(jobs))
+    for finished, _ in enumerate(each_finished(jobs, workers), 1):
+        progress("training", finished, len(jobs))
+    for part, recipes in parts.items():
+        write_scores(part / "scores.csv", _rows(part, recipes))
+        write_text(part / "zoo.yaml", Path(__file__).with_name(size.spec).read_text(encoding="utf-8"))
+    return [part / "zoo.yaml" for part in parts]
+
+
+def _images(pool: Images, recipe: Recipe) -> Images:
+    return training_set(pool, points=recipe.points, noise=recipe.noise, seed=recipe.seed)
+
+
+def _rows(part: Path, recipes: Mapping[str, Recipe]) -> Iterable[Mapping[str, Any]]:
+    for name, recipe in recipes.items():
+        known = json.loads((part / "models" / name / SCORES).read_text(encoding="utf-8"))
+        yield {"checkpoint": name, **asdict(recipe), **known}
+
+
+@one_thread()
+def make_model(recipe: Recipe, images: Images, test: Images, size: Size, folder: Path) -> None:
+    """Train a model and write it with its scores.
+
+    Scores on test images are expectations over labels as noisy as those in training: train and test are of one
+    distribution. clean_test_error is that of the labels as they are.
+    """
+    model, steps = train(recipe, images.images, images.labels, size.architecture, size.most)
+    model.save_pretrained(folder, safe_serialization=True)
+    with torch.no_grad():
+        here = score_of(model(pixel_values=images.images).logits, images.labels)
+        logits = model(pixel_values=test.images).logits
+    there, clean = score_of(logits, test.labels, recipe.noise), score_of(logits, test.labels)
+    found = {
+        "steps": steps,
+        "train_loss": here.loss,
+        "train_error": here.error,
+        "test_loss": there.loss,
+        "test_error": there.error,
+        "clean_test_error": clean.error,
+        **gaps(here, there),
+        "margin": here.margin,
+        "weight_norm": weight_norm(model),
+    }
+    write_text(folder / SCORES, json.dumps(found, indent=1) + "\n")
+
+
+def pilot_models(folder: Path, images: int) -> dict[str, Any]:
+    """Return, by recipe, what trains a pilot and returns it with the batch of so many images it is measured on."""
+    pool, test = load_mnist()
+
+    def load(recipe: Recipe) -> tuple[nn.Module, Any]:
+        own = _images(pool, recipe)
+        make_model(recipe, own, test, FULL, folder)
+        batch = {"pixel_values": own.images[:images], "labels": own.labels[:images]}
+        return load_model(folder), batch
+
+    return {str(recipe): partial(load, recipe) for recipe in PILOTS}

@@ -1,0 +1,95 @@
+"""Rated sentences of four sources: film reviews, product reviews, newspaper editorials, tweets [Hutto, Gilbert 2014].
+
+They are in the source distribution of vaderSentiment 3.3.2 (MIT). Twenty people rated each sentence from -4 to 4; the
+mean is its rating.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import numpy as np
+
+from quotient_manifolds.files import write_text
+from quotient_manifolds.load import load_object
+
+ARCHIVE: Final = "vaderSentiment-3.3.2.tar.gz"
+SHA256: Final = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+INNER: Final = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
+SOURCES: Final = {  # and what their files are called
+    "films": "movieReviewSnippets",
+    "products": "amazonReviewSnippets",
+    "editorials": "nytEditorialSnippets",
+    "tweets": "tweets",
+}
+CLEAR = 1.0  # the least distance of a rating from 0: others are neither good nor bad
+LONGEST = 16  # tokens of a sentence, at most
+
+
+@final
+@dataclass(frozen=True)
+class Sentence:
+    """Hold a sentence and its class: 1 if it was rated above 0, else 0."""
+
+    text: str
+    label: int
+
+
+def read_sentences(archive: Path, tokenizer: Path) -> dict[str, list[Sentence]]:
+    """Return the clearly rated, short, different sentences of every source, in an order drawn once and for all.
+
+    Raises ValueError for an archive that is not there or has another hash: nothing of it is then opened.
+    """
+    if not archive.is_file():
+        raise ValueError(f"There is no {archive}: make sentences fetches it.")
+    content = archive.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise ValueError(f"Expected {archive} to have the SHA-256 {SHA256}. Found {found}: fetch it again.")
+    load = load_object("transformers:AutoTokenizer", "a tokenizer").from_pretrained
+    tokens = load(tokenizer, local_files_only=True)
+    kept: dict[str, list[Sentence]] = {}
+    for place, (source, texts) in enumerate(_rated(content).items()):
+        clear = {text: rating for text, rating in texts.items() if abs(rating) >= CLEAR}
+        lengths = [len(ids) for ids in tokens(list(clear))["input_ids"]]
+        short = [
+            Sentence(text, int(rating > 0))
+            for (text, rating), length in zip(clear.items(), lengths, strict=True)
+            if length <= LONGEST
+        ]
+        order = np.random.default_rng([0, place]).permutation(len(short))
+        kept[source] = [short[index] for index in order]
+    return kept
+
+
+def _rated(archive: bytes) -> dict[str, Mapping[str, float]]:
+    """Return the mean rating of every text by source; of a text that stands there twice, the last one's."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as outer:
+        inner = outer.extractfile(INNER)
+        assert inner is not None
+        with tarfile.open(fileobj=io.BytesIO(inner.read())) as files:
+            return {
+                source: dict(_rows(files, f"hutto_ICWSM_2014/{name}_GroundTruth.txt"))
+                for source, name in SOURCES.items()
+            }
+
+
+def _rows(files: tarfile.TarFile, name: str) -> Iterator[tuple[str, float]]:
+    file = files.extractfile(name)
+    assert file is not None
+    for line in file.read().decode("utf-8").splitlines():
+        _, rating, text = line.split("\t", 2)
+        yield text.strip(), float(rating)
+
+
+def write_sentences(path: Path, sentences: Sequence[Sentence]) -> None:
+    """Write JSONL that `compare` reads; a file that is the same already stays untouched."""
+    text = "".join(json.dumps({"text": each.text, "label": each.label}) + "\n" for each in sentences)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
