@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_scores
 from quotient_manifolds.files import write_text
@@ -24,7 +24,7 @@ TESTS = {"films": 1500, "products": 500, "editorials": 300, "tweets": 500}
 OWN = "films"
 PLAIN = Recipe("seeds", learning_rate=1e-4, batch_size=16, dropout=0.1, epochs=6, seed=0)
 SEEDS = 30
-GRID = {
+GRID: Final[dict[str, list[Any]]] = {
     "learning_rate": [5e-5, 1e-4, 2e-4, 4e-4],
     "batch_size": [8, 32],
     "dropout": [0.0, 0.1],

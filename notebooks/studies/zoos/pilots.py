@@ -82,7 +82,10 @@ def measure_pilots(
     steps: int,
     progress: Progress,
 ) -> Pilots:
-    """Measure the rise of the loss in balls of every geometry; models: by recipe, what returns a model and its batch."""
+    """Measure the rise of the loss in balls of every geometry.
+
+    models: by recipe, in words, what returns a model and the batch it is measured on.
+    """
     rises: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
     total = len(models) * len(GEOMETRIES)
     for place, load in enumerate(models.values()):
