@@ -37,12 +37,15 @@ OF_DATA = ("points", "noise", "seed")  # what decides a training set; models of 
 @final
 @dataclass(frozen=True)
 class Size:
-    """Say how large a study is; spec is the YAML file beside this one that says what is measured."""
+    """Say how large a study is; spec: the YAML files beside this one that say together what is measured.
+
+    All but the first of these are for the models of the first seed alone.
+    """
 
     factors: Mapping[str, tuple[Any, ...]]
     architecture: Mapping[str, Any]
     most: int  # steps of training
-    spec: str
+    spec: tuple[str, ...]
 
     @property
     def recipes(self) -> dict[str, Recipe]:
@@ -51,13 +54,13 @@ class Size:
         return {_name(cell): Recipe(**cell) for cell in cells}
 
 
-FULL = Size(FACTORS, ARCHITECTURE, 60_000, "zoo.yaml")
+FULL = Size(FACTORS, ARCHITECTURE, 60_000, ("zoo.yaml", "parts.yaml"))
 FAST = Size(
     {"points": (64,), "noise": (0.0, 0.4), "shift": (0, 1), "learning_rate": (1e-3,), "weight_decay": (0.0,)}
     | {"seed": (1,)},
     ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
     20,
-    "trial.yaml",
+    ("trial.yaml",),
 )
 PILOTS: Final = tuple(
     Recipe(points, noise, shift, rate, 0.0, seed=0)
@@ -81,23 +84,27 @@ def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -
     pool, test = load_mnist()
     parts: dict[Path, dict[str, Recipe]] = {}
     for name, recipe in size.recipes.items():
-        part = _name({factor: getattr(recipe, factor) for factor in OF_DATA})
-        parts.setdefault(folder / part, {})[name] = recipe
+        data_set = _name({factor: getattr(recipe, factor) for factor in OF_DATA})
+        parts.setdefault(folder / data_set, {})[name] = recipe
     jobs = []
     for part, recipes in parts.items():
         images = _images(pool, next(iter(recipes.values())))
         images.write(part / "train.npz")
-        data = hashlib.sha256((part / "train.npz").read_bytes()).hexdigest()
+        pixels = hashlib.sha256((part / "train.npz").read_bytes()).hexdigest()
         for name, recipe in recipes.items():
             made_by = {"recipe": asdict(recipe), "architecture": dict(size.architecture), "most": size.most}
             make = partial(make_model, recipe, images, test, size)
-            jobs.append(partial(make_once, part / "models" / name, made_by | {"data": data}, make))
+            jobs.append(partial(make_once, part / "models" / name, made_by | {"data": pixels}, make))
     progress("training", 0, len(jobs))
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
         progress("training", finished, len(jobs))
     for part, recipes in parts.items():
         write_scores(part / "scores.csv", _rows(part, recipes))
-        write_text(part / "zoo.yaml", Path(__file__).with_name(size.spec).read_text(encoding="utf-8"))
+        first = next(iter(recipes.values())).seed == size.factors["seed"][0]
+        texts = [
+            Path(__file__).with_name(name).read_text(encoding="utf-8") for name in size.spec[: None if first else 1]
+        ]
+        write_text(part / "zoo.yaml", "".join(texts))
     return [part / "zoo.yaml" for part in parts]
 
 

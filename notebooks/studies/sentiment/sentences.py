@@ -18,7 +18,7 @@ from typing import Final, final
 import numpy as np
 
 from quotient_manifolds.files import write_text
-from quotient_manifolds.load import load_object
+from quotient_manifolds.load.huggingface import load_tokenizer
 
 ARCHIVE: Final = "vaderSentiment-3.3.2.tar.gz"
 SHA256: Final = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
@@ -52,8 +52,7 @@ def read_sentences(archive: Path, tokenizer: Path) -> dict[str, list[Sentence]]:
     content = archive.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(f"Expected {archive} to have the SHA-256 {SHA256}. Found {found}: fetch it again.")
-    load = load_object("transformers:AutoTokenizer", "a tokenizer").from_pretrained
-    tokens = load(tokenizer, local_files_only=True)
+    tokens = load_tokenizer(tokenizer)
     kept: dict[str, list[Sentence]] = {}
     for place, (source, texts) in enumerate(_rated(content).items()):
         clear = {text: rating for text, rating in texts.items() if abs(rating) >= CLEAR}

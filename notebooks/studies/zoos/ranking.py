@@ -13,17 +13,27 @@ from numpy.typing import NDArray
 from quotient_manifolds.compare import Comparison
 from studies.results.estimates import Estimate, Floats
 
-RESAMPLES = 2000
+RESAMPLES = 1000
 Pairs = NDArray[np.bool_]  # (models, models), symmetric: which of them are compared
 
 
 @final
 @dataclass(frozen=True)
-class Design:
-    """Answer how measures rank the models of a factorial design.
+class Term:
+    """Name a tau: of a measure and a gap, over some pairs of models."""
 
-    factors: the columns that make up the design. blocks: the column by which models are resampled together, "" if each
-    is drawn for itself.
+    measure: str
+    gap: str
+    pairs: Pairs
+
+
+@final
+@dataclass(frozen=True)
+class Design:
+    """Answer how measures rank the models of a factorial design; factors: the columns that make it up.
+
+    Intervals are bootstraps: models are drawn with replacement, the same for all taus of a design. A model that is
+    drawn twice is no pair with itself.
     """
 
     comparison: Comparison
@@ -53,42 +63,54 @@ class Design:
 
     def along(self, factor: str) -> Pairs:
         """Return the pairs that differ in this factor and agree in all others (Jiang et al., 2020)."""
-        others = [self._equal[other] for other in self.factors if other != factor]
-        return np.logical_and.reduce([~self._equal[factor], *others])
+        return ~self._equal[factor] & self.within(*(other for other in self.factors if other != factor))
 
     def where(self, **values: Any) -> Pairs:
         """Return the pairs of models that both have these values."""
-        here = np.logical_and.reduce(
-            [np.array(self.comparison.column(name)) == value for name, value in values.items()]
-        )
+        columns = [np.array(self.comparison.column(name)) == value for name, value in values.items()]
+        here = np.logical_and.reduce(columns)
         return np.logical_and.outer(here, here)
 
     def tau(self, measure: str, gap: str, pairs: Pairs) -> Estimate | None:
         """Return tau over these pairs; None where it is not defined."""
-        return self.estimate([(measure, gap, pairs)], lambda tau: tau)
+        return self.estimate([Term(measure, gap, pairs)], lambda tau: tau)
 
     def granulated(self, measure: str, gap: str, along: Sequence[str]) -> Estimate | None:
         """Return the mean over factors of tau along each: the granulated coefficient of Jiang et al. (2020)."""
-        return self.estimate([(measure, gap, self.along(factor)) for factor in along], lambda *taus: np.mean(taus, 0))
+        return self.estimate(self.terms(measure, gap, along), lambda *taus: np.mean(taus, axis=0))
 
-    def estimate(self, terms: Sequence[tuple[str, str, Pairs]], statistic: Callable[..., Floats]) -> Estimate | None:
-        """Return a function of some taus, each (measure, gap, pairs), with its bootstrap interval.
+    def terms(self, measure: str, gap: str, along: Sequence[str]) -> list[Term]:
+        """Return the taus along each of some factors."""
+        return [Term(measure, gap, self.along(factor)) for factor in along]
 
-        The same models are drawn with replacement for all of them; a model drawn twice is no pair with itself.
-        """
-        once = np.ones((1, self.models))
-        draws = [self._drawn(*term, self._counts) for term in terms]
-        values = [self._drawn(*term, once) for term in terms]
+    def estimate(self, terms: Sequence[Term], statistic: Callable[..., Floats]) -> Estimate | None:
+        """Return a function of some taus with its interval; None where it is not defined."""
+        values, draws = zip(*(self._drawn(term) for term in terms), strict=True)
         value = float(statistic(*values)[0])
         return None if np.isnan(value) else Estimate.of(value, statistic(*draws))
 
-    def _drawn(self, measure: str, gap: str, pairs: Pairs, counts: Floats) -> Floats:
-        return masked_tau(self.column(measure), self.column(gap), pairs, counts)
+    def partial(self, measure: str, gap: str, given: Sequence[str]) -> Estimate | None:
+        """Return Kendall's partial tau, given some numbers: of what a linear fit leaves of the signs of differences."""
+        columns = [self.column(name) for name in (measure, gap, *given)]
+        known = ~np.isnan(columns).any(axis=0)
+        signs = [np.sign(values[known][:, None] - values[known]) for values in columns]
+        value, draws = (_partial(signs, counts[:, known]) for counts in (self._once, self._counts))
+        return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
+
+    def _drawn(self, term: Term) -> tuple[Floats, Floats]:
+        """Return a tau, (1,), and its value for every resample, (RESAMPLES,)."""
+        x, y = self.column(term.measure), self.column(term.gap)
+        once, draws = (masked_tau(x, y, term.pairs, counts) for counts in (self._once, self._counts))
+        return once, draws
+
+    @property
+    def _once(self) -> Floats:
+        return np.ones((1, self.models))
 
     @cached_property
     def _counts(self) -> Floats:
-        draw = np.random.default_rng(0)
-        return draw.multinomial(self.models, np.full(self.models, 1 / self.models), size=RESAMPLES).astype(np.float64)
+        share = np.full(self.models, 1 / self.models)
+        return np.random.default_rng(0).multinomial(self.models, share, size=RESAMPLES).astype(np.float64)
 
 
 def masked_tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
@@ -100,6 +122,25 @@ def masked_tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
     known = ~(np.isnan(x) | np.isnan(y))
     a, b = (np.sign(values[known][:, None] - values[known]) for values in (x, y))
     kept, mask = counts[..., known], pairs[np.ix_(known, known)]
-    both, left, right = (((kept @ (mask * signs)) * kept).sum(axis=-1) for signs in (a * b, a * a, b * b))
+    both, left, right = (_summed(mask * signs, kept) for signs in (a * b, a * a, b * b))
     norm = np.sqrt(left * right)
     return np.where(norm > 0, both / np.where(norm > 0, norm, 1), np.nan)
+
+
+def _summed(signs: Floats, counts: Floats) -> Floats:
+    """Compute sum_ij c_i c_j s_ij for every row of counts."""
+    found: Floats = ((counts @ signs) * counts).sum(axis=-1)
+    return found
+
+
+def _partial(signs: Sequence[Floats], counts: Floats) -> Floats:
+    """Compute the partial coefficient of the first two of k matrices of signs, given the others."""
+    size = len(signs)
+    gram = np.empty((len(counts), size, size))
+    for i in range(size):
+        for j in range(i + 1):
+            gram[:, i, j] = gram[:, j, i] = _summed(signs[i] * signs[j], counts)
+    fit = gram[:, :2, 2:] @ np.linalg.pinv(gram[:, 2:, 2:])
+    left = gram[:, :2, :2] - fit @ gram[:, 2:, :2]
+    norm = np.sqrt(np.maximum(left[:, 0, 0] * left[:, 1, 1], 0))
+    return np.where(norm > 0, left[:, 0, 1] / np.where(norm > 0, norm, 1), np.nan)

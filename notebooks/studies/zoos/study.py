@@ -47,11 +47,14 @@ def measure_zoo(
 def gather(specs: Sequence[Path], record: Path, *, name: str, command: str) -> Comparison:
     """Write the record of all that the parts of a zoo have found so far, and return it."""
     parts = [Comparison.load(spec.parent) for spec in specs if (spec.parent / "comparison.json").is_file()]
+    measures = {each.label: each for part in parts for each in part.measures}  # one part may have more than another
+    rows = [row for part in parts for row in part.rows]
     found = replace(
         parts[0],
         spec=name,
         command=command,
-        rows=tuple(row for part in parts for row in part.rows),
+        measures=tuple(measures.values()),
+        rows=tuple(replace(row, values={label: row.values.get(label) for label in measures}) for row in rows),
         rankings=(),
         agreement=None,
         failures=tuple(failure for part in parts for failure in part.failures),
