@@ -22,7 +22,15 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)  ## the demonstration: a zoo of small transformers, measured, with a report in results/demo
 	$(BIN)/quotient-manifolds demo --out $(OUT)
 
-study: $(STAMP)  ## one of the studies, into results/NAME:  make study NAME=toy
+# Sentences of a source distribution, by its hash; pip knows where distributions are.
+SENTENCES := results/sentences/vaderSentiment-3.3.2.tar.gz
+$(SENTENCES): $(STAMP)
+	mkdir -p $(@D)
+	echo "vaderSentiment==3.3.2 --hash=sha256:5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9" > $(@D)/wanted.txt
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --require-hashes -r $(@D)/wanted.txt -d $(@D)
+	touch $@
+
+study: $(STAMP) $(if $(filter sentiment pilots,$(NAME)),$(SENTENCES))  ## one of the studies, into results/NAME:  make study NAME=toy
 	PYTHONPATH=notebooks $(BIN)/python -m studies $(NAME) $(ARGS)
 
 test: $(STAMP)  ## all tests and doctests

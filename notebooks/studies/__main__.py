@@ -6,8 +6,9 @@ A study is imported when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +21,7 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.report import Table, render
 
 if TYPE_CHECKING:
-    from studies.zoos.page import ZooPage
+    pass
 
 
 @click.group(cls=Commands, epilog=EXIT_CODES)
@@ -149,19 +150,76 @@ def families(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [ratio_table(found)], Record=out / "families.json")
 
 
-def _compare(page: ZooPage, prepare: Callable[..., Any], *, out: Path, fast: bool, quiet: bool, command: str) -> None:
-    from studies.zoos.measures import ZooMeasures
+@_with_options("mnist", "Four models, hardly trained, and two measures")
+def mnist(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how measures rank 216 vision transformers on MNIST, a full factorial design.
+
+    Trains each model once and measures it once, and goes on after an interruption. OUT receives a folder for each
+    training set, with the files of `compare`, and record/, which goes to notebooks/records/mnist. About three hours of
+    one processor core.
+    """
+    from studies.mnist.zoo import FAST, FULL, prepare
+
+    _measure("mnist", partial(prepare, size=FAST if fast else FULL), out=out, fast=fast, quiet=quiet, command=command)
+
+
+@_with_options("sentiment", "Four models, hardly trained, and two measures")
+def sentiment(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how measures rank 62 BERTs fine-tuned on film reviews.
+
+    30 of them differ by their seed alone. Fine-tunes all-MiniLM-L6-v2, measures each model once, and goes on after an
+    interruption. OUT receives a folder for each group of models, with the files of `compare`, and record/, which goes
+    to notebooks/records/sentiment. About four hours of one processor core.
+    """
+    from studies.sentiment.sentences import fetched
+    from studies.sentiment.zoo import FAST, FULL, prepare
+
+    made = partial(prepare, size=FAST if fast else FULL, archive=fetched())
+    _measure("sentiment", made, out=out, fast=fast, quiet=quiet, command=command)
+
+
+def _measure(
+    name: str, prepare: Callable[..., list[Path]], *, out: Path, fast: bool, quiet: bool, command: str
+) -> None:
+    from studies.records import save_record
+    from studies.zoos.convergence import check_convergence
     from studies.zoos.study import measure_zoo
 
+    workers, models = (1, 1) if fast else (cores(), 12 if name == "mnist" else 3)
     with progress_bars(quiet=quiet) as progress:
-        prepare(out, progress=progress, workers=1 if fast else cores())
-        found = measure_zoo(out, page, fast=fast, command=command, progress=progress)
-    measures = ZooMeasures(found)
-    shown = page.tau_table(measures, "ranking", "Kendall’s tau-b", page.main_labels(measures))
-    _show(quiet, [shown], Report=out / "study.html")
+        specs = prepare(out, progress=progress, workers=workers)
+        record = out / "record"
+        found = measure_zoo(specs, record, name=name, command=command, workers=workers, progress=progress)
+        converged = check_convergence(specs, zoo=name, models=models, command=command, progress=progress)
+    save_record(record / "convergence.json", converged)
+    _show(quiet, [], Record=record)
     if found.failures:
-        click.echo(f"Failed: {len(found.failures)} measurements, see {out / 'report.html'}", err=True)
+        click.echo(f"Failed: {len(found.failures)} measurements, see report.html of the parts in {out}", err=True)
         raise click.exceptions.Exit(NEGATIVE_FINDING)
+
+
+@_with_options("pilots", "One model of each zoo, and ascents of two steps")
+def pilots(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Measure the pilots whose rises of the loss chose the radii of the zoos.
+
+    OUT receives mnist/pilots.json and sentiment/pilots.json, which go to notebooks/records. About ten minutes of one
+    processor core.
+    """
+    from studies.mnist.zoo import pilot_models as vision
+    from studies.records import save_record
+    from studies.sentiment.sentences import fetched
+    from studies.sentiment.zoo import pilot_models as language
+    from studies.zoos.pilots import Pilots, measure_pilots
+
+    models = {"mnist": (vision(out / "mnist", 100), 20), "sentiment": (language(out / "sentiment", fetched()), 10)}
+    with progress_bars(quiet=quiet) as progress:
+        for zoo, (made, steps) in models.items():
+            chosen = dict(list(made.items())[: 1 if fast else None])
+            found: Pilots = measure_pilots(
+                chosen, zoo=zoo, command=command, steps=2 if fast else steps, progress=progress
+            )
+            save_record(out / zoo / "pilots.json", found)
+    _show(quiet, [], Records=out)
 
 
 @study.command(epilog=EXIT_CODES)

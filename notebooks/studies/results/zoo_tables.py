@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
@@ -16,7 +16,7 @@ from studies.results.estimates import Estimate, Floats
 from studies.wording import figure, signed
 from studies.zoos.catalogue import COMPETITORS, Catalogue
 from studies.zoos.convergence import MORE, Convergence
-from studies.zoos.ranking import Design, Pairs, Term
+from studies.zoos.ranking import Design, Pairs, Term, masked_tau
 
 GAP: Final = "error_gap"
 WORST: Final = (
@@ -74,9 +74,7 @@ class Zoo:
         """Return |Psi| of the first minus |Psi| of the second, Psi the granulated coefficient, at middle radii."""
         count = len(self.along)
         terms = [
-            term
-            for name in (first, second)
-            for term in self.design.terms(self.catalogue.middle(name), gap, self.along)
+            term for name in (first, second) for term in self.design.terms(self.catalogue.middle(name), gap, self.along)
         ]
         return self.design.estimate(
             terms, lambda *taus: np.abs(np.mean(taus[:count], axis=0)) - np.abs(np.mean(taus[count:], axis=0))
@@ -109,7 +107,9 @@ PARTIAL: Final = (*WORST, *COMPETITORS.values())
 
 
 def _is_part(name: str) -> bool:
-    return any(name == part for parts in PARTS.values() for part in parts[1:]) or "adaptive norm" in name or "eps" in name
+    return (
+        any(name == part for parts in PARTS.values() for part in parts[1:]) or "adaptive norm" in name or "eps" in name
+    )
 
 
 def radius_table(zoo: Zoo) -> str:
@@ -194,8 +194,7 @@ def _against(zoo: Zoo, label: str, whole: str) -> list[str]:
     """Return value, relative difference from another measure, share beyond reach, tau, and its difference."""
     within, design = zoo.design.within(*zoo.cells), zoo.design
     found = design.column(label)
-    known = [median := figure(float(np.nanmedian(found)))]
-    assert median
+    known = [figure(float(np.nanmedian(found)))]
     beyond, _ = zoo.catalogue.flagged(label)
     tau = str(design.tau(label, GAP, within & _both(design, label)))
     if whole in ("", label):
@@ -216,9 +215,7 @@ def agreement_table(zoo: Zoo, names: Sequence[str]) -> str:
     within = zoo.design.within(*zoo.cells)
     columns = {name: zoo.design.column(zoo.measures[name]) for name in names if name in zoo.measures}
     once = np.ones(zoo.design.models)
-    rows = [
-        [name, *(signed(float(_tau(x, y, within, once))) for y in columns.values())] for name, x in columns.items()
-    ]
+    rows = [[name, *(signed(float(_tau(x, y, within, once))) for y in columns.values())] for name, x in columns.items()]
     return table(["", *columns], rows)
 
 
@@ -237,9 +234,4 @@ def _said(factor: str) -> str:
 
 
 def _tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
-    from studies.zoos.ranking import masked_tau
-
     return masked_tau(x, y, pairs, counts)
-
-
-Sentence = Callable[[Zoo], str]

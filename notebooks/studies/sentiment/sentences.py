@@ -42,13 +42,18 @@ class Sentence:
     label: int
 
 
+def fetched() -> Path:
+    """Return where `make` puts the source distribution."""
+    return Path("results/sentences") / ARCHIVE
+
+
 def read_sentences(archive: Path, tokenizer: Path) -> dict[str, list[Sentence]]:
     """Return the clearly rated, short, different sentences of every source, in an order drawn once and for all.
 
     Raises ValueError for an archive that is not there or has another hash: nothing of it is then opened.
     """
     if not archive.is_file():
-        raise ValueError(f"There is no {archive}: make sentences fetches it.")
+        raise ValueError(f"There is no {archive}: make study NAME=sentiment fetches it.")
     content = archive.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise ValueError(f"Expected {archive} to have the SHA-256 {SHA256}. Found {found}: fetch it again.")

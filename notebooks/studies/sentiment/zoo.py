@@ -11,11 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
+from torch import nn
+
 from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_scores
 from quotient_manifolds.files import write_text
+from quotient_manifolds.load import load_model
 from quotient_manifolds.progress import Progress
+from studies.encoder import pretrained_encoder
 from studies.sentiment.sentences import Sentence, read_sentences, write_sentences
-from studies.sentiment.training import Recipe, fine_tune, pretrained_encoder, save, score
+from studies.sentiment.training import Recipe, encode, fine_tune, save, score
 from studies.zoos.scores import gaps, weight_norm
 
 TRAINING = 256
@@ -135,3 +139,15 @@ def _make(
 
 def _digest(sentences: Sequence[Sentence]) -> str:
     return hashlib.sha256(json.dumps([(each.text, each.label) for each in sentences]).encode()).hexdigest()
+
+
+def pilot_models(folder: Path, archive: Path, sentences: int = 32) -> dict[str, Any]:
+    """Return, by recipe, what fine-tunes a pilot and returns it with the batch it is measured on."""
+    train = read_sentences(archive, pretrained_encoder())[OWN][:TRAINING]
+
+    def load(recipe: Recipe) -> tuple[nn.Module, Any]:
+        model = fine_tune(recipe, train)
+        save(model, folder)
+        return load_model(folder), encode(train[:sentences])
+
+    return {str(recipe): partial(load, recipe) for recipe in pilots().values()}
