@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,7 +89,8 @@ def load_record(folder: Path) -> tuple[Comparison, tuple[Cost, ...]]:
 
 def _costs(files: Sequence[Path], measures: Sequence[ComparedMeasure]) -> Iterator[Cost]:
     """Yield how many units of each measure were measured, and the seconds of all of them together."""
-    rows = [row for file in files if file.is_file() for row in csv.DictReader(file.open(encoding="utf-8", newline=""))]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    rows = [row for text in texts for row in csv.DictReader(io.StringIO(text))]
     for each in measures:
         asked = {**(each.settings or {}), "eps": (each.geometry or {}).get("eps", 0.0)}
         settings = {f"settings.{key}": str(value) for key, value in asked.items()}

@@ -1,0 +1,167 @@
+"""The sections on the two zoos of transformers, and the first ten sentences of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import fill
+from typing import Final
+
+import numpy as np
+
+from quotient_manifolds.compare import Comparison
+from studies.results.estimates import RULES, Estimate
+from studies.results.zoo_tables import (
+    GAP,
+    MAIN,
+    WORST,
+    Zoo,
+    agreement_table,
+    along_table,
+    convergence_table,
+    gaps_table,
+    parts_table,
+    radius_table,
+    ranking_table,
+    values_table,
+)
+from studies.zoos.catalogue import COMPETITORS
+from studies.zoos.convergence import Convergence
+
+GAPS: Final = {
+    "films (own source)": "error_gap",
+    "products": "products_error_gap",
+    "editorials": "editorials_error_gap",
+    "tweets": "tweets_error_gap",
+}
+AGREEING: Final = (*MAIN, "adaptive, released ascent", "inv, pairs with biases as rows", "inv, gradient norm", "margin")
+NOISES: Final = (0.0, 0.2, 0.4)
+SEEDS: Final = (1, 2, 3)
+
+
+def mnist_zoo(comparison: Comparison) -> Zoo:
+    """Return the full factorial zoo of vision transformers."""
+    along = ("points", "noise", "shift", "learning_rate", "weight_decay")
+    return Zoo(comparison, (*along, "seed"), along, ("points", "noise", "shift"))
+
+
+def sentiment_zoo(comparison: Comparison, group: str) -> Zoo:
+    """Return one of the two groups of BERTs: those of the factorial design, or those that differ by seed alone."""
+    rows = tuple(row for row in comparison.rows if row.scores["group"] == group)
+    along = ("learning_rate", "batch_size", "dropout", "epochs")
+    chosen = Comparison(**{**vars(comparison), "rows": rows})
+    return Zoo(chosen, along, along, ())
+
+
+def primary(zoo: Zoo) -> str:
+    """Say what was compared first, as the spec fixed it, and how that went."""
+    found = zoo.difference("inv", "adaptive")
+    taus = {
+        name: zoo.design.granulated(zoo.catalogue.middle(name), GAP, zoo.along) for name in ("inv", "adaptive")
+    }
+    return (
+        "The primary comparison, fixed before the zoo was measured: |Psi| of inv minus |Psi| of adaptive sharpness, both "
+        f"at their middle radius, is {found}. The paper’s claim that it is above 0 {_verdict(found)}. Psi itself is "
+        f"{taus['inv']} for inv and {taus['adaptive']} for adaptive sharpness."
+    )
+
+
+def _verdict(found: Estimate | None) -> str:
+    return {
+        "holds": "holds in this zoo",
+        "not decided at this n": "is not decided by this zoo",
+        "not run": "was not asked",
+    }.get(RULES["above"].verdict(found), "is contradicted by this zoo")
+
+
+def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
+    """Yield the section on vision transformers, part by part."""
+    rows, losses, errors = (zoo.design.column(name) for name in (GAP, "train_loss", "train_error"))
+    count = zoo.design.models
+    yield _paragraph(
+        f"{count} vision transformers (2 layers, 3 heads of 16, 41,770 parameters) on MNIST: every combination of 100 or "
+        "250 training images, 0, 20 or 40 % of labels replaced, shifts by up to a pixel or none, learning rates of "
+        "AdamW of 1e-4, 1e-3 and 1e-2, weight decay 0 or 0.1, and three seeds of data and weights. Each was trained "
+        f"until its loss on its own, noisy labels, without shifts, fell below 0.1 nats: they ended at "
+        f"{losses.min():.3f} to {losses.max():.3f}, with training errors of up to {errors.max():.1%}. The gap is the "
+        "error on 3000 other images minus the training error; both are of labels as noisy, in expectation exactly. It "
+        f"goes from {rows.min():.3f} to {rows.max():.3f}. Sharpness is that of the first 100 training images with their "
+        "noisy labels, by ascents of 15 steps."
+    )
+    yield _paragraph(
+        "“Pooled” is Kendall’s tau-b with the gap in error over all pairs of models. “Within cells” takes only pairs of "
+        "the same number of images, share of noise and augmentation: there, models differ in learning rate, weight "
+        "decay and seed. “Granulated” is the mean, over the five factors, of tau over the pairs that differ in that "
+        "factor alone (Jiang et al., 2020); it is called Psi below. “Partial” holds all five factors fixed at once "
+        "(Kendall’s partial tau). Intervals (95 %) are bootstraps over models, the same for all numbers. All but the "
+        "primary comparison is exploratory, and no interval is corrected for their number. inv and mix are divided by "
+        "all symmetries that are found and proved; “pairs with biases as rows” is what the paper divides by."
+    )
+    yield f"**{primary(zoo)}**"
+    yield ranking_table(zoo)
+    yield "By label noise, within cells:"
+    yield values_table(zoo, (*WORST, *COMPETITORS.values()), "noise", NOISES)
+    yield "Over the pairs that differ in one factor alone:"
+    yield along_table(zoo, (*WORST, *COMPETITORS.values()))
+    yield "By seed of the data, within cells:"
+    yield values_table(zoo, MAIN, "seed", SEEDS)
+    yield "By radius:"
+    yield radius_table(zoo)
+    yield _paragraph(
+        "What each part of a measure adds, on the models of the first seed: the order of geodesics at radii where those "
+        "of second order have a median reach of 0.4 over the pilots, which is where truncation shows; the ball’s norm; "
+        "the relaxation of the metric. Values beyond reach are of truncated geodesics that may be far from the exact "
+        "ones."
+    )
+    yield parts_table(zoo)
+    yield "How measures agree: Kendall’s tau-b between them, within cells."
+    yield agreement_table(zoo, AGREEING)
+    yield from _converged(converged)
+
+
+def sentiment_section(seeds: Zoo, settings: Zoo, converged: Convergence | None) -> Iterator[str]:
+    """Yield the section on BERTs, part by part."""
+    errors = {
+        name: np.concatenate([zoo.design.column(column) for zoo in (seeds, settings)])
+        for name, column in (("train", "train_error"), ("test", "test_error"))
+    }
+    yield _paragraph(
+        "all-MiniLM-L6-v2, a BERT of 22.7 million parameters, fine-tuned with a new classifier on 256 film reviews to "
+        f"say whether people rated them above 0. {seeds.design.models} models differ by their seed alone (classifier, "
+        f"order, dropout), as the paper’s do; {settings.design.models} by learning rate (5e-5 to 4e-4), batch size (8, "
+        "32), dropout (0, 0.1) and epochs (4, 12), a seed each. Training errors are up to "
+        f"{errors['train'].max():.1%}, errors on 1500 other film reviews {errors['test'].min():.1%} to "
+        f"{errors['test'].max():.1%}. Gaps are those on film reviews, and on 500 sentences on products, 300 from "
+        "editorials and 500 tweets, all rated by the same people’s rules. Sharpness is that of the first 32 training "
+        "sentences, by ascents of 10 steps, at the middle of three radii."
+    )
+    everywhere = seeds.design.everywhere
+    found = seeds.plain_difference("inv", "adaptive", GAP, everywhere)
+    yield (
+        f"**{_paragraph(f'The primary comparison, fixed before the zoo was measured: |tau| of inv minus |tau| of adaptive sharpness with the gap on film reviews, over the models that differ by seed alone, is {found}. The paper’s claim that it is above 0 {_verdict(found)}.')}**"
+    )
+    names = (*WORST, *(name for name in seeds.measures if name not in WORST))
+    yield "Models that differ by seed alone, Kendall’s tau-b with each gap:"
+    yield gaps_table(seeds, names, GAPS, everywhere)
+    if settings.design.models > 1:
+        yield "Models of the factorial design:"
+        yield gaps_table(settings, names, GAPS, settings.design.everywhere)
+        yield "Over the pairs of these that differ in one factor alone, with the gap on film reviews:"
+        yield along_table(settings, WORST)
+    yield "By radius, models that differ by seed alone:"
+    yield radius_table(seeds)
+    yield from _converged(converged)
+
+
+def _converged(found: Convergence | None) -> Iterator[str]:
+    if found is not None:
+        models = len({climb.model for climb in found.climbs})
+        yield _paragraph(
+            f"Had the ascents converged? For {models} models drawn from the zoo, what its ascents found over what longer "
+            "ones found, which also start at two random points in the last column: the median over models, and the "
+            "least."
+        )
+        yield convergence_table(found)
+
+
+def _paragraph(text: str) -> str:
+    return fill(text, 118, break_on_hyphens=False, break_long_words=False)

@@ -1,0 +1,106 @@
+"""The zoo of BERTs fine-tuned on rated sentences: what is read, the design, and one small run on invented sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from studies.__main__ import study
+from studies.encoder import pretrained_encoder
+from studies.sentiment import sentences, zoo
+from studies.sentiment.sentences import SOURCES, read_sentences
+from studies.sentiment.zoo import FULL, pilots
+from studies.zoos.study import load_record
+
+GOOD, BAD = ("a fine film", "warm, funny and true", "we loved it"), ("dull", "a waste of time", "the plot is a mess")
+LONG = "so " * 40 + "long"
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return written.getvalue()
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source distribution of invented sentences: forty clear and short ones a source, and some that are not."""
+    rows = []
+    for number in range(20):
+        rows += [(2.5, f"{GOOD[number % 3]} {number}"), (-2.0, f"{BAD[number % 3]} {number}")]
+    rows += [(0.4, "hard to say"), (3.0, LONG), (1.0, "just clear"), (-3.0, "a fine film 0")]  # the last is a repeat
+    text = "".join(f"{place}\t{rating}\t{said}\n" for place, (rating, said) in enumerate(rows)).encode()
+    files = {f"hutto_ICWSM_2014/{name}_GroundTruth.txt": text for name in SOURCES.values()}
+    content = packed({sentences.INNER: packed(files)})
+    monkeypatch.setattr(sentences, "SHA256", hashlib.sha256(content).hexdigest())
+    file = tmp_path / sentences.ARCHIVE
+    file.write_bytes(content)
+    return file
+
+
+def test_clear_and_short_sentences_are_kept(archive: Path) -> None:
+    found = read_sentences(archive, pretrained_encoder())
+    assert set(found) == set(SOURCES)
+    for kept in found.values():
+        texts = [each.text for each in kept]
+        assert sorted(texts) != texts  # drawn
+        assert len(set(texts)) == len(texts) == 41
+        labels = {each.text: each.label for each in kept}
+        assert (labels["just clear"], labels["a fine film 0"], labels["dull 0"]) == (1, 0, 0)
+        assert not {"hard to say", LONG} & set(texts)
+    assert read_sentences(archive, pretrained_encoder()) == found
+
+
+def test_an_archive_of_another_hash_is_not_opened(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes() + b"0")
+    with pytest.raises(ValueError, match=r"to have the SHA-256 \w{64}\. Found \w{64}: fetch it again"):
+        read_sentences(archive, pretrained_encoder())
+    with pytest.raises(ValueError, match=r"There is no .*make study NAME=sentiment fetches it"):
+        read_sentences(archive.with_name("none.tar.gz"), pretrained_encoder())
+
+
+def test_the_design_has_a_group_that_differs_by_seed_alone() -> None:
+    groups = Counter(each.group for each in FULL.recipes.values())
+    assert groups == {"seeds": 30, "settings": 32}
+    seeds = [each for each in FULL.recipes.values() if each.group == "seeds"]
+    assert len({each.seed for each in seeds}) == 30
+    assert len({(each.learning_rate, each.batch_size, each.dropout, each.epochs) for each in seeds}) == 1
+    used = {each.seed for each in FULL.recipes.values()}
+    assert len(used) == 62
+    assert not used & {each.seed for each in pilots().values()}
+
+
+def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "TRAINING", 32)
+    monkeypatch.setattr(sentences, "fetched", lambda: archive)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    comparison, costs = load_record(out / "record")
+    assert comparison.known == (8, 8)
+    assert [each.units for each in costs] == [4, 4]
+    for row in comparison.rows:
+        for prefix in ("", "products_", "editorials_", "tweets_"):
+            test, train = row.scores[f"{prefix}test_error"], row.scores["train_error"]
+            assert row.scores[f"{prefix}error_gap"] == pytest.approx(test - train)
+        assert row.scores["weight_norm"] > 0
+    assert len(set(comparison.column("weight_norm"))) == 4  # four seeds are four models
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")}
+    monkeypatch.setattr(zoo, "fine_tune", None)  # calling it would fail
+    again = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out), "--quiet"])
+    assert (again.exit_code, again.output) == (0, "")
+    assert {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")} == before
+    assert load_record(out / "record") == (comparison, costs)
+    values = np.array([comparison.column(label) for label in comparison.labels], dtype=float)
+    assert (values > 0).all()
