@@ -17,6 +17,7 @@ from studies.results.estimates import RULES, Verdict
 from studies.results.paper_and_here import NOT_RUN, NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 from studies.results.pictures import pictures, write_pictures
 from studies.results.records import Records
+from studies.results.transformers import mnist_section, sentiment_section, ten_sentences
 from studies.wording import signed
 
 PAGE = "results.md"
@@ -51,6 +52,8 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
     parts = [
         "# The paper’s results, redone",
         prose.LEAD,
+        "## In ten sentences",
+        *ten_sentences(records.mnist, records.sentiment, records.diagonal),
         "## What is different here",
         prose.different(records),
         "## Paper and here",
@@ -66,6 +69,14 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         _rows(figures(records)),
         "### Questions the paper leaves open",
         _rows(beyond(records)),
+        "## Vision transformers on MNIST",
+        *([NOT_RUN] if records.mnist is None else mnist_section(records.mnist, records.converged.get("mnist"))),
+        "## BERTs on film reviews",
+        *(
+            [NOT_RUN]
+            if records.sentiment is None
+            else sentiment_section(*records.sentiment, records.converged.get("sentiment"))
+        ),
         "## The paper’s claims",
         prose.rules(),
         "### On diagonal networks, setting by setting",

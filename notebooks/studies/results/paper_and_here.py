@@ -10,6 +10,7 @@ from studies.paper import MIX_STRAIGHT, MODELS, SETTING, TAU
 from studies.results.claims import HOW, METRICS, said
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
+from studies.results.zoo_tables import GAP, PARTS
 from studies.toy import Toy
 from studies.wording import minus, signed
 
@@ -22,7 +23,12 @@ NOTEBOOKS = {
     "5": "5_sharpness_of_a_real_transformer.ipynb",
     "6": "6_a_zoo_from_start_to_end.ipynb",
 }
-RECORDS = {"toy": "toy.json", "diagonal": "diagonal.json"}
+RECORDS = {
+    "toy": "toy.json",
+    "diagonal": "diagonal.json",
+    "mnist": "mnist/comparison.json.gz",
+    "sentiment": "sentiment/comparison.json.gz",
+}
 
 
 @final
@@ -46,7 +52,8 @@ def table_one(records: Records) -> Iterator[Row]:
                 names = [f"{name} {how}" for how in HOW] if name in METRICS else [name]
                 yield Row(f"{SETTING[key]}: {name}", paper, _by_setting(records.diagonal, names), "diagonal", "4")
             else:
-                yield Row(f"{SETTING[key]}: {name}", paper, (NOT_RUN,), "")
+                here = _mnist(records, name) if key == "mnist" else _sentiment(records, name)
+                yield Row(f"{SETTING[key]}: {name}", paper, here, key, "6")
 
 
 def figures(records: Records) -> Iterator[Row]:
@@ -57,13 +64,17 @@ def figures(records: Records) -> Iterator[Row]:
     names = ["adaptive", *(f"{metric} {how}" for metric in METRICS for how in HOW)]
     yield Row("Fig. 3: diagonal networks", ("as in Table 1",), _by_setting(records.diagonal, names), "diagonal", "4")
     for figure, key in (("Fig. 4", "mnist"), ("Fig. 5", "sentiment")):
-        yield Row(f"{figure}: {SETTING[key]}, with the gap in loss", ("not given",), (NOT_RUN,), "")
+        of = _mnist if key == "mnist" else _sentiment
+        here = tuple(f"{name}, {line}" for name in TAU[key] for line in of(records, name, "loss_gap")[:-1]) or (
+            NOT_RUN,
+        )
+        yield Row(f"{figure}: {SETTING[key]}, with the gap in loss", ("not given",), lines or (NOT_RUN,), key, "6")
     yield Row("Fig. 6: Hessian traces of the toy model", ("no number",), _spread(toy, "Hessian trace"), "toy", "1")
     for figure, metric in (("Fig. 7", "inv"), ("Fig. 8", "mix")):
         straight = [f"{signed(MIX_STRAIGHT)} without curvature (Fig. 8)"] if metric == "mix" else []
         paper = (f"{signed(TAU['sentiment'][metric])} whole (Table 1)", *straight, "MNLI")
-        yield Row(f"{figure}: ablation of {metric}", paper, (NOT_RUN,), "")
-    yield Row("Fig. 9: relaxation", ("hardly any effect (MNLI, App. H.2)",), (NOT_RUN,), "")
+        yield Row(f"{figure}: ablation of {metric}", paper, _parts(records, metric), "mnist")
+    yield Row("Fig. 9: relaxation", ("hardly any effect (MNLI, App. H.2)",), _parts(records, "eps"), "mnist")
 
 
 def beyond(records: Records) -> Iterator[Row]:
@@ -71,6 +82,40 @@ def beyond(records: Records) -> Iterator[Row]:
     orders = ["mix first", "mix second", "mix exact", "inv first", "inv second", "inv exact"]
     what, here = "Sign: order of the geodesics, diagonal networks", _by_setting(records.diagonal, orders)
     yield Row(what, ("open (Sec. 7)",), here, "diagonal", "4")
+
+
+def _mnist(records: Records, name: str, gap: str = GAP) -> tuple[str, ...]:
+    """Return tau over all pairs of models and over those of one task, and the number of models."""
+    if records.mnist is None:
+        return (NOT_RUN,)
+    design, label = records.mnist.design, records.mnist.catalogue.middle(name)
+    pooled, within = (design.tau(label, gap, each) for each in (design.everywhere, records.mnist.within))
+    return f"pooled: {pooled}", f"within cells: {within}", f"{design.models} models"
+
+
+def _sentiment(records: Records, name: str, gap: str = GAP) -> tuple[str, ...]:
+    """Return tau over models that differ by seed alone, and over those of the design, if there are any yet."""
+    if records.sentiment is None:
+        return (NOT_RUN,)
+    lines = []
+    for zoo, words in zip(records.sentiment, ("by seed alone", "by settings"), strict=True):
+        if zoo.design.models:
+            tau = zoo.design.tau(zoo.catalogue.middle(name), gap, zoo.design.everywhere)
+            lines.append(f"{words}: {tau} ({zoo.design.models} models)")
+    return (*lines, "")
+
+
+def _parts(records: Records, part: str) -> tuple[str, ...]:
+    """Return tau within cells of a metric and its parts, or of relaxed metrics, on MNIST."""
+    if records.mnist is None:
+        return (NOT_RUN,)
+    zoo = records.mnist
+    names = [name for name in zoo.catalogue.labels if "eps" in name] if part == "eps" else list(PARTS[part])
+    lines = []
+    for name in names:
+        label = list(zoo.catalogue.labels[name].values())[-1]
+        lines.append(f"{name}: {zoo.design.tau(label, GAP, zoo.within)}")
+    return (*lines, "on MNIST, within cells, models of the first seed")
 
 
 def _spread(toy: Toy | None, quantity: str) -> tuple[str, ...]:

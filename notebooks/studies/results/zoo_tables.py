@@ -61,6 +61,11 @@ class Zoo:
         return Catalogue(self.comparison)
 
     @property
+    def within(self) -> Pairs:
+        """Return the pairs of models of one task."""
+        return self.design.within(*self.cells)
+
+    @property
     def measures(self) -> dict[str, str]:
         """Return by words the columns that models are ranked by, measures at their middle radii."""
         names = [*self.catalogue.labels, *(said for column, said in COMPETITORS.items() if self._varies(column))]
@@ -93,7 +98,7 @@ def ranking_table(zoo: Zoo) -> str:
         [
             name,
             str(design.tau(column, GAP, design.everywhere)),
-            str(design.tau(column, GAP, design.within(*zoo.cells))),
+            str(design.tau(column, GAP, zoo.within)),
             str(design.granulated(column, GAP, zoo.along)),
             str(design.partial(column, GAP, zoo.along)) if name in PARTIAL else "",
         ]
@@ -123,7 +128,7 @@ def radius_table(zoo: Zoo) -> str:
                     name,
                     f"{radius:g}",
                     figure(statistics.median(zoo.catalogue.values(label))),
-                    str(zoo.design.tau(label, GAP, zoo.design.within(*zoo.cells))),
+                    str(zoo.design.tau(label, GAP, zoo.within)),
                     str(zoo.design.granulated(label, GAP, zoo.along)),
                     f"{beyond:.0%}",
                     f"{late:.0%}",
@@ -140,7 +145,7 @@ def along_table(zoo: Zoo, names: Iterable[str]) -> str:
 
 def values_table(zoo: Zoo, names: Iterable[str], factor: str, values: Sequence[float]) -> str:
     """Tabulate tau within cells by the value of a factor."""
-    within = zoo.design.within(*zoo.cells)
+    within = zoo.within
     return _pairs_table(
         zoo, names, {f"{_said(factor)} {value:g}": within & zoo.design.where(**{factor: value}) for value in values}
     )
@@ -192,7 +197,7 @@ def _others(zoo: Zoo) -> list[tuple[str, str]]:
 
 def _against(zoo: Zoo, label: str, whole: str) -> list[str]:
     """Return value, relative difference from another measure, share beyond reach, tau, and its difference."""
-    within, design = zoo.design.within(*zoo.cells), zoo.design
+    within, design = zoo.within, zoo.design
     found = design.column(label)
     known = [figure(float(np.nanmedian(found)))]
     beyond, _ = zoo.catalogue.flagged(label)
@@ -212,7 +217,7 @@ def _both(design: Design, label: str) -> Pairs:
 
 def agreement_table(zoo: Zoo, names: Sequence[str]) -> str:
     """Tabulate tau between measures within cells."""
-    within = zoo.design.within(*zoo.cells)
+    within = zoo.within
     columns = {name: zoo.design.column(zoo.measures[name]) for name in names if name in zoo.measures}
     once = np.ones(zoo.design.models)
     rows = [[name, *(signed(float(_tau(x, y, within, once))) for y in columns.values())] for name, x in columns.items()]
