@@ -17,7 +17,10 @@ from studies.results.settings import DiagonalZoo
 from studies.wording import minus
 
 ORDERS = ("adaptive", "inv first", "inv second", "inv exact", "mix first", "mix second", "mix exact")
-SETTING = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed", "inv gradient", "mix gradient")
+SETTING = (
+    *("adaptive", "inv exact", "mix exact", "inv closed", "mix closed", "inv gradient", "mix gradient"),
+    "|beta|_1",
+)
 
 
 def setting_table(zoo: DiagonalZoo | None) -> str:

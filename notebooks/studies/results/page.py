@@ -70,8 +70,10 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         "### Questions the paper leaves open",
         _rows(beyond(records)),
         "## Vision transformers on MNIST",
+        _picture(plots, "mnist"),
         *([NOT_RUN] if records.mnist is None else mnist_section(records.mnist, records.converged.get("mnist"))),
         "## BERTs on film reviews",
+        _picture(plots, "sentiment"),
         *(
             [NOT_RUN]
             if records.sentiment is None

@@ -65,9 +65,7 @@ def figures(records: Records) -> Iterator[Row]:
     yield Row("Fig. 3: diagonal networks", ("as in Table 1",), _by_setting(records.diagonal, names), "diagonal", "4")
     for figure, key in (("Fig. 4", "mnist"), ("Fig. 5", "sentiment")):
         of = _mnist if key == "mnist" else _sentiment
-        here = tuple(f"{name}, {line}" for name in TAU[key] for line in of(records, name, "loss_gap")[:-1]) or (
-            NOT_RUN,
-        )
+        lines = tuple(f"{name}, {line}" for name in TAU[key] for line in of(records, name, "loss_gap")[:-1])
         yield Row(f"{figure}: {SETTING[key]}, with the gap in loss", ("not given",), lines or (NOT_RUN,), key, "6")
     yield Row("Fig. 6: Hessian traces of the toy model", ("no number",), _spread(toy, "Hessian trace"), "toy", "1")
     for figure, metric in (("Fig. 7", "inv"), ("Fig. 8", "mix")):

@@ -8,11 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from quotient_manifolds.files import write_text
-from quotient_manifolds.plots import STYLES, Plot
+from quotient_manifolds.plots import STYLES, Interval, Plot, interval_figure
 from quotient_manifolds.plots.canvas import canvas, numbers
 from studies.results.claims import said
+from studies.results.estimates import Estimate
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
+from studies.results.transformers import GAPS
+from studies.results.zoo_tables import GAP, WORST, Zoo
+from studies.zoos.catalogue import COMPETITORS
+
+FREE = (*WORST, *COMPETITORS.values())  # shown of the zoos
 
 SHOWN = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")  # a panel each
 SIZE = (2.6, 3.6)  # inches a panel
@@ -20,7 +26,12 @@ SIZE = (2.6, 3.6)  # inches a panel
 
 def pictures(records: Records) -> dict[str, Plot]:
     """Draw figures, by name of file, of records that are there."""
-    return {} if records.diagonal is None else {"settings": _settings(records.diagonal)}
+    plots = {} if records.diagonal is None else {"settings": _settings(records.diagonal)}
+    if records.mnist is not None:
+        plots["mnist"] = _mnist(records.mnist)
+    if records.sentiment is not None:
+        plots["sentiment"] = _sentiment(records.sentiment[0])
+    return plots
 
 
 def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
@@ -29,6 +40,42 @@ def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
     for name, plot in plots.items():
         svg = plot.svg(name).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
         write_text(folder / f"{name}.svg", f"{svg}\n")
+
+
+def _mnist(zoo: Zoo) -> Plot:
+    """Show tau of every measure at its middle radius, on the same task and granulated."""
+    names = [name for name in FREE if name in zoo.measures]
+    found = {
+        "Within cells": {name: zoo.design.tau(zoo.measures[name], GAP, zoo.within) for name in names},
+        "Granulated": {name: zoo.design.granulated(zoo.measures[name], GAP, zoo.along) for name in names},
+    }
+    return _intervals(found, f"{zoo.design.models} vision transformers on MNIST")
+
+
+def _sentiment(zoo: Zoo) -> Plot:
+    """Show tau of every measure at its middle radius, with the gap on each source of sentences."""
+    names = [name for name in FREE if name in zoo.measures]
+    found = {
+        words: {name: zoo.design.tau(zoo.measures[name], gap, zoo.design.everywhere) for name in names}
+        for words, gap in GAPS.items()
+    }
+    return _intervals(found, f"{zoo.design.models} BERTs on film reviews that differ by seed alone")
+
+
+def _intervals(found: Mapping[str, Mapping[str, Estimate | None]], models: str) -> Plot:
+    groups = {
+        group: [
+            Interval(name, tau.value, tau.low, tau.high, STYLES[place % len(STYLES)])
+            for place, (name, tau) in enumerate(taus.items())
+            if tau is not None
+        ]
+        for group, taus in found.items()
+    }
+    said = "; ".join(
+        f"{group}: " + ", ".join(f"{name} {tau}" for name, tau in taus.items()) for group, taus in found.items()
+    )
+    alt = f"Kendall’s tau-b with the gap in error, {models}. {said}."
+    return interval_figure(groups, x_label="Kendall’s tau-b with the gap in error", alt=alt)
 
 
 def _settings(zoo: DiagonalZoo) -> Plot:

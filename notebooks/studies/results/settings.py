@@ -20,8 +20,9 @@ WITHOUT_RADIUS = {
     "mix closed": "|beta - nearest|",
     "inv gradient": "inv gradient",
     "mix gradient": "mix gradient",
+    "|beta|_1": "|beta|_1",
 }
-"""The paper's closed forms with the solution of least norm in the place of X'y, and the limits of small radii."""
+"""The paper's closed forms with the solution of least norm in the place of X'y, the limits of small radii, and a norm."""
 
 IN_TABLE_ONE = ("adaptive", "inv", "mix")
 

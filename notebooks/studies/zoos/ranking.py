@@ -98,10 +98,18 @@ class Design:
         return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
 
     def _drawn(self, term: Term) -> tuple[Floats, Floats]:
-        """Return a tau, (1,), and its value for every resample, (RESAMPLES,)."""
-        x, y = self.column(term.measure), self.column(term.gap)
-        once, draws = (masked_tau(x, y, term.pairs, counts) for counts in (self._once, self._counts))
-        return once, draws
+        """Return a tau, (1,), and its value for every resample, (RESAMPLES,); computed once, for it is asked for "
+        "often."""
+        key = (term.measure, term.gap, term.pairs.tobytes())
+        if key not in self._known:
+            x, y = self.column(term.measure), self.column(term.gap)
+            once, draws = (masked_tau(x, y, term.pairs, counts) for counts in (self._once, self._counts))
+            self._known[key] = once, draws
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str, bytes], tuple[Floats, Floats]]:
+        return {}
 
     @property
     def _once(self) -> Floats:
