@@ -18,10 +18,13 @@ from studies.diagonal.networks import NETWORKS, Drawing, Setting
 from studies.records import from_json
 
 FAMILY_GEODESICS = ("second", "exact")
-FORMAT = 1  # of diagonal.json; raise when a reader of the old form would misread the new one
+FORMAT = 2  # of diagonal.json; raise when a reader of the old form would misread the new one
 
 Values = tuple[float | None, ...]
 Columns = dict[str, Values]
+
+MIDDLE = ("adaptive", "inv exact", "mix exact")
+"""What is climbed thoroughly in every cell, for these rankings hang on how far an ascent comes."""
 
 SETTINGS = tuple(
     Setting(points, scales, rates)
@@ -36,9 +39,10 @@ SETTINGS = tuple(
 class Plan:
     """Say what is measured: settings at `radii`, the first `profiled` of them at all of `profile`, which holds `radii`.
 
-    steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent
-    of `thorough_steps` with `thorough_restarts`. family: the t of the metrics that all settings are measured in at
-    `family_radii`; above those a metric with t < 0 may be infinitely sharp.
+    steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent of
+    `thorough_steps` with `thorough_restarts`; those of `MIDDLE` are in all seeds, at the middle radius. family: the t
+    of the metrics that all settings are measured in at `family_radii`; above those a metric with t < 0 may be
+    infinitely sharp.
     """
 
     settings: tuple[Setting, ...] = SETTINGS
@@ -57,6 +61,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not set(self.radii) <= set(self.profile):
             raise ValueError(f"The profile must hold the radii {self.radii}. Found {self.profile}")
+
+    @property
+    def middle(self) -> float:
+        """Return the middle one of the radii."""
+        return self.radii[len(self.radii) // 2]
 
     @classmethod
     def fast(cls) -> Plan:
@@ -102,6 +111,7 @@ class Cell:
     matches: tau-b between a measure and a reference. far: the median share of |z|^2 in coordinates with |b| > 1/2.
     truncation: by metric, the median of the truncation error over the rise; truncated: in how many of all networks that
     is above 0.1. agreement: tau-b between second-order and exact sharpness. checks: by measure, at the plan's radii.
+    middle: those of `MIDDLE` by thorough ascents, at the middle radius.
     points: of one cell, test loss and the measures at one radius, network by network.
     """
 
@@ -123,6 +133,7 @@ class Cell:
     truncated: Columns
     agreement: Columns
     checks: dict[str, tuple[Check, ...]]
+    middle: dict[str, Check]
     points: dict[str, tuple[float, ...]]
     seconds: float
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from studies.diagonal.objectives import METRICS, Along
 from studies.diagonal.records import (
     FAMILY_GEODESICS,
     FORMAT,
+    MIDDLE,
     Cell,
     Check,
     Columns,
@@ -98,7 +100,9 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
     rises = {measure: np.stack([found.rise.numpy() for found in rows]) for measure, rows in climbs.items()}
     line = LineBound(regression)
     endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
-    checks = _checks(plan, regression, betas, radii, rises, endless, test) if seed < plan.thorough else {}
+    again = partial(_thorough, plan, regression, betas, radii, rises, endless, test)
+    checks = again(tuple(rises), plan.radii) if seed < plan.thorough else {}
+    middle = {measure: check for measure, (check,) in again(MIDDLE, (plan.middle,)).items()}
     far, truncation, truncated = _mechanism(regression, betas, climbs)
     known = references(regression, betas)
     cornered = _cornered(regression, betas, radii, rises)
@@ -122,6 +126,7 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
         truncated=truncated,
         agreement={metric: _agreement(rises, metric) for metric in METRICS},
         checks=checks,
+        middle=middle,
         points=_points(rises, radii, test) if shown else {},
         seconds=time.perf_counter() - started,
     )
@@ -148,7 +153,7 @@ def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> 
     return found
 
 
-def _checks(
+def _thorough(
     plan: Plan,
     regression: Regression,
     betas: Tensor,
@@ -156,14 +161,16 @@ def _checks(
     rises: dict[str, Floats],
     endless: Floats,
     test: Floats,
+    measures: tuple[str, ...],
+    chosen: tuple[float, ...],
 ) -> dict[str, tuple[Check, ...]]:
-    """Measure once more at the plan's radii by the thorough ascent; never below what the plain one found."""
+    """Take measures once more, at chosen radii, by the thorough ascent; never below what the plain one found."""
     generator = torch.Generator().manual_seed(0)
-    checks: dict[str, list[Check]] = {measure: [] for measure in rises}
-    for radius in plan.radii:
+    checks: dict[str, list[Check]] = {measure: [] for measure in measures}
+    for radius in chosen:
         place = radii.index(radius)
-        for measure, rows in rises.items():
-            goal = objective(measure, regression, betas)
+        for measure in measures:
+            goal, rows = objective(measure, regression, betas), rises[measure]
             again = climb_thoroughly(goal, radius, plan.thorough_steps, plan.thorough_restarts, generator)
             best = np.maximum(again.rise.numpy(), rows[place])
             bound = _middle_and_least(best / endless[place]) if measure == "mix exact" else None

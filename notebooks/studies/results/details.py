@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from studies.diagonal.records import MIDDLE
 from studies.diagonal.tables import where
 from studies.markdown import table
 from studies.results.claims import said
 from studies.results.paper_and_here import NOT_RUN, table_one
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
-from studies.wording import minus
+from studies.wording import minus, signed
 
 ORDERS = ("adaptive", "inv first", "inv second", "inv exact", "mix first", "mix second", "mix exact")
 SETTING = (
@@ -76,6 +77,36 @@ def _radii(zoo: DiagonalZoo) -> Iterator[list[str]]:
         medians = {radius: float(np.median(zoo.study.column("rises", name, radius))) for radius in radii}
         for (radius, median), power in zip(medians.items(), _powers(medians), strict=True):
             yield [said(name), f"{radius:g}", _spread(zoo, name, radius), f"{median:.3g}", power]
+
+
+def thorough_table(zoo: DiagonalZoo | None) -> str:
+    """Tabulate what plain ascents found at the middle radius over what thorough ones found, and tau by both."""
+    if zoo is None:
+        return NOT_RUN
+    rows = []
+    for name in MIDDLE:
+        cells = zoo.study.cells
+        checks = [cell.middle[name] for cell in cells]
+        plain = [cell.taus[name][cell.radii.index(zoo.middle)] for cell in cells]
+        changes = [
+            abs(before - check.tau)
+            for before, check in zip(plain, checks, strict=True)
+            if before is not None and check.tau is not None
+        ]
+        before = [zoo.study.tau(setting, name, zoo.middle) for setting in zoo.settings]
+        ends = [tau.value for tau in before if tau is not None]
+        rows.append(
+            [
+                said(name),
+                f"{np.median([check.found[0] for check in checks]):.3f}",
+                f"{min(check.found[1] for check in checks):.3f}",
+                f"{signed(min(ends))} to {signed(max(ends))}",
+                str(zoo.spread(name)),
+                f"{max(changes):.2f}",
+            ]
+        )
+    columns = ["Measure", "Found, median", "Found, least", "tau, plain", "tau, thorough", "Largest change of tau"]
+    return table(columns, rows)
 
 
 def _powers(medians: dict[float, float]) -> list[str]:

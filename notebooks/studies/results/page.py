@@ -11,7 +11,14 @@ from quotient_manifolds.plots import Plot
 from studies.markdown import lines, table
 from studies.results import prose
 from studies.results.claims import Claim, setting_claims
-from studies.results.details import order_table, radius_table, setting_family_table, setting_table, short_table
+from studies.results.details import (
+    order_table,
+    radius_table,
+    setting_family_table,
+    setting_table,
+    short_table,
+    thorough_table,
+)
 from studies.results.earlier import earlier
 from studies.results.estimates import RULES, Verdict
 from studies.results.paper_and_here import NOT_RUN, NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
@@ -65,6 +72,8 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
         _picture(plots, "settings"),
         setting_table(records.diagonal),
         prose.PLOTTED if records.diagonal is not None else "",
+        prose.thorough(records.diagonal),
+        thorough_table(records.diagonal),
         "### Figures",
         _rows(figures(records)),
         "### Questions the paper leaves open",

@@ -116,6 +116,20 @@ def _grid(records: Records) -> str:
     return f"Here it is a grid\n  of {size}, and each setting is reported for itself."
 
 
+def thorough(zoo: DiagonalZoo | None) -> str:
+    """Say how far ascents came, and which taus are by thorough ones."""
+    if zoo is None:
+        return ""
+    plan = zoo.study.plan
+    return f"""\
+**The ascents had not converged.** So in the tables above adaptive sharpness, and both metrics along exact geodesics,
+are by thorough ascents in every cell: {plan.thorough_steps} steps from the network, from {plan.thorough_restarts}
+random points of the sphere and from the best single coordinate. The plain ones, of {plan.steps} steps from the network,
+stand behind all other radii, orders of geodesics and members of the family. What plain ascents found of the best that
+is known, over networks and cells: the median and the least; tau by both, as its range over the settings; and how far
+tau changes at most in one cell."""
+
+
 def by_setting(zoo: DiagonalZoo | None) -> str:
     """Return in which settings taus lie in the order of the paper's Table 1, and by what."""
     if zoo is None:

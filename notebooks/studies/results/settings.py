@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from studies.diagonal.networks import Setting
-from studies.diagonal.records import DiagonalStudy, Mean, family_name
+from studies.diagonal.records import MIDDLE, DiagonalStudy, Mean, family_name
 from studies.diagonal.study import LARGE
 from studies.results.estimates import Estimate, Floats
 from studies.wording import signed
@@ -22,7 +22,7 @@ WITHOUT_RADIUS = {
     "mix gradient": "mix gradient",
     "|beta|_1": "|beta|_1",
 }
-"""The paper's closed forms with the solution of least norm in the place of X'y, the limits of small radii, and a norm."""
+"""The paper's closed forms with the solution of least norm in the place of X'y, limits of small radii, and a norm."""
 
 IN_TABLE_ONE = ("adaptive", "inv", "mix")
 
@@ -58,17 +58,20 @@ class DiagonalZoo:
 
     def __init__(self, study: DiagonalStudy) -> None:
         self.study, self.count, self.settings = study, study.plan.seeds, study.plan.settings
-        self.middle = study.plan.radii[len(study.plan.radii) // 2]
+        self.middle = study.plan.middle
 
     def tau(self, setting: Setting, name: str, radius: float | None = None) -> Estimate | None:
         """Return the mean over seeds with its interval, at the middle radius if no other is given."""
         return _estimate(self.by_seed(setting, name, radius))
 
     def by_seed(self, setting: Setting, name: str, radius: float | None = None) -> list[float | None]:
+        """Return tau of every seed; what was climbed thoroughly at that radius is by those ascents."""
         cells = self.study.of(setting)
         if name in WITHOUT_RADIUS:
             return [cell.references[WITHOUT_RADIUS[name]] for cell in cells]
         place = self.middle if radius is None else radius
+        if name in MIDDLE and place == self.middle:
+            return [cell.middle[name].tau for cell in cells]
         return [cell.taus[name][cell.radii.index(place)] for cell in cells]
 
     def estimate(self, setting: Setting, names: Sequence[str], statistic: Callable[..., Floats]) -> Estimate:
