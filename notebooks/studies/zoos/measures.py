@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
 from quotient_manifolds.compare import ComparedMeasure, Comparison
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, geometry_from_dict
-from quotient_manifolds.statistics import Correlation
 
 PLAIN: dict[str, Geometry] = {
     "euclidean": Euclidean(),
@@ -18,7 +16,6 @@ PLAIN: dict[str, Geometry] = {
     "mix": Quotient("mix"),
 }
 METRICS = ("inv", "mix")
-NAMED = {"inv": 0.0, "mix": 1.0}  # members of the family of metrics, and their t
 WORST = "worst-case sharpness"
 
 
@@ -64,51 +61,3 @@ class ZooMeasures:
         """Return the radius of everything that is measured at one only; None if nothing was measured."""
         radii = self.radii(PLAIN[name])
         return radii[len(radii) // 2] if radii else None
-
-    @cached_property
-    def relaxations(self) -> dict[float, str]:
-        """Return, by eps, the label of inv with a relaxed metric."""
-        return {
-            its.eps: each.label
-            for each, its in self._known
-            if isinstance(its, Quotient) and its.eps and its == Quotient("inv", eps=its.eps)
-        }
-
-    @cached_property
-    def family(self) -> dict[float, str]:
-        """Return, by t, the label of each member of the family of metrics, all at the middle radius of inv."""
-        radius = self.middle("inv")
-        found = {}
-        for each, its in self._known:
-            if isinstance(its, Quotient) and its == Quotient(its.metric):
-                t = NAMED.get(str(its.metric), its.metric)
-                if (each.label == self.label(its, radius)) and isinstance(t, float):
-                    found[t] = each.label
-        return dict(sorted(found.items()))
-
-    @cached_property
-    def places(self) -> dict[str, str]:
-        """Return the labels of worst-case sharpness at the middle radii by short names, of those that were measured.
-
-        inv, inv first (geodesics of first order), inv exact, inv adaptive norm (the ball is that of adaptive
-        sharpness), inv eps 0.01, and so on.
-        """
-        return {name: label for name, label in self._places() if label is not None}
-
-    def _places(self) -> Iterator[tuple[str, str | None]]:
-        for name, geometry in PLAIN.items():
-            yield name, self.label(geometry, self.middle(name))
-        for metric in METRICS:
-            yield f"{metric} first", self.label(Quotient(metric, "first"), self.middle(metric))
-            yield f"{metric} exact", self.label(Quotient(metric, "exact"), self.middle(metric))
-            norm = self.label(Quotient(metric, norm="adaptive"), self.middle("adaptive"))
-            yield f"{metric} adaptive norm", norm
-        yield from ((f"inv eps {eps:g}", label) for eps, label in self.relaxations.items())
-
-    def tau(self, label: str | None, against: str, given: Sequence[str] = ()) -> Correlation | None:
-        """Return Kendall's tau-b of a measure with a score, or the partial one; None if it is not known."""
-        for each in self.comparison.rankings:
-            alike = (each.measure, each.against, each.given) == (label, against, tuple(given))
-            if alike and each.correlation.kind == "kendall-b" and each.correlation.value is not None:
-                return each.correlation
-        return None
