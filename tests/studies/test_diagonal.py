@@ -33,7 +33,7 @@ from studies.diagonal.measuring import (
 )
 from studies.diagonal.networks import Regression, Setting, draw_networks, train
 from studies.diagonal.objectives import GEODESICS, METRICS, Along, Objective
-from studies.diagonal.records import Cell, DiagonalStudy, Mean, Plan
+from studies.diagonal.records import MIDDLE, Cell, DiagonalStudy, Mean, Plan
 from studies.diagonal.study import measure_cell, run_diagonal
 from studies.diagonal.tables import short_table, with_interval
 
@@ -512,6 +512,8 @@ def test_every_setting_has_every_seed_and_measure(fast: tuple[Path, DiagonalStud
         profiled = cell.setting == study.plan.settings[0]
         assert cell.radii == (study.plan.profile if profiled else study.plan.radii)
         assert bool(cell.checks) == (cell.seed == 0)
+        assert set(cell.middle) == set(MIDDLE)
+        assert all(0 < check.found[1] <= check.found[0] <= 1 for check in cell.middle.values())
         assert all(len(values) == len(cell.radii) for values in cell.taus.values())
         assert cell.train_loss[1] <= 1.00001e-5
         assert set(cell.family) == {f"{t} {geodesic}" for t in ("0", "0.5", "1") for geodesic in ("second", "exact")}
