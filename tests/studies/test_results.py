@@ -106,14 +106,16 @@ def records(folder: Path) -> Records:
 # ---- numbers, read once more from the JSON
 
 
-def by_setting(folder: Path, name: str, radius: float | None = None, column: str = "taus") -> list[np.ndarray]:
+def by_setting(
+    folder: Path, name: str, radius: float | None = None, column: str = "taus", *, plain: bool = False
+) -> list[np.ndarray]:
     """Tau by seed, setting after setting, by thorough ascents where they were made; without a radius, of references."""
     record = json.loads((folder / "diagonal.json").read_text(encoding="utf-8"))
     settings: dict[str, list[float]] = {}
     for cell in record["cells"]:
         radii = cell["radii"] if column == "taus" else record["plan"]["family_radii"]
         tau = cell["references"][name] if radius is None else cell[column][name][radii.index(radius)]
-        if column == "taus" and radius == 0.1 and name in MIDDLE:
+        if not plain and column == "taus" and radius == 0.1 and name in MIDDLE:
             tau = cell["middle"][name]["tau"]
         settings.setdefault(json.dumps(cell["setting"]), []).append(tau)
     return [np.array(taus) for taus in settings.values()]
@@ -211,7 +213,7 @@ def test_the_family_and_the_radii_are_in_the_tables_behind(folder: Path, records
     rows = [line for line in page.splitlines() if line.startswith("| mix, exact geodesics | ")]
     row = next(line for line in rows if line.count("|") == 5)
     for radius in (0.01, 0.1, 1.0):
-        assert ends(by_setting(folder, "mix exact", radius)) in row
+        assert ends(by_setting(folder, "mix exact", radius, plain=True)) in row
 
 
 # ---- the earlier zoos

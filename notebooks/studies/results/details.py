@@ -44,7 +44,7 @@ def order_table(zoo: DiagonalZoo | None) -> str:
     if zoo is None:
         return NOT_RUN
     radii = zoo.study.plan.radii
-    rows = [[said(name), *(_spread(zoo, name, radius) for radius in radii)] for name in ORDERS]
+    rows = [[said(name), *(_spread(zoo.plain, name, radius) for radius in radii)] for name in ORDERS]
     return table(["Sharpness", *(f"Radius {radius:g}" for radius in radii)], rows)
 
 
@@ -76,7 +76,7 @@ def _radii(zoo: DiagonalZoo) -> Iterator[list[str]]:
     for name in ("adaptive", "inv second", "mix second", "inv exact", "mix exact"):
         medians = {radius: float(np.median(zoo.study.column("rises", name, radius))) for radius in radii}
         for (radius, median), power in zip(medians.items(), _powers(medians), strict=True):
-            yield [said(name), f"{radius:g}", _spread(zoo, name, radius), f"{median:.3g}", power]
+            yield [said(name), f"{radius:g}", _spread(zoo.plain, name, radius), f"{median:.3g}", power]
 
 
 def thorough_table(zoo: DiagonalZoo | None) -> str:

@@ -78,7 +78,10 @@ def figures(records: Records) -> Iterator[Row]:
 def beyond(records: Records) -> Iterator[Row]:
     """Yield what the paper leaves open."""
     orders = ["mix first", "mix second", "mix exact", "inv first", "inv second", "inv exact"]
-    what, here = "Sign: order of the geodesics, diagonal networks", _by_setting(records.diagonal, orders)
+    what, here = (
+        "Sign: order of the geodesics, diagonal networks",
+        _by_setting(records.diagonal and records.diagonal.plain, orders),
+    )
     yield Row(what, ("open (Sec. 7)",), here, "diagonal", "4")
 
 

@@ -52,13 +52,20 @@ class DiagonalZoo:
     """Represent a grid of settings; in each, seeds with data and networks of their own are resampled.
 
     A measure is "adaptive", a metric with an order of geodesics, such as "mix exact", or one of `WITHOUT_RADIUS`.
+    thorough: take taus at the middle radius by thorough ascents, where those were made.
     """
 
     units = "seeds"
 
-    def __init__(self, study: DiagonalStudy) -> None:
+    def __init__(self, study: DiagonalStudy, *, thorough: bool = True) -> None:
+        self.thorough = thorough
         self.study, self.count, self.settings = study, study.plan.seeds, study.plan.settings
         self.middle = study.plan.middle
+
+    @property
+    def plain(self) -> DiagonalZoo:
+        """Return the same by plain ascents throughout, to compare what thorough ones did not measure."""
+        return DiagonalZoo(self.study, thorough=False)
 
     def tau(self, setting: Setting, name: str, radius: float | None = None) -> Estimate | None:
         """Return the mean over seeds with its interval, at the middle radius if no other is given."""
@@ -70,7 +77,7 @@ class DiagonalZoo:
         if name in WITHOUT_RADIUS:
             return [cell.references[WITHOUT_RADIUS[name]] for cell in cells]
         place = self.middle if radius is None else radius
-        if name in MIDDLE and place == self.middle:
+        if self.thorough and name in MIDDLE and place == self.middle:
             return [cell.middle[name].tau for cell in cells]
         return [cell.taus[name][cell.radii.index(place)] for cell in cells]
 
