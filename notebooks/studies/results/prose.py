@@ -51,22 +51,22 @@ mix is not here: its values are truncation error. Closed forms are here because 
 they are no sharpness."""
 
 ORDERS = f"""\
-By plain ascents, which are alike for all orders: the least and the largest tau of all settings and, in brackets, in how
-many of them tau’s own interval lies below 0 · holds 0 · lies above 0. A setting where more than {LARGE:.0%} of the rise is truncation error (a median, measured at
-the end of the second-order ascent; it stands for the first order too) is left out: what is ranked there is no
-property of the metric. Second-order mix follows polynomials that grow without bound where a coordinate of beta is
-nearly 0, so its median sharpness under “The radius” below grows with the eighth power of the radius. It is no
-evidence on any sign. [Notebook 4]({NOTEBOOKS["4"]}) shows how it comes about."""
+By plain ascents, which are alike for all orders: the least and the largest tau of all settings and, in brackets, in
+how many of them tau’s own interval lies below 0 · holds 0 · lies above 0. A setting where more than {LARGE:.0%} of
+the rise is truncation error (a median, measured at the end of the second-order ascent; it stands for the first order
+too) is left out: what is ranked there is no property of the metric. Second-order mix follows polynomials that grow
+without bound where a coordinate of beta is nearly 0, so its median sharpness under “The radius” below grows with the
+eighth power of the radius. It is no evidence on any sign. [Notebook 4]({NOTEBOOKS["4"]}) shows how it comes about."""
 
 FAMILY = f"""\
 The metrics W_t, weighted geometric means of (G′G)⁻¹ and H′H, have the symmetry for every real t: 0 is inv, 1 is mix,
-½ is the Euclidean metric of the balanced pair. Diagonal networks along exact geodesics, by plain ascents, setting by setting;
-second-order ones are truncation error as t nears 1 ([notebook 4]({NOTEBOOKS["4"]}))."""
+½ is the Euclidean metric of the balanced pair. Diagonal networks along exact geodesics, by plain ascents, setting by
+setting; second-order ones are truncation error as t nears 1 ([notebook 4]({NOTEBOOKS["4"]}))."""
 
 RADIUS = """\
 Worst-case sharpness is a rise of the loss. It grows with the first power of the radius where the gradient decides and
-with the second where the Hessian does; other powers say that the loss no longer follows either. Diagonal networks: tau
-is its range over the settings, with counts as above; “truncation error” marks what is no evidence."""
+with the second where the Hessian does; other powers say that the loss no longer follows either. Diagonal networks:
+tau is its range over the settings, with counts as above; “truncation error” marks what is no evidence."""
 
 REDO = """\
     make study NAME=toy
