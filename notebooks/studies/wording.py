@@ -25,3 +25,8 @@ def change(value: float) -> str:
 def signed(value: float | None) -> str:
     """Return a correlation, with a real minus sign."""
     return "undefined" if value is None else minus(f"{value:+.2f}")
+
+
+def percent(share: float) -> str:
+    """Return a share as whole per cent."""
+    return f"{100 * share:.0f}{NBSP}%"

@@ -148,9 +148,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
     comparison, costs = load_record(small / "record")
     assert [row.checkpoint for row in comparison.rows] == sorted(FAST.recipes, key=lambda name: "noise0.4" in name)
-    assert comparison.known == (8, 8)
+    assert comparison.known == (12, 12)
     assert comparison.failures == ()
-    assert [each.units for each in costs] == [4, 4]
+    assert [each.units for each in costs] == [4, 4, 4]
     parts = sorted(each.parent for each in small.glob("*/zoo.yaml"))
     assert [part.name for part in parts] == ["points64-noise0-seed1", "points64-noise0.4-seed1"]
     specs = [read_spec(part / "zoo.yaml") for part in parts]
@@ -159,7 +159,7 @@ def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
     row = comparison.rows[-1].scores
     assert row["error_gap"] == pytest.approx(row["test_error"] - row["train_error"])
     converged = read_record(Convergence, small / "record" / "convergence.json")
-    assert len(converged.climbs) == 2
+    assert [each.measure for each in converged.climbs] == ["adaptive worst-case sharpness, steps 4, radius 0.5"]
     assert all(
         0 < share < 1 + 1e-6 for each in comparison.labels for shares in converged.shares(each) for share in shares
     )

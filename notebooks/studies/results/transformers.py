@@ -26,6 +26,7 @@ from studies.results.zoo_tables import (
     ranking_table,
     values_table,
 )
+from studies.wording import percent
 from studies.zoos.catalogue import COMPETITORS
 from studies.zoos.convergence import Convergence
 from studies.zoos.ranking import Term
@@ -86,7 +87,8 @@ def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
         "250 training images, 0, 20 or 40 % of labels replaced, shifts by up to a pixel or none, learning rates of "
         "AdamW of 1e-4, 1e-3 and 1e-2, weight decay 0 or 0.1, and three seeds of data and weights. Each was trained "
         f"until its loss on its own, noisy labels, without shifts, fell below 0.1 nats: they ended at "
-        f"{losses.min():.3f} to {losses.max():.3f}, with training errors of up to {errors.max():.1%}. The gap is the "
+        f"{losses.min():.3f} to {losses.max():.3f}, with training errors of up to {100 * errors.max():.1f} %. The "
+        "gap is the "
         "error on 3000 other images minus the training error; both are of labels as noisy, in expectation exactly. It "
         f"goes from {rows.min():.3f} to {rows.max():.3f}. Sharpness is that of the first 100 training images with "
         "their "
@@ -99,7 +101,9 @@ def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
         "decay and seed. “Granulated” is the mean, over the five factors, of tau over the pairs that differ in that "
         "factor alone (Jiang et al., 2020); it is called Psi below. “Partial” holds all five factors fixed at once "
         "(Kendall’s partial tau). Intervals (95 %) are bootstraps over models, the same for all numbers. All but the "
-        "primary comparison is exploratory, and no interval is corrected for their number. inv and mix are divided by "
+        "primary comparison is exploratory, and no interval is corrected for their number; nor does one know that "
+        "models "
+        "of one seed have data in common, which is why there is a table by seed. inv and mix are divided by "
         "all symmetries that are found and proved; “pairs with biases as rows” is what the paper divides by."
     )
     yield _paragraph(f"**{primary(zoo)}**")
@@ -136,9 +140,10 @@ def sentiment_section(seeds: Zoo, settings: Zoo, converged: Convergence | None) 
         f"say whether people rated them above 0. {seeds.design.models} models differ by their seed alone (classifier, "
         f"order, dropout), as the paper’s do; {settings.design.models} by learning rate (5e-5 to 4e-4), batch size (8, "
         "32), dropout (0, 0.1) and epochs (4, 12), a seed each. Training errors are up to "
-        f"{errors['train'].max():.1%}, errors on 1500 other film reviews {errors['test'].min():.1%} to "
-        f"{errors['test'].max():.1%}. Gaps are those on film reviews, and on 500 sentences on products, 300 from "
-        "editorials and 500 tweets, all rated by the same people’s rules. Sharpness is that of the first 32 training "
+        f"{100 * errors['train'].max():.1f} %, errors on 1500 other film reviews {100 * errors['test'].min():.1f} % to "
+        f"{100 * errors['test'].max():.1f} %. Gaps are those on film reviews, and on 500 sentences on products, "
+        "300 from "
+        "editorials and 500 tweets, each rated by twenty people. Sharpness is that of the first 32 training "
         "sentences, by ascents of 10 steps, at the middle of three radii."
     )
     everywhere = seeds.design.everywhere
@@ -198,7 +203,7 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
     )
     yield primary(zoo)
     by_noise = {
-        f"{noise:.0%}": zoo.design.tau(zoo.measures["inv"], GAP, zoo.within & zoo.design.where(noise=noise))
+        percent(noise): zoo.design.tau(zoo.measures["inv"], GAP, zoo.within & zoo.design.where(noise=noise))
         for noise in NOISES
     }
     yield (

@@ -13,7 +13,7 @@ import numpy as np
 from quotient_manifolds.compare import Comparison
 from studies.markdown import table
 from studies.results.estimates import Estimate, Floats
-from studies.wording import figure, signed
+from studies.wording import figure, percent, signed
 from studies.zoos.catalogue import COMPETITORS, Catalogue
 from studies.zoos.convergence import MORE, Convergence
 from studies.zoos.ranking import Design, Pairs, Term, masked_tau
@@ -130,8 +130,8 @@ def radius_table(zoo: Zoo) -> str:
                     figure(statistics.median(zoo.catalogue.values(label))),
                     str(zoo.design.tau(label, GAP, zoo.within)),
                     str(zoo.design.granulated(label, GAP, zoo.along)),
-                    f"{beyond:.0%}",
-                    f"{late:.0%}",
+                    percent(beyond),
+                    percent(late),
                 ]
             )
     columns = ["Measure", "Radius", "Median rise (nats)", "Within cells", "Granulated", "Beyond reach", "Still rising"]
@@ -203,11 +203,11 @@ def _against(zoo: Zoo, label: str, whole: str) -> list[str]:
     beyond, _ = zoo.catalogue.flagged(label)
     tau = str(design.tau(label, GAP, within & _both(design, label)))
     if whole in ("", label):
-        return [*known, "", f"{beyond:.0%}", tau, ""]
+        return [*known, "", percent(beyond), tau, ""]
     apart = float(np.nanmedian(np.abs(found / design.column(whole) - 1)))
     pairs = within & _both(design, label)
     minus = design.estimate([Term(label, GAP, pairs), Term(whole, GAP, pairs)], lambda a, b: a - b)
-    return [*known, f"{100 * apart:.2g} %", f"{beyond:.0%}", tau, str(minus)]
+    return [*known, f"{100 * apart:.2g} %", percent(beyond), tau, str(minus)]
 
 
 def _both(design: Design, label: str) -> Pairs:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 
-from quotient_manifolds.compare import read_spec
+from quotient_manifolds.compare import MeasureEntry, read_spec
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.progress import Progress
@@ -45,9 +45,10 @@ class Convergence:
 
 
 def check_convergence(specs: Sequence[Path], *, zoo: str, models: int, command: str, progress: Progress) -> Convergence:
-    """Climb again from models drawn from a zoo, one a part in turn, in every ball of worst-case sharpness of its spec.
+    """Climb again from models drawn from a zoo, one a part in turn.
 
-    Balls along exact geodesics and relaxed metrics are left out.
+    That is in every geometry that a spec takes at several radii, at the middle one of the first three, and divided by
+    all symmetries where there are some.
     """
     draw = np.random.default_rng(0)
     order = [specs[place] for place in draw.permutation(len(specs))]
@@ -57,21 +58,24 @@ def check_convergence(specs: Sequence[Path], *, zoo: str, models: int, command: 
         checkpoint = spec.checkpoints[int(draw.integers(len(spec.checkpoints)))]
         model, known = load_checkpoint(checkpoint), KnownSymmetries()
         batches = spec.data.batches(model, checkpoint)
-        for entry in spec.measures:
-            measure = entry.measure
-            if not isinstance(measure, WorstCase) or _special(measure):
-                continue
+        for label, measure in _middles(spec.measures).items():
             values = [
                 WorstCase(measure.geometry, measure.radius, steps=times * measure.steps, restarts=restarts)
                 .of(model, cross_entropy, batches, known=known)
                 .mean
                 for times, restarts in ((1, 0), *MORE.values())
             ]
-            climbs.append(Climb(checkpoint.name, entry.label, values[0], tuple(values[1:])))
+            climbs.append(Climb(checkpoint.name, label, values[0], tuple(values[1:])))
         progress("models", number + 1, models)
     return Convergence(zoo, command, tuple(climbs))
 
 
-def _special(measure: WorstCase) -> bool:
-    geometry = measure.geometry
-    return isinstance(geometry, Quotient) and (geometry.geodesic == "exact" or geometry.eps > 0)
+def _middles(entries: Iterable[MeasureEntry]) -> dict[str, WorstCase]:
+    """Return by label the measures to climb again."""
+    families: dict[str, dict[str, WorstCase]] = {}
+    for each in entries:
+        measure = each.measure
+        whole = not isinstance(measure.geometry, Quotient) or measure.geometry.symmetries == "all"
+        if isinstance(measure, WorstCase) and whole:
+            families.setdefault(each.family, {})[each.label] = measure
+    return dict(list(family.items())[:3][1] for family in families.values() if len(family) > 1)
