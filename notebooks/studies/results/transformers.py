@@ -61,10 +61,9 @@ def primary(zoo: Zoo) -> str:
     found = zoo.difference("inv", "adaptive")
     taus = {name: zoo.design.granulated(zoo.catalogue.middle(name), GAP, zoo.along) for name in ("inv", "adaptive")}
     return (
-        "The primary comparison, fixed before the zoo was measured: |Psi| of inv minus |Psi| of adaptive "
-        "sharpness, both "
-        f"at their middle radius, is {found}. The paper’s claim that it is above 0 {_verdict(found)}. Psi itself is "
-        f"{taus['inv']} for inv and {taus['adaptive']} for adaptive sharpness."
+        "The primary comparison, fixed before the zoo was measured: |Psi| of inv minus |Psi| of adaptive sharpness, "
+        f"both at their middle radius, is {found}. The paper’s claim that it is above 0 {_verdict(found)}. Psi "
+        f"itself is {taus['inv']} for inv and {taus['adaptive']} for adaptive sharpness."
     )
 
 
@@ -83,28 +82,24 @@ def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
     count = zoo.design.models
     yield _paragraph(
         f"{count} vision transformers (2 layers, 3 heads of 16, 41,770 parameters) on MNIST: every combination of "
-        "100 or "
-        "250 training images, 0, 20 or 40 % of labels replaced, shifts by up to a pixel or none, learning rates of "
-        "AdamW of 1e-4, 1e-3 and 1e-2, weight decay 0 or 0.1, and three seeds of data and weights. Each was trained "
-        f"until its loss on its own, noisy labels, without shifts, fell below 0.1 nats: they ended at "
+        "100 or 250 training images, 0, 20 or 40 % of labels replaced, shifts by up to a pixel or none, learning "
+        "rates of AdamW of 1e-4, 1e-3 and 1e-2, weight decay 0 or 0.1, and three seeds of data and weights. Each "
+        "was trained until its loss on its own, noisy labels, without shifts, fell below 0.1 nats: they ended at "
         f"{losses.min():.3f} to {losses.max():.3f}, with training errors of up to {100 * errors.max():.1f} %. The "
-        "gap is the "
-        "error on 3000 other images minus the training error; both are of labels as noisy, in expectation exactly. It "
-        f"goes from {rows.min():.3f} to {rows.max():.3f}. Sharpness is that of the first 100 training images with "
-        "their "
-        "noisy labels, by ascents of 15 steps."
+        "gap is the error on 3000 other images minus the training error; both are of labels as noisy, in "
+        f"expectation exactly. It goes from {rows.min():.3f} to {rows.max():.3f}. Sharpness is that of the first 100 "
+        "training images with their noisy labels, by ascents of 15 steps."
     )
     yield _paragraph(
         "“Pooled” is Kendall’s tau-b with the gap in error over all pairs of models. “Within cells” takes only "
-        "pairs of "
-        "the same number of images, share of noise and augmentation: there, models differ in learning rate, weight "
-        "decay and seed. “Granulated” is the mean, over the five factors, of tau over the pairs that differ in that "
-        "factor alone (Jiang et al., 2020); it is called Psi below. “Partial” holds all five factors fixed at once "
-        "(Kendall’s partial tau). Intervals (95 %) are bootstraps over models, the same for all numbers. All but the "
-        "primary comparison is exploratory, and no interval is corrected for their number; nor does one know that "
-        "models "
-        "of one seed have data in common, which is why there is a table by seed. inv and mix are divided by "
-        "all symmetries that are found and proved; “pairs with biases as rows” is what the paper divides by."
+        "pairs of the same number of images, share of noise and augmentation: there, models differ in learning "
+        "rate, weight decay and seed. “Granulated” is the mean, over the five factors, of tau over the pairs that "
+        "differ in that factor alone (Jiang et al., 2020); it is called Psi below. “Partial” holds all five factors "
+        "fixed at once (Kendall’s partial tau). Intervals (95 %) are bootstraps over models, the same for all "
+        "numbers. All but the primary comparison is exploratory, and no interval is corrected for their number; nor "
+        "does one know that models of one seed have data in common, which is why there is a table by seed. inv and "
+        "mix are divided by all symmetries that are found and proved; “pairs with biases as rows” is what the paper "
+        "divides by."
     )
     yield _paragraph(f"**{primary(zoo)}**")
     yield ranking_table(zoo)
@@ -118,10 +113,9 @@ def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
     yield radius_table(zoo)
     yield _paragraph(
         "What each part of a measure adds, on the models of the first seed: the order of geodesics at radii where "
-        "those "
-        "of second order have a median reach of 0.4 over the pilots, which is where truncation shows; the ball’s norm; "
-        "the relaxation of the metric. Values beyond reach are of truncated geodesics that may be far from the exact "
-        "ones."
+        "those of second order have a median reach of 0.4 over the pilots, which is where truncation shows; the "
+        "ball’s norm; the relaxation of the metric. Values beyond reach are of truncated geodesics that may be far "
+        "from the exact ones."
     )
     yield parts_table(zoo)
     yield "How measures agree: Kendall’s tau-b between them, within cells."
@@ -136,23 +130,21 @@ def sentiment_section(seeds: Zoo, settings: Zoo, converged: Convergence | None) 
         for name, column in (("train", "train_error"), ("test", "test_error"))
     }
     yield _paragraph(
-        "all-MiniLM-L6-v2, a BERT of 22.7 million parameters, fine-tuned with a new classifier on 256 film reviews to "
-        f"say whether people rated them above 0. {seeds.design.models} models differ by their seed alone (classifier, "
-        f"order, dropout), as the paper’s do; {settings.design.models} by learning rate (5e-5 to 4e-4), batch size (8, "
-        "32), dropout (0, 0.1) and epochs (4, 12), a seed each. Training errors are up to "
-        f"{100 * errors['train'].max():.1f} %, errors on 1500 other film reviews {100 * errors['test'].min():.1f} % to "
-        f"{100 * errors['test'].max():.1f} %. Gaps are those on film reviews, and on 500 sentences on products, "
-        "300 from "
-        "editorials and 500 tweets, each rated by twenty people. Sharpness is that of the first 32 training "
-        "sentences, by ascents of 10 steps, at the middle of three radii."
+        "all-MiniLM-L6-v2, a BERT of 22.7 million parameters, fine-tuned with a new classifier on 256 film reviews "
+        f"to say whether people rated them above 0. {seeds.design.models} models differ by their seed alone "
+        f"(classifier, order, dropout), as the paper’s do; {settings.design.models} by learning rate (5e-5 to 4e-4), "
+        "batch size (8, 32), dropout (0, 0.1) and epochs (4, 12), a seed each. Training errors are up to "
+        f"{100 * errors['train'].max():.1f} %, errors on 1500 other film reviews {100 * errors['test'].min():.1f} % "
+        f"to {100 * errors['test'].max():.1f} %. Gaps are those on film reviews, and on 500 sentences on products, "
+        "300 from editorials and 500 tweets, each rated by twenty people. Sharpness is that of the first 32 "
+        "training sentences, by ascents of 10 steps, at the middle of three radii."
     )
     everywhere = seeds.design.everywhere
     found = seeds.plain_difference("inv", "adaptive", GAP, everywhere)
     said = (
         "The primary comparison, fixed before the zoo was measured: |tau| of inv minus |tau| of adaptive sharpness "
-        "with "
-        f"the gap on film reviews, over the models that differ by seed alone, is {found}. The paper’s claim that it is "
-        f"above 0 {_verdict(found)}."
+        f"with the gap on film reviews, over the models that differ by seed alone, is {found}. The paper’s claim "
+        f"that it is above 0 {_verdict(found)}."
     )
     yield _paragraph(f"**{said}**")
     names = (*WORST, *(name for name in seeds.measures if name not in WORST))
@@ -173,9 +165,8 @@ def _converged(found: Convergence | None) -> Iterator[str]:
         models = len({climb.model for climb in found.climbs})
         yield _paragraph(
             f"Had the ascents converged? For {models} models drawn from the zoo, what its ascents found over what "
-            "longer "
-            "ones found, which also start at two random points in the last column: the median over models, and the "
-            "least."
+            "longer ones found, which also start at two random points in the last column: the median over models, "
+            "and the least."
         )
         yield convergence_table(found)
 
@@ -198,8 +189,7 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
     within = {name: zoo.design.tau(column, GAP, zoo.within) for name, column in zoo.measures.items()}
     yield (
         f"Among {zoo.design.models} vision transformers on MNIST that differ in how they were trained on the same "
-        "task, "
-        f"tau with the gap is {_list(within, MAIN)}: {_signs(within, MAIN)}."
+        f"task, tau with the gap is {_list(within, MAIN)}: {_signs(within, MAIN)}."
     )
     yield primary(zoo)
     by_noise = {
@@ -220,8 +210,8 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
     best = max(free, key=lambda name: abs(within[name].value) if within[name] else 0.0)  # type: ignore[union-attr]
     beaten = zoo.plain_difference("inv", best, GAP, zoo.within)
     yield (
-        f"Of what costs nothing, {' and '.join([', '.join(free[:-1]), free[-1]])}, the {best} goes with the gap most, "
-        f"tau {within[best]} on the same task; |tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}."
+        f"Of what costs nothing, {' and '.join([', '.join(free[:-1]), free[-1]])}, the {best} goes with the gap "
+        f"most, tau {within[best]} on the same task; |tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}."
     )
     yield _of_parts(zoo)
 
@@ -237,8 +227,8 @@ def _of_parts(zoo: Zoo) -> str:
         minus = zoo.design.estimate([Term(label, GAP, pairs) for label in labels[:2]], lambda a, b: b - a)
         said.append(
             f"for {metric} at radius {radius:g} first order and exact geodesics are {apart[0]:.2g} % and "
-            f"{apart[1]:.2g} % "
-            f"from second order in value, and tau along exact geodesics minus that of first order is {minus}"
+            f"{apart[1]:.2g} % from second order in value, and tau along exact geodesics minus that of first order "
+            f"is {minus}"
         )
     return f"Where truncation shows, curvature counts for this much: {'; '.join(said)}."
 
@@ -248,9 +238,8 @@ def _of_sentiment(seeds: Zoo, settings: Zoo) -> Iterator[str]:
     found = seeds.plain_difference("inv", "adaptive", GAP, everywhere)
     taus = {name: seeds.design.tau(seeds.measures[name], GAP, everywhere) for name in MAIN}
     yield (
-        f"Among {seeds.design.models} BERTs on film reviews that differ by their seed alone, as the paper’s do, "
-        "tau with "
-        f"the gap is {_list(taus, MAIN)}: {_signs(taus, MAIN)}."
+        f"Among {seeds.design.models} BERTs on film reviews that differ by their seed alone, as the paper’s do, tau "
+        f"with the gap is {_list(taus, MAIN)}: {_signs(taus, MAIN)}."
     )
     yield (
         "There |tau| of inv minus |tau| of adaptive sharpness, the primary comparison, fixed before anything was "
@@ -265,8 +254,7 @@ def _of_diagonal(zoo: DiagonalZoo) -> Iterator[str]:
     yield (
         f"On diagonal networks the paper’s order (adaptive, inv, mix, each further below 0) is there in {closed} of "
         f"{len(zoo.settings)} settings with its closed forms, which are no sharpness, and in {exact} with the "
-        "maximum of "
-        "Eq. 3 along exact geodesics."
+        "maximum of Eq. 3 along exact geodesics."
     )
 
 
