@@ -121,7 +121,7 @@ def diagonal(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how sharpness ranks diagonal networks, along geodesics of each order.
 
     OUT receives diagonal.json, which DiagonalStudy.load reads, report.html, and cells/, by which an interrupted run
-    goes on. About half an hour on one thread.
+    goes on. About an hour on one thread.
     """
     from studies.diagonal import Plan, run_diagonal
     from studies.diagonal.page import write_page

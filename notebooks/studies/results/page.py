@@ -24,7 +24,7 @@ from studies.results.estimates import RULES, Verdict
 from studies.results.paper_and_here import NOT_RUN, NOTEBOOKS, RECORDS, Row, beyond, figures, table_one
 from studies.results.pictures import pictures, write_pictures
 from studies.results.records import Records
-from studies.results.transformers import mnist_section, sentiment_section, ten_sentences
+from studies.results.transformers import in_short, mnist_section, sentiment_section
 from studies.wording import signed
 
 PAGE = "results.md"
@@ -59,8 +59,8 @@ def results_page(records: Records, plots: dict[str, Plot]) -> str:
     parts = [
         "# The paper’s results, redone",
         prose.LEAD,
-        "## In ten sentences",
-        *ten_sentences(records.mnist, records.sentiment, records.diagonal),
+        "## In short",
+        in_short(records.mnist, records.sentiment, records.diagonal),
         "## What is different here",
         prose.different(records),
         "## Paper and here",

@@ -1,4 +1,4 @@
-"""The sections on the two zoos of transformers, and the first ten sentences of the page."""
+"""The sections on the two zoos of transformers, and the first sentences of the page."""
 
 from __future__ import annotations
 
@@ -175,13 +175,16 @@ def _paragraph(text: str) -> str:
     return fill(text, 118, break_on_hyphens=False, break_long_words=False)
 
 
-def ten_sentences(mnist: Zoo | None, sentiment: tuple[Zoo, Zoo] | None, diagonal: DiagonalZoo | None) -> Iterator[str]:
-    """Yield a list of what holds, what does not and what was not decided; nothing if a zoo was not run."""
-    if mnist is None or sentiment is None or diagonal is None:
-        return
-    yield "\n".join(
+def in_short(mnist: Zoo | None, sentiment: tuple[Zoo, Zoo] | None, diagonal: DiagonalZoo | None) -> str:
+    """Return a list of what holds, what does not and what was not decided in the zoos that were run."""
+    texts = [
+        *([] if mnist is None else _of_mnist(mnist)),
+        *([] if sentiment is None else _of_sentiment(*sentiment)),
+        *([] if diagonal is None else _of_diagonal(diagonal)),
+    ]
+    return "\n".join(
         fill(text, 118, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-        for text in (*_of_mnist(mnist), *_of_sentiment(*sentiment), *_of_diagonal(diagonal))
+        for text in texts
     )
 
 
