@@ -213,8 +213,8 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
     best = max(free, key=lambda name: abs(within[name].value) if within[name] else 0.0)  # type: ignore[union-attr]
     beaten = zoo.plain_difference("inv", best, GAP, zoo.within)
     yield (
-        f"Of what costs nothing, {' and '.join([', '.join(free[:-1]), free[-1]])}, the {best} goes with the gap "
-        f"most, tau {within[best]} on the same task; |tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}."
+        f"Of what costs nothing ({', '.join(free)}) the strongest is {best}, tau {within[best]} on the same task; |tau| "
+        f"of inv minus its |tau| is {beaten}, {_said_sign(beaten)}."
     )
     yield _of_parts(zoo)
 
