@@ -44,16 +44,17 @@ def said(value: float) -> str:
 def agreement(
     comparison: Comparison, label: str, pairs: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 ) -> float:
-    """Concordant minus discordant pairs over all of them, where nothing ties."""
+    """tau-b over some pairs, from its definition."""
     values = list(zip(comparison.column(label), [row.scores for row in comparison.rows], strict=True))
-    signs = [
-        np.sign(x - y) * np.sign(a["error_gap"] - b["error_gap"])
-        for (x, a), (y, b) in itertools.combinations(values, 2)
-        if pairs(a, b)
-    ]
-    assert signs
-    assert 0 not in signs
-    return float(np.mean(signs))
+    signs = np.array(
+        [
+            (np.sign(x - y), np.sign(a["error_gap"] - b["error_gap"]))
+            for (x, a), (y, b) in itertools.combinations(values, 2)
+            if pairs(a, b)
+        ]
+    )
+    assert len(signs)
+    return float((signs[:, 0] * signs[:, 1]).sum() / np.sqrt((signs**2).sum(axis=0).prod()))
 
 
 def psi(label: str) -> float:
