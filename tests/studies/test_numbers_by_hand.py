@@ -18,7 +18,7 @@ from studies.wording import signed
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-WORDS = {0: "none", 1: "one", 3: "three", 4: "four", 7: "seven", 11: "eleven", 12: "twelve"}
+WORDS = {0: "none", 1: "one", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 11: "eleven", 12: "twelve"}
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,30 @@ def better(grid: DiagonalZoo, name: str) -> str:
 def test_the_readme_counts_as_the_record_does(grid: DiagonalZoo) -> None:
     text, total = page("README.md"), WORDS[len(grid.settings)]
     inv, mix = (better(grid, f"{metric}, exact geodesics") for metric in ("inv", "mix"))
-    assert f"followed exactly, inv ranks them better in {inv} of {total} settings and mix in {mix}, but" in text
+    said = f"climbed thoroughly, inv ranks them better than adaptive sharpness in {inv} of {total} settings and mix in"
+    assert f"{said} {mix}, but with another sign" in text
     taus = zip(*(values(grid, name, grid.settings) for name in ("mix exact", "adaptive")), strict=True)
     other = WORDS[sum(a * b < 0 for a, b in taus)]
-    assert f"with another sign than adaptive sharpness in {other}; the paper's closed forms" in text
-    closed = {better(grid, f"{metric}, closed form") for metric in ("inv", "mix")}
+    assert f"with another sign in {other}; the paper's closed forms" in text
+    inv, mix = (better(grid, f"{metric}, closed form") for metric in ("inv", "mix"))
     ordered = WORDS[sum(grid.ordered(each, "closed") for each in grid.settings)]
-    assert f"do better in {closed.pop()} each, and in {ordered} they have the order of the paper's table" in text
-    assert not closed  # as many in both metrics
+    assert f"do better in {inv} and {mix}, and in {ordered} they have the order of the paper's table" in text
+
+
+@pytest.mark.parametrize("where", ["README.md", "docs/benchmarks.md"])
+def test_what_is_said_of_the_zoo_is_in_the_record(where: str) -> None:
+    zoo, text = Records.load(NOTEBOOKS / "records").mnist, page(where)
+    assert zoo is not None
+    taus = {name: zoo.design.tau(zoo.measures[name], "error_gap", zoo.within) for name in ("adaptive", "inv", "mix")}
+    assert all(str(tau) in text for tau in taus.values())
+    found = zoo.difference("inv", "adaptive")
+    assert found is not None
+    assert found.sign == 0
+    assert "is not decided" in text
+    if where != "README.md":
+        fibre = zoo.plain_difference("inv", "inv, pairs with biases as rows", "error_gap", zoo.within)
+        assert f"the difference of their sizes is {found}" in text
+        assert f"on the same task by {fibre}" in text
 
 
 @pytest.mark.parametrize("where", ["docs/benchmarks.md", "notebook 4"])
@@ -87,7 +103,14 @@ def test_signs_along_exact_geodesics_are_those_of_the_record(grid: DiagonalZoo) 
     assert "Exact mix has a positive tau in all twelve settings. For adaptive and inv eleven are negative" in lesson()
     assert f"one is positive, from {ends}, and the order of the geodesics" in lesson()
     benchmarks = page("docs/benchmarks.md")
-    assert "both below 0 in eleven settings, and inv never the stronger one), and mix is above 0 in all" in benchmarks
+    stronger = better(grid, "inv, exact geodesics")
+    said = f"both below 0 in eleven settings, and inv the stronger one in {stronger}), and mix is above 0 in all"
+    assert said in benchmarks
+    plain, best = (
+        [tau.value for each in zoo.settings if (tau := zoo.tau(each, "adaptive"))] for zoo in (grid.plain, grid)
+    )
+    thorough = f"thorough ones give {signed(min(best))} to {signed(max(best))}"
+    assert f"{signed(min(plain))} to {signed(max(plain))} for adaptive sharpness where {thorough}" in benchmarks
     rise = np.median(grid.study.column("rises", "mix second", 0.1))
     assert f"with a median of {rise:.1e} at radius 0.1".replace("e+", "e") in benchmarks
 

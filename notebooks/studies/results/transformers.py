@@ -221,7 +221,7 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
 
 
 def _of_parts(zoo: Zoo) -> str:
-    said = []
+    parts = []
     for metric, (whole, first, exact) in PARTS.items():
         radius = next(iter(zoo.catalogue.labels[first]))
         labels = [zoo.catalogue.labels[name][radius] for name in (first, exact, whole)]
@@ -229,12 +229,12 @@ def _of_parts(zoo: Zoo) -> str:
         apart = [100 * float(np.nanmedian(np.abs(value / values[2] - 1))) for value in values[:2]]
         pairs = zoo.within & np.logical_and.outer(*(2 * [~np.isnan(values[0])]))
         minus = zoo.design.estimate([Term(label, GAP, pairs) for label in labels[:2]], lambda a, b: b - a)
-        said.append(
+        parts.append(
             f"for {metric} at radius {radius:g} first order and exact geodesics are {apart[0]:.2g} % and "
             f"{apart[1]:.2g} % from second order in value, and tau along exact geodesics minus that of first order "
             f"is {minus}"
         )
-    return f"Where truncation shows, curvature counts for this much: {'; '.join(said)}."
+    return f"Where truncation shows, curvature counts for this much: {'; '.join(parts)}."
 
 
 def _of_sentiment(seeds: Zoo, settings: Zoo) -> Iterator[str]:
@@ -255,11 +255,12 @@ def _of_sentiment(seeds: Zoo, settings: Zoo) -> Iterator[str]:
 
 def _of_diagonal(zoo: DiagonalZoo) -> Iterator[str]:
     closed, exact = (sum(zoo.ordered(each, how) for each in zoo.settings) for how in ("closed", "exact"))
-    ranges = ", ".join(f"{zoo.spread(name)} for {said(name)}" for name in ("adaptive", "inv exact", "mix exact"))
+    names = ("adaptive", "inv exact", "mix exact", "|beta|_1")
+    ranges = ", ".join(f"{zoo.spread(name)} for {said(name)}" for name in names).replace("|", "\\|")
     yield (
-        "On diagonal networks the paper’s order (adaptive, inv, mix, each further below 0) is there in "
-        f"{closed} of {len(zoo.settings)} settings with its closed forms, which are no sharpness, and in {exact} with "
-        f"the maximum of Eq. 3 by thorough ascents: over the settings, tau is {ranges} (in brackets, how many intervals "
+        f"On diagonal networks the paper’s order (adaptive, inv, mix, each further below 0) is there in {closed} of "
+        f"{len(zoo.settings)} settings with its closed forms, which are no sharpness, and in {exact} with the "
+        f"maximum of Eq. 3 by thorough ascents: over the settings, tau is {ranges} (in brackets, how many intervals "
         "lie below · around · above 0)."
     )
 
