@@ -15,7 +15,7 @@ from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import WorstCase, cross_entropy
 
-MORE: Final = {"four times the steps": (4, 0), "and two restarts": (4, 2)}
+MORE: Final = {"four times the steps": (4, 0), "these and two restarts": (4, 2)}
 """What is done more, in words: how many times the steps, and how many restarts."""
 
 
