@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from studies.diagonal.networks import Setting
+from studies.diagonal.records import MIDDLE
 from studies.results.claims import setting_claims
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
@@ -99,9 +100,10 @@ def test_signs_along_exact_geodesics_are_those_of_the_record(grid: DiagonalZoo) 
     taus = {name: np.array(values(grid, name, grid.settings)) for name in ("adaptive", "inv exact", "mix exact")}
     below = {name: WORDS[int((each < 0).sum())] for name, each in taus.items()}
     assert below == {"adaptive": "eleven", "inv exact": "eleven", "mix exact": "none"}
-    ends = f"{signed(taus['adaptive'].min())} to {signed(taus['adaptive'].max())}"
-    assert "Exact mix has a positive tau in all twelve settings. For adaptive and inv eleven are negative" in lesson()
-    assert f"one is positive, from {ends}, and the order of the geodesics" in lesson()
+    ends = {name: f"from {signed(each.min())} to {signed(each.max())}" for name, each in taus.items()}
+    assert f"Exact mix has a positive tau in all twelve settings, {ends['mix exact']}. For adaptive and" in lesson()
+    said = f"inv eleven are negative and one is positive, {ends['adaptive']} and {ends['inv exact']}. Truncated"
+    assert said in lesson()
     benchmarks = page("docs/benchmarks.md")
     stronger = better(grid, "inv, exact geodesics")
     said = f"both below 0 in eleven settings, and inv the stronger one in {stronger}), and mix is above 0 in all"
@@ -115,6 +117,55 @@ def test_signs_along_exact_geodesics_are_those_of_the_record(grid: DiagonalZoo) 
     assert f"with a median of {rise:.1e} at radius 0.1".replace("e+", "e") in benchmarks
 
 
+def test_what_the_notebook_says_of_convergence_is_in_the_record(grid: DiagonalZoo) -> None:
+    text, study = lesson(), grid.study
+    changes = {
+        name: max(abs(cell.taus[name][cell.radii.index(0.1)] - cell.middle[name].tau) for cell in study.cells)
+        for name in MIDDLE
+    }
+    adaptive, inv, mix = (f"{changes[name]:.2f}" for name in MIDDLE)
+    assert f"tau of adaptive changes by up to {adaptive}, that of inv by up to {inv} and that of mix by" in text
+    assert f"that of mix by up to {mix}" in text
+    apart = {}
+    for zoo in (grid.plain, grid):
+        assert all(np.array(values(zoo, "mix exact", zoo.settings)) > 0)
+        sizes = [np.array(values(zoo, name, zoo.settings)) for name in ("adaptive", "inv exact")]
+        assert [int((taus < 0).sum()) for taus in sizes] == [11, 11]  # signs stay
+        apart[zoo.thorough] = np.abs(sizes[0]) - np.abs(sizes[1])
+    assert (apart[False] > 0).all()
+    assert f"adaptive seems to beat inv in every setting, by up to {apart[False].max():.2f}" in text
+    assert f"the two are within {np.abs(apart[True]).max():.2f} of each other in all twelve" in text
+    orders = (np.array(values(grid.plain, f"inv {order}", grid.settings)) for order in ("second", "exact"))
+    assert np.abs(np.subtract(*orders)).max() < 0.01
+    assert "by plain ascents the second and the exact one are within 0.01 of each other in all settings" in text
+
+
+def test_what_the_notebook_says_of_plain_lines_is_in_the_record(grid: DiagonalZoo) -> None:
+    text, study = lesson(), grid.study
+    for name, words in (("inv", "(t = 0) has"), ("mix", "(t = 1)")):
+        thorough, plain = (
+            "{}, {} and {}".format(*map(signed, values(zoo, f"{name} exact", study.profiled)))
+            for zoo in (grid, grid.plain)
+        )
+        said = f"exact {name} {words} {thorough} in place of {plain}"
+        assert said in text
+    higher, lowest = [], []
+    for radius in study.plan.radii:
+        for setting in study.profiled:
+            checked = study.checked(setting, "mix exact", radius)
+            before = np.mean([cell.taus["mix exact"][cell.radii.index(radius)] for cell, _ in checked])
+            higher.append(float(np.mean([check.tau for _, check in checked]) - before))
+        checked = study.checked(study.profiled[-1], "inv exact", radius)
+        lowest.append(f"{np.mean([check.tau for _, check in checked]):.1f}")
+    assert f"exact mix lies higher than drawn, by {min(higher):.2f} to {max(higher):.2f}" in text
+    assert study.profiled[-1].points == 150
+    assert set(lowest) == {"-0.3"}
+    assert "but stays at −0.3" in text
+    for name in ("adaptive", "inv exact", "mix exact"):  # none ranks networks as well as their norm
+        found = (np.abs(values(grid, each, study.profiled)) for each in (name, "|beta|_1"))
+        assert np.less(*found).all()
+
+
 def test_what_the_notebook_says_of_radii_is_in_the_record(grid: DiagonalZoo) -> None:
     study, text = grid.study, lesson()
 
@@ -123,7 +174,7 @@ def test_what_the_notebook_says_of_radii_is_in_the_record(grid: DiagonalZoo) -> 
 
     left, *_ = study.plan.profile
     assert f"tau is {np.mean(study.column('taus', 'inv exact', left, study.profiled)):+.1f} at the left end" in text
-    assert f"its tau with exact mix has a median of {signed(median('agreement', 'mix', 0.1))}" in text
+    assert f"its tau with exact mix has a median of {signed(median('agreement', 'mix', 0.1))} by plain ascents" in text
     place = study.plan.profile.index(0.00316)  # where the turn comes
     before, there = (median("truncation", "mix", study.plan.profile[k]) for k in (place - 1, place))
     assert before < 0.01 < 0.9 < there
