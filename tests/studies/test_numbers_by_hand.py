@@ -73,6 +73,8 @@ def test_what_is_said_of_the_zoo_is_in_the_record(where: str) -> None:
     assert zoo is not None
     taus = {name: zoo.design.tau(zoo.measures[name], "error_gap", zoo.within) for name in ("adaptive", "inv", "mix")}
     assert all(str(tau) in text for tau in taus.values())
+    losses = [zoo.design.tau(zoo.measures[name], "loss_gap", zoo.within) for name in taus]
+    assert "{}, {} and {}".format(*losses) in text
     found = zoo.difference("inv", "adaptive")
     assert found is not None
     assert found.sign == 0

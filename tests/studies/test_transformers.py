@@ -42,19 +42,26 @@ def said(value: float) -> str:
 
 
 def agreement(
-    comparison: Comparison, label: str, pairs: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+    comparison: Comparison,
+    label: str,
+    pairs: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
+    gap: str = "error_gap",
 ) -> float:
     """tau-b over some pairs, from its definition."""
     values = list(zip(comparison.column(label), [row.scores for row in comparison.rows], strict=True))
     signs = np.array(
         [
-            (np.sign(x - y), np.sign(a["error_gap"] - b["error_gap"]))
+            (np.sign(x - y), np.sign(a[gap] - b[gap]))
             for (x, a), (y, b) in itertools.combinations(values, 2)
             if pairs(a, b)
         ]
     )
     assert len(signs)
     return float((signs[:, 0] * signs[:, 1]).sum() / np.sqrt((signs**2).sum(axis=0).prod()))
+
+
+def same_task(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a[each] == b[each] for each in ALONG[:3])
 
 
 def psi(label: str) -> float:
@@ -103,12 +110,14 @@ def test_pooled_and_within_cells_are_those_of_the_page() -> None:
     lines = (NOTEBOOKS / PAGE).read_text(encoding="utf-8").partition("| Pooled | Within cells |")[2].splitlines()
     for name, label in (("inv", INV), ("adaptive", ADAPTIVE)):
         pooled = stats.kendalltau(comparison.column(label), gaps).statistic
-        within = agreement(comparison, label, lambda a, b: all(a[each] == b[each] for each in ALONG[:3]))
+        within = agreement(comparison, label, same_task)
         row = next(line for line in lines if line.startswith(f"| {name} | "))
         cells = [cell.strip() for cell in row.split("|")]
         assert cells[2].startswith(said(pooled))
         assert cells[3].startswith(said(within))
         assert cells[4].startswith(said(psi(label)))
+        with_loss = agreement(comparison, label, same_task, gap="loss_gap")
+        assert cells[6].startswith(said(with_loss))
 
 
 def test_the_primary_comparison_is_the_one_of_the_spec() -> None:

@@ -14,6 +14,7 @@ from studies.results.estimates import RULES, Estimate
 from studies.results.settings import DiagonalZoo
 from studies.results.zoo_tables import (
     GAP,
+    LOSS_GAP,
     MAIN,
     PARTS,
     WORST,
@@ -96,11 +97,12 @@ def mnist_section(zoo: Zoo, converged: Convergence | None) -> Iterator[str]:
         "pairs of the same number of images, share of noise and augmentation: there, models differ in learning "
         "rate, weight decay and seed. “Granulated” is the mean, over the five factors, of tau over the pairs that "
         "differ in that factor alone (Jiang et al., 2020); it is called Psi below. “Partial” holds all five factors "
-        "fixed at once (Kendall’s partial tau). Intervals (95 %) are bootstraps over models, the same for all "
-        "numbers. All but the primary comparison is exploratory, and no interval is corrected for their number; nor "
-        "does one know that models of one seed have data in common, which is why there is a table by seed. inv and "
-        "mix are divided by all symmetries that are found and proved; “pairs with biases as rows” is what the paper "
-        "divides by."
+        "fixed at once (Kendall’s partial tau). The last column is with the gap in loss, which counts how sure a "
+        "model is where it is wrong. Intervals (95 %) are bootstraps over models, the same for all numbers. All but "
+        "the primary comparison is exploratory, and no interval is corrected for their number; nor does one know "
+        "that models of one seed have data in common, which is why there is a table by seed. inv and mix are "
+        "divided by all symmetries that are found and proved; “pairs with biases as rows” is what the paper divides "
+        "by."
     )
     yield _paragraph(f"**{primary(zoo)}**")
     yield ranking_table(zoo)
@@ -191,9 +193,11 @@ def in_short(mnist: Zoo | None, sentiment: tuple[Zoo, Zoo] | None, diagonal: Dia
 
 def _of_mnist(zoo: Zoo) -> Iterator[str]:
     within = {name: zoo.design.tau(column, GAP, zoo.within) for name, column in zoo.measures.items()}
+    in_loss = {name: zoo.design.tau(zoo.measures[name], LOSS_GAP, zoo.within) for name in MAIN}
     yield (
         f"Among {zoo.design.models} vision transformers on MNIST that differ in how they were trained on the same "
-        f"task, tau with the gap is {_list(within, MAIN)}: {_signs(within, MAIN)}."
+        f"task, tau with the gap in error is {_list(within, MAIN)}: {_signs(within, MAIN)}; with the gap in loss it "
+        f"is {_list(in_loss, MAIN)}: {_signs(in_loss, MAIN)}."
     )
     yield primary(zoo)
     by_noise = {

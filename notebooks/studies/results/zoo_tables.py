@@ -19,6 +19,7 @@ from studies.zoos.convergence import MORE, Convergence
 from studies.zoos.ranking import Design, Pairs, Term, masked_tau
 
 GAP: Final = "error_gap"
+LOSS_GAP: Final = "loss_gap"
 WORST: Final = (
     "euclidean",
     "adaptive",
@@ -101,13 +102,15 @@ def ranking_table(zoo: Zoo) -> str:
             str(design.tau(column, GAP, zoo.within)),
             str(design.granulated(column, GAP, zoo.along)),
             str(design.partial(column, GAP, zoo.along)) if name in PARTIAL else "",
+            str(design.tau(column, LOSS_GAP, zoo.within)),
         ]
         for name, column in zoo.measures.items()
         if name.partition(",")[0] not in PARTS or not _is_part(name)
     ]
-    return table(["Measure, at its middle radius", "Pooled", "Within cells", "Granulated", "Partial"], rows)
+    return table(["Measure, at its middle radius", *COLUMNS], rows)
 
 
+COLUMNS: Final = ("Pooled", "Within cells", "Granulated", "Partial", "Within cells, gap in loss")
 PARTIAL: Final = (*WORST, *COMPETITORS.values())
 
 
