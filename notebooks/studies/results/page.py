@@ -118,7 +118,10 @@ def _rows(rows: Iterable[Row]) -> str:
 
 
 def _source(row: Row) -> str:
-    found = [f"`make study NAME={row.study}`", f"[record](records/{RECORDS[row.study]})"] if row.study else []
+    command = [f"`make study NAME={row.study}`"] if row.study else []
+    if NOT_RUN in row.here:
+        return lines(command)
+    found = [*command, f"[record](records/{RECORDS[row.study]})"] if row.study else []
     return lines([*found, f"[notebook {row.notebook}]({NOTEBOOKS[row.notebook]})"] if row.notebook else found)
 
 

@@ -40,6 +40,7 @@ GAPS: Final = {
     "tweets": "tweets_error_gap",
 }
 AGREEING: Final = (*MAIN, "adaptive, released ascent", "inv, pairs with biases as rows", "inv, gradient norm", "margin")
+COST: Final = "training loss"
 NOISES: Final = (0.0, 0.2, 0.4)
 SEEDS: Final = (1, 2, 3)
 
@@ -215,11 +216,14 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
         f"{fibre}, {_said_sign(fibre)}."
     )
     free = [name for name in COMPETITORS.values() if name in within]
-    best = max(free, key=lambda name: abs(within[name].value) if within[name] else 0.0)  # type: ignore[union-attr]
+    best = max(free, key=lambda name: _size(within[name]))
     beaten = zoo.plain_difference("inv", best, GAP, zoo.within)
+    freely = {name: zoo.design.tau(zoo.measures[name], LOSS_GAP, zoo.within) for name in free}
+    surest = max(free, key=lambda name: _size(freely[name]))
     yield (
         f"Of what costs nothing ({', '.join(free)}) the strongest is {best}, tau {within[best]} on the same task; "
-        f"|tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}."
+        f"|tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}. With the gap in loss it is {surest}, "
+        f"{freely[surest]}; even the training loss, which was to be the same for all, has {freely[COST]}."
     )
     yield _of_parts(zoo)
 
@@ -267,6 +271,10 @@ def _of_diagonal(zoo: DiagonalZoo) -> Iterator[str]:
         f"maximum of Eq. 3 by thorough ascents: over the settings, tau is {ranges} (in brackets, how many intervals "
         "lie below · around · above 0)."
     )
+
+
+def _size(found: Estimate | None) -> float:
+    return 0.0 if found is None else abs(found.value)
 
 
 def _list(taus: Mapping[str, Estimate | None], names: Iterable[str]) -> str:
