@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from studies.diagonal.networks import Setting
 from studies.diagonal.study import LARGE
 from studies.diagonal.tables import where
@@ -11,6 +13,11 @@ from studies.results.paper_and_here import NOTEBOOKS
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
 from studies.wording import signed
+
+
+def _filled(text: str) -> str:
+    return fill(" ".join(text.split()), 118, break_on_hyphens=False, break_long_words=False)
+
 
 LEAD = """\
 “Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian Geometry Finds It” (da Silva, Dangel and Oore,
@@ -50,23 +57,29 @@ Settings with the same number of points and seed share their data, so counts are
 mix is not here: its values are truncation error. Closed forms are here because the paper’s results look like theirs;
 they are no sharpness."""
 
-ORDERS = f"""\
+ORDERS = _filled(
+    f"""\
 By plain ascents, which are alike for all orders: the least and the largest tau of all settings and, in brackets, in
 how many of them tau’s own interval lies below 0 · holds 0 · lies above 0. A setting where more than {LARGE:.0%} of
 the rise is truncation error (a median, measured at the end of the second-order ascent; it stands for the first order
 too) is left out: what is ranked there is no property of the metric. Second-order mix follows polynomials that grow
 without bound where a coordinate of beta is nearly 0, so its median sharpness under “The radius” below grows with the
 eighth power of the radius. It is no evidence on any sign. [Notebook 4]({NOTEBOOKS["4"]}) shows how it comes about."""
+)
 
-FAMILY = f"""\
+FAMILY = _filled(
+    f"""\
 The metrics W_t, weighted geometric means of (G′G)⁻¹ and H′H, have the symmetry for every real t: 0 is inv, 1 is mix,
 ½ is the Euclidean metric of the balanced pair. Diagonal networks along exact geodesics, by plain ascents, setting by
 setting; second-order ones are truncation error as t nears 1 ([notebook 4]({NOTEBOOKS["4"]}))."""
+)
 
-RADIUS = """\
+RADIUS = _filled(
+    """\
 Worst-case sharpness is a rise of the loss. It grows with the first power of the radius where the gradient decides and
 with the second where the Hessian does; other powers say that the loss no longer follows either. Diagonal networks:
 tau is its range over the settings, with counts as above; “truncation error” marks what is no evidence."""
+)
 
 REDO = """\
     make study NAME=toy
@@ -98,8 +111,9 @@ def different(records: Records) -> str:
     """Return what is not as in the paper."""
     return f"""\
 - **Vision and language.** Not CLIP on ImageNet and BERT-base on MNLI, which were not at hand, but small vision
-  transformers on MNIST and BERTs of 22.7 million parameters on film reviews{_measured(records)}: another question, of
-  which the answer says nothing about the paper’s own zoos. [full_scale.md](full_scale.md) has those, ready to run.
+  transformers on MNIST and BERTs of 22.7 million parameters on film
+  reviews{_measured(records)}: another question, of which the answer says nothing about the paper’s own zoos.
+  [full_scale.md](full_scale.md) has those, ready to run.
 - **Diagonal networks.** As in the paper where it says how: dimension 200, 90 % zeros, 50 networks trained to a loss of
   1e-5. It does not say how many points of data, which initial scales and which learning rates. {_grid(records)}
 - **Radii, steps and restarts** of the ascent are not in the paper. Ours were fixed before any correlation was looked
