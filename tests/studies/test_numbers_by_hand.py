@@ -74,7 +74,8 @@ def test_what_is_said_of_the_zoo_is_in_the_record(where: str) -> None:
     taus = {name: zoo.design.tau(zoo.measures[name], "error_gap", zoo.within) for name in ("adaptive", "inv", "mix")}
     assert all(str(tau) in text for tau in taus.values())
     losses = [zoo.design.tau(zoo.measures[name], "loss_gap", zoo.within) for name in taus]
-    assert "{}, {} and {}".format(*losses) in text
+    norm = zoo.design.tau("weight_norm", "loss_gap", zoo.within)
+    assert "{}, {} and {}, and {} for the norm of the weights".format(*losses, norm) in text
     found = zoo.difference("inv", "adaptive")
     assert found is not None
     assert found.sign == 0
