@@ -29,7 +29,8 @@ from studies.results.paper_and_here import NOT_RUN, beyond, figures, table_one
 from studies.results.pictures import pictures
 from studies.results.records import Records
 from studies.results.settings import DiagonalZoo
-from studies.results.stratified import stratified_tau, weighted_tau
+from studies.results.stratified import stratified_tau
+from studies.zoos.ranking import masked_tau
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
@@ -224,8 +225,9 @@ def test_a_model_that_counts_twice_is_there_twice() -> None:
     x, y = draw.integers(6, size=12).astype(float), draw.standard_normal(12)
     counts = draw.integers(3, size=(5, 12))
     expected = [stats.kendalltau(np.repeat(x, c), np.repeat(y, c)).statistic for c in counts]
-    assert weighted_tau(x, y, counts) == pytest.approx(expected)
-    assert np.isnan(weighted_tau(np.ones(12), y, counts)).all()
+    everywhere = np.ones((12, 12), dtype=bool)
+    assert masked_tau(x, y, everywhere, counts) == pytest.approx(expected)
+    assert np.isnan(masked_tau(np.ones(12), y, everywhere, counts)).all()
 
 
 def test_tau_within_strata_is_that_of_their_models_and_the_mean_weighs_pairs() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from studies.results.estimates import Estimate, Floats
+from studies.zoos.ranking import masked_tau
 
 RESAMPLES = 2000
 Stratum = TypeVar("Stratum", bound=Hashable)
@@ -40,9 +40,10 @@ def stratified_tau(x: Sequence[float | None], y: Sequence[float | None], strata:
         drawn[:, where] = generator.multinomial(size, np.full(size, 1 / size), size=RESAMPLES)
 
     def taus(counts: Floats) -> tuple[Floats, list[Floats], Floats]:
-        each = [weighted_tau(a[where], b[where], counts[:, where]) for where in members.values()]
+        everywhere = np.ones((len(known), len(known)), dtype=bool)
+        each = [masked_tau(a, b, np.logical_and.outer(where, where), counts) for where in members.values()]
         pairs = [where.sum() * (where.sum() - 1) for where in members.values()]
-        return weighted_tau(a, b, counts), each, np.average(each, axis=0, weights=pairs)
+        return masked_tau(a, b, everywhere, counts), each, np.average(each, axis=0, weights=pairs)
 
     (value, values, mean), (draws, each_draws, mean_draws) = taus(once), taus(drawn)
     within = [Estimate.of(float(one[0]), several) for one, several in zip(values, each_draws, strict=True)]
@@ -51,14 +52,3 @@ def stratified_tau(x: Sequence[float | None], y: Sequence[float | None], strata:
         dict(zip(members, within, strict=True)),
         Estimate.of(float(mean[0]), mean_draws),
     )
-
-
-def weighted_tau(x: Floats, y: Floats, counts: NDArray[Any]) -> Floats:
-    """Compute tau-b where model i counts c_i times, counts (..., n) -> (...).
-
-    sum c_i c_j a_ij b_ij / sqrt(sum c_i c_j a_ij^2 sum c_i c_j b_ij^2), a_ij = sign(x_i - x_j), b of y.
-    """
-    a, b = (np.sign(values[:, None] - values) for values in (x, y))
-    both, left, right = (((counts @ signs) * counts).sum(axis=-1) for signs in (a * b, a * a, b * b))
-    norm = np.sqrt(left * right)
-    return np.where(norm > 0, both / np.where(norm > 0, norm, 1), np.nan)

@@ -40,7 +40,6 @@ GAPS: Final = {
     "tweets": "tweets_error_gap",
 }
 AGREEING: Final = (*MAIN, "adaptive, released ascent", "inv, pairs with biases as rows", "inv, gradient norm", "margin")
-COST: Final = "training loss"
 NOISES: Final = (0.0, 0.2, 0.4)
 SEEDS: Final = (1, 2, 3)
 
@@ -220,10 +219,11 @@ def _of_mnist(zoo: Zoo) -> Iterator[str]:
     beaten = zoo.plain_difference("inv", best, GAP, zoo.within)
     freely = {name: zoo.design.tau(zoo.measures[name], LOSS_GAP, zoo.within) for name in free}
     surest = max(free, key=lambda name: _size(freely[name]))
+    left = freely[COMPETITORS["train_loss"]]
     yield (
         f"Of what costs nothing ({', '.join(free)}) the strongest is {best}, tau {within[best]} on the same task; "
         f"|tau| of inv minus its |tau| is {beaten}, {_said_sign(beaten)}. With the gap in loss it is {surest}, "
-        f"{freely[surest]}; even the training loss, which was to be the same for all, has {freely[COST]}."
+        f"{freely[surest]}; even the training loss, which was to be the same for all, has {left}."
     )
     yield _of_parts(zoo)
 

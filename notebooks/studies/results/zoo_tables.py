@@ -12,7 +12,7 @@ import numpy as np
 
 from quotient_manifolds.compare import Comparison
 from studies.markdown import table
-from studies.results.estimates import Estimate, Floats
+from studies.results.estimates import Estimate
 from studies.wording import figure, percent, signed
 from studies.zoos.catalogue import COMPETITORS, Catalogue
 from studies.zoos.convergence import MORE, Convergence
@@ -223,7 +223,10 @@ def agreement_table(zoo: Zoo, names: Sequence[str]) -> str:
     within = zoo.within
     columns = {name: zoo.design.column(zoo.measures[name]) for name in names if name in zoo.measures}
     once = np.ones(zoo.design.models)
-    rows = [[name, *(signed(float(_tau(x, y, within, once))) for y in columns.values())] for name, x in columns.items()]
+    rows = [
+        [name, *(signed(float(masked_tau(x, y, within, once))) for y in columns.values())]
+        for name, x in columns.items()
+    ]
     return table(["", *columns], rows)
 
 
@@ -239,7 +242,3 @@ def convergence_table(found: Convergence) -> str:
 
 def _said(factor: str) -> str:
     return factor.replace("_", " ")
-
-
-def _tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
-    return masked_tau(x, y, pairs, counts)

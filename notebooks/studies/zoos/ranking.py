@@ -98,8 +98,7 @@ class Design:
         return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
 
     def _drawn(self, term: Term) -> tuple[Floats, Floats]:
-        """Return a tau, (1,), and its value for every resample, (RESAMPLES,); computed once, for it is asked for "
-        "often."""
+        """Return a tau, (1,), and its value for every resample, (RESAMPLES,); computed once, asked for often."""
         key = (term.measure, term.gap, term.pairs.tobytes())
         if key not in self._known:
             x, y = self.column(term.measure), self.column(term.gap)
