@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         ScaleQuotient,
         TranslationQuotient,
     )
+    from quotient_manifolds.merge import MergedAdapter, merge_adapters
     from quotient_manifolds.sharpness import (
         AutoPGD,
         ConvergenceWarning,
@@ -76,6 +77,7 @@ __all__ = [
     "Geometry",
     "HorizontalSpace",
     "MeasureResult",
+    "MergedAdapter",
     "Proof",
     "Quotient",
     "QuotientManifold",
@@ -103,6 +105,7 @@ __all__ = [
     "hessian_trace",
     "legacy_sharpness",
     "load_model",
+    "merge_adapters",
     "next_token_cross_entropy",
     "normalised_logits",
     "prove_symmetries",
@@ -117,7 +120,7 @@ __all__ = [
 ]
 
 
-_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load")
+_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "merge")
 """Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
 
 

@@ -34,6 +34,7 @@ LEVELS = {
     "load": 5,
     "plots": 5,
     "report": 6,
+    "merge": 6,
     "compare": 7,
     "demo": 8,
     "cli": 9,

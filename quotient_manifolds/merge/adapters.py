@@ -1,0 +1,222 @@
+"""Merge LoRA adapters: the weighted mean of what they add to the weights, at the best adapter of a given rank."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.files import expanded
+from quotient_manifolds.load.adapters import base_of
+from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora
+from quotient_manifolds.merge.low_rank import truncated_sum
+from quotient_manifolds.merge.merged import MergedAdapter, MergedModule
+from quotient_manifolds.messages import brief, shown
+
+SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
+TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have updates
+
+
+def merge_adapters(
+    adapters: Sequence[str | os.PathLike[str]],
+    weights: Sequence[float] | None = None,
+    *,
+    rank: int | None = None,
+) -> MergedAdapter:
+    """Compute the adapter that adds the weighted mean of what LoRA adapters of one base model add to its weights.
+
+    An adapter adds s B A to the weight of a module, with s = lora_alpha / r, or lora_alpha / sqrt(r) with rsLoRA. For
+    each module the result is the best approximation, in the Frobenius norm, of w_1 s_1 B_1 A_1 + ... + w_k s_k B_k A_k
+    of rank at most `rank` (Eckart and Young 1936): a function of the products B A alone, which does not change if an
+    adapter is written as (B Z^-1, Z A) with an invertible Z. Means of the factors B and A do change. It is computed in
+    float64, without the matrices B A. Where two singular values at the cut are equal, the best approximation is one of
+    many.
+
+    adapters: directories of peft, at least one. weights: a number for each, 1/k by default; they are taken as they are,
+    as by peft's `add_weighted_adapter`, and not divided by their sum: [1, 1] adds up, [1, -1] takes away. rank: by
+    default the largest that the adapters have in the module; a module has no more than its size allows and than all
+    adapters together have. An adapter without an update for a module counts as 0 there.
+
+    What is stored as it is and not as an update (heads and other `modules_to_save`, biases, embeddings) must be in all
+    adapters. It stays where it is the same in all; else it becomes the weighted mean, for which weights must sum to 1.
+
+    The factors are balanced, B^T B = A A^T, at scale 1 (lora_alpha = r), in the dtype of the inputs. `modules` of the
+    result says for each module which part of the mean was lost by the truncation; `save` writes the directory.
+
+    Raises ValueError or TypeError in one sentence: adapters of different base models or tasks, kinds other than LoRA,
+    DoRA, starts that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number
+    of weights, a rank below 1 or above what any module allows.
+
+    >>> merged = merge_adapters(["first", "second"], [0.7, 0.3], rank=8)  # doctest: +SKIP
+    >>> merged.save("merged")  # doctest: +SKIP
+    """
+    paths = _paths(adapters)
+    factors = _weights(weights, len(paths))
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+        raise TypeError(f"rank must be an integer, found {brief(rank)}.")
+    read = [read_lora(path) for path in paths]
+    _check_same_base(read)
+    names = sorted({name for adapter in read for name in adapter.updates})
+    sizes = {name: _size(name, read) for name in names}
+    _check_rank(rank, sizes)
+    tensors = _whole(read, factors)
+    modules = []
+    for name in names:
+        module, stored = _merged(name, sizes[name], read, factors, rank)
+        modules.append(module)
+        tensors |= stored
+    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), factors)
+
+
+def _paths(adapters: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    if isinstance(adapters, (str, os.PathLike)):
+        raise TypeError(f"adapters must be a list of directories, found the one {brief(os.fspath(adapters))}.")
+    paths = [expanded(os.fspath(each)) for each in adapters]
+    if not paths:
+        raise ValueError("There is nothing to merge: expected the directories of one or more adapters, found none.")
+    return paths
+
+
+def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    if weights is None:
+        return (1 / count,) * count
+    given = list(weights)
+    if len(given) != count:
+        raise ValueError(f"Expected a weight for each of {count} adapters, found {len(given)}.")
+    for each in given:
+        if isinstance(each, bool) or not isinstance(each, (int, float)):
+            raise TypeError(f"Weights of adapters must be numbers, found {brief(each)}.")
+        if not math.isfinite(each):
+            raise ValueError(f"Weights of adapters must be finite, found {each}.")
+    return tuple(map(float, given))
+
+
+def _check_same_base(read: Sequence[LoraAdapter]) -> None:
+    first, *others = read
+    for other in others:
+        for setting, what in (("base_model_name_or_path", "base models"), ("task_type", "tasks")):
+            mine, its = first.settings.get(setting), other.settings.get(setting)
+            if mine == its or (setting != "task_type" and _same_directory(first.path, other.path)):
+                continue
+            raise ValueError(
+                f"Adapters must be of one base model and one task, but {shown(first.path)} and {shown(other.path)} "
+                f"name different {what}: {brief(mine)} and {brief(its)}."
+            )
+
+
+def _same_directory(one: Path, other: Path) -> bool:
+    """Return whether two adapters name one directory on this machine as their base, in different words."""
+    bases = base_of(one), base_of(other)
+    return None not in bases and len({base.resolve() for base in bases if base}) == 1
+
+
+def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
+    """Return the size of a module's updates; ValueError unless all adapters have them in one form."""
+    held = [(adapter, adapter.updates[name]) for adapter in read if name in adapter.updates]
+    (first, mine), *others = held
+    for other, its in others:
+        if (mine.A.shape[1:], mine.B.shape[0], mine.embedding) != (its.A.shape[1:], its.B.shape[0], its.embedding):
+            raise ValueError(
+                f"Updates of {shown(name)} do not fit: {mine.size[0]} x {mine.size[1]} in {shown(first.path)}, "
+                f"{its.size[0]} x {its.size[1]} in {shown(other.path)}, or of different layers."
+            )
+    return mine.size
+
+
+def _check_rank(rank: int | None, sizes: Mapping[str, tuple[int, int]]) -> None:
+    if rank is None:
+        return
+    most = max(min(size) for size in sizes.values())
+    if not 1 <= rank <= most:
+        raise ValueError(f"rank must be from 1 to {most}, which is the most that a module's size allows; found {rank}.")
+
+
+def _merged(
+    name: str,
+    size: tuple[int, int],
+    read: Sequence[LoraAdapter],
+    weights: Sequence[float],
+    rank: int | None,
+) -> tuple[MergedModule, dict[str, Tensor]]:
+    """Return what became of a module's updates, and its two factors by their names in the file."""
+    updates = [adapter.updates.get(name) for adapter in read]
+    ranks = tuple(0 if update is None else update.rank for update in updates)
+    held = [(weight, update) for weight, update in zip(weights, updates, strict=True) if update is not None]
+    kept = min(max(ranks) if rank is None else rank, *size, sum(ranks))
+    try:
+        best = truncated_sum([(weight * update.scale, *update.matrices()) for weight, update in held], kept)
+    except ValueError as error:
+        raise ValueError(f"Updates of {shown(name)} cannot be merged: {error}.") from error
+    like = held[0][1]
+    dtype = _common_dtype([part for _, update in held for part in (update.A, update.B)])
+    key_A, key_B = names_of(name, like.embedding)
+    stored = {key_A: best.A.reshape(kept, *like.A.shape[1:]), key_B: best.B.reshape(-1, kept, *like.B.shape[2:])}
+    rounded = {key: _rounded(value, dtype, key) for key, value in stored.items()}
+    return MergedModule(name, size, ranks, kept, best.norm, best.lost), rounded
+
+
+def _whole(read: Sequence[LoraAdapter], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return the tensors that are no updates: those of all adapters, or their weighted mean where they differ."""
+    first, *others = read
+    for other in others:
+        for name in sorted(first.whole.keys() ^ other.whole.keys()):
+            lacking, having = (other, first) if name in first.whole else (first, other)
+            raise ValueError(
+                f"{shown(lacking.path)} lacks {shown(name)}, which {shown(having.path)} stores whole (as a head or a "
+                "bias), so there is no mean of it: save both with the same modules_to_save and bias."
+            )
+    return {name: _mean(name, [adapter.whole[name] for adapter in read], weights) for name in first.whole}
+
+
+def _mean(name: str, values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    first = values[0]
+    if shapes := sorted({tuple(value.shape) for value in values} - {tuple(first.shape)}):
+        raise ValueError(f"{shown(name)} has different shapes in the adapters: {tuple(first.shape)} and {shapes[0]}.")
+    if all(torch.equal(first.double(), value.double()) for value in values):
+        return first
+    if not abs(sum(weights) - 1) <= SUM_TOLERANCE:
+        raise ValueError(
+            f"{shown(name)} is stored whole (as a head or a bias) and differs between the adapters, so weights must "
+            f"sum to 1, but they sum to {sum(weights):g}: divide them by their sum."
+        )
+    mean = sum((weight * value.double() for weight, value in zip(weights, values, strict=True)), torch.zeros(()))
+    return _rounded(mean, _common_dtype(values), name)
+
+
+def _common_dtype(values: Sequence[Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, (value.dtype for value in values))
+
+
+def _rounded(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    rounded = value.to(dtype)
+    if not torch.isfinite(rounded).all():
+        raise ValueError(f"{shown(name)} of the merged adapter is too large for {dtype}.")
+    return rounded
+
+
+def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> dict[str, Any]:
+    """Return the settings of the first adapter, with ranks, scales and targets of the merged one."""
+    settings = dict(read[0].settings)
+    r = max(module.rank for module in modules)
+    # Anchored and escaped, for peft takes a key as a regular expression that the end of a name has to match.
+    lower = {f"^{re.escape(module.name)}": module.rank for module in modules if module.rank < r}
+    settings |= {"r": r, "lora_alpha": r, "rank_pattern": lower, "alpha_pattern": dict(lower), "use_rslora": False}
+    # How an adapter is started, which is over.
+    settings |= {"init_lora_weights": True, "inference_mode": True, "loftq_config": {}}
+    settings |= dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"))
+    if any(_targets(adapter.settings) != _targets(settings) for adapter in read):
+        settings |= dict.fromkeys(TARGETS)
+        settings["target_modules"] = [module.name for module in modules]
+    return settings
+
+
+def _targets(settings: Mapping[str, Any]) -> list[Any]:
+    """Return which modules are to have updates, in a form that can be compared: peft stores sets as lists."""
+    return [sorted(value, key=str) if isinstance(value := settings.get(key), list) else value for key in TARGETS]

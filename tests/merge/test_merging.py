@@ -1,0 +1,208 @@
+"""What a merge depends on, and what is refused in one sentence with nothing written. peft is not needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import quotient_manifolds as qm
+from tests.lora_files import PREFIX, edit, lora_directory, product, random_lora, replace_tensors
+from tests.refusals import one_sentence
+
+
+def refactored(directory: Path, target: Path, condition: float) -> Path:
+    """Write the same adapter with factors (B Z^-1, Z A), and Z of that condition number, in the dtype of its file."""
+    tensors = load_file(directory / "adapter_model.safetensors")
+    factors = {}
+    for place, name in enumerate(sorted(name for name in tensors if "lora_A" in name)):
+        A, B = tensors[name], tensors[name.replace("lora_A", "lora_B")]
+        torch.manual_seed(place)
+        Q, _ = torch.linalg.qr(torch.randn(len(A), len(A), dtype=torch.float64))
+        Z = torch.logspace(0, 1, len(A), base=condition, dtype=torch.float64)[:, None] * Q
+        module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+        factors[module] = ((B.double() @ torch.linalg.inv(Z)).to(B.dtype), (Z @ A.double()).to(A.dtype))
+    return lora_directory(target, factors)
+
+
+def trio(folder: Path, dtype: torch.dtype = torch.float32) -> list[Path]:
+    ranks: list[dict[str, int]] = [{"a": 3, "b": 2}, {"a": 2}, {"b": 4, "c": 1}]
+    return [random_lora(folder / str(seed), each, seed, dtype=dtype) for seed, each in enumerate(ranks)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_result_does_not_depend_on_the_factors(dtype: torch.dtype, tmp_path: Path) -> None:
+    paths = trio(tmp_path, dtype)
+    moved = [refactored(path, tmp_path / f"moved{path.name}", 1e4) for path in paths]
+    for name, each in (("merged", paths), ("again", moved)):
+        qm.merge_adapters(each, [0.2, 0.5, 0.3]).save(tmp_path / name)
+    # Writing B Z^-1 and Z A in float32 changes their product by up to the condition number times the unit of rounding.
+    tolerance = 1e4 * torch.finfo(dtype).eps
+    for module in "abc":
+        one, other = product(tmp_path / "merged", module), product(tmp_path / "again", module)
+        assert float((one - other).norm() / one.norm()) < 10 * tolerance
+
+
+def test_ill_conditioned_factors_in_float32_cost_no_digits(tmp_path: Path) -> None:
+    """Of what stands in the files, by products of its own in float64: only the result is rounded."""
+    paths = [refactored(path, tmp_path / f"moved{path.name}", 1e4) for path in trio(tmp_path)]
+    merged = qm.merge_adapters(paths, rank=2)
+    merged.save(tmp_path / "merged")
+    held = {"a": paths[:2], "b": [paths[0], paths[2]], "c": paths[2:]}
+    for module in merged.modules:
+        mean = torch.stack([product(path, module.name) for path in held[module.name]]).sum(0) / 3
+        U, s, Vh = torch.linalg.svd(mean, full_matrices=False)
+        best = U[:, : module.rank] * s[: module.rank] @ Vh[: module.rank]
+        assert float((product(tmp_path / "merged", module.name) - best).norm() / best.norm()) < 1e-6
+    assert [module.rank for module in merged.modules] == [2, 2, 1]
+
+
+def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
+    first, second = (random_lora(tmp_path / str(seed), {"a": 2}, seed, dtype=torch.float64) for seed in range(2))
+    merged = qm.merge_adapters([first, second], [2, -1], rank=4)
+    merged.save(tmp_path / "merged")
+    expected = 2 * product(first, "a") - product(second, "a")
+    torch.testing.assert_close(product(tmp_path / "merged", "a"), expected, rtol=0, atol=1e-12)
+    assert merged.weights == (2.0, -1.0)
+    assert merged.relative_error == 0
+    assert merged.settings["lora_alpha"] == merged.settings["r"] == 4
+
+
+def test_one_adapter_is_cut_to_a_lower_rank(tmp_path: Path) -> None:
+    path = random_lora(tmp_path / "one", {"a": 5}, 0)
+    merged = qm.merge_adapters([str(path)], rank=2)
+    s = torch.linalg.svdvals(product(path, "a"))
+    assert merged.relative_error == pytest.approx(float(s[2:].norm() / s.norm()), rel=1e-6)
+    assert qm.merge_adapters([path]).relative_error < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_the_dtype_stays(dtype: torch.dtype, tmp_path: Path) -> None:
+    paths = [random_lora(tmp_path / str(seed), {"a": 2}, seed, dtype=dtype) for seed in range(2)]
+    assert {value.dtype for value in qm.merge_adapters(paths).tensors.values()} == {dtype}
+    paths.append(random_lora(tmp_path / "single", {"a": 2}, 3))
+    widest = torch.promote_types(dtype, torch.float32)
+    assert {value.dtype for value in qm.merge_adapters(paths).tensors.values()} == {widest}
+
+
+def test_a_mean_of_zero_is_an_adapter(tmp_path: Path) -> None:
+    path = random_lora(tmp_path / "one", {"a": 2}, 0)
+    merged = qm.merge_adapters([path, path], [0.0, 0.0])
+    assert merged.relative_error == 0
+    assert not any(value.any() for value in merged.tensors.values())
+
+
+def test_what_is_stored_whole_is_averaged(tmp_path: Path) -> None:
+    heads = [torch.randn(3, 12), torch.randn(3, 12)]
+    both = {"embed.weight": torch.arange(4.0)}
+    paths = [
+        random_lora(tmp_path / str(seed), {"a": 2}, seed, whole={"head.weight": head, **both})
+        for seed, head in enumerate(heads)
+    ]
+    tensors = qm.merge_adapters(paths, [0.25, 0.75]).tensors
+    torch.testing.assert_close(tensors[PREFIX + "head.weight"], 0.25 * heads[0] + 0.75 * heads[1])
+    assert tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
+    with pytest.raises(
+        ValueError, match=r"head\.weight is stored whole .* sum to 1, but they sum to 2: divide"
+    ) as said:
+        qm.merge_adapters(paths, [1, 1])
+    assert one_sentence(str(said.value))
+    same = [random_lora(tmp_path / f"same{seed}", {"a": 2}, seed, whole=both) for seed in range(2)]
+    assert qm.merge_adapters(same, [1, 1]).tensors[PREFIX + "embed.weight"].equal(both["embed.weight"])
+
+
+def whole(path: Path) -> None:
+    replace_tensors(path, **{PREFIX + "head.weight": torch.ones(2, 2)})
+
+
+def other_sizes(path: Path) -> None:
+    replace_tensors(path, "lora_", **{A_NAME: torch.ones(2, 5), B_NAME: torch.ones(12, 2)})
+
+
+A_NAME, B_NAME = f"{PREFIX}a.lora_A.weight", f"{PREFIX}a.lora_B.weight"
+BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "NaN": (lambda p: replace_tensors(p, **{A_NAME: torch.full((2, 14), math.nan)}), "NaN or infinity in .*a.lora_A"),
+    "integers": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 14, dtype=torch.int32)}), "torch.int32"),
+    "a factor missing": (lambda p: replace_tensors(p, "lora_B"), r"lacks parameter .*a\.lora_B\.weight"),
+    "the other missing": (lambda p: replace_tensors(p, "lora_A"), r"lacks parameter .*a\.lora_A\.weight"),
+    "no update": (lambda p: replace_tensors(p, "lora_", x=torch.ones(1)), "has no update"),
+    "ranks that differ": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(3, 14)}), r"A of shape \(3, 14\) and B"),
+    "three dimensions": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 7, 2)}), r"shape \(2, 7, 2\)"),
+    "an empty factor": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 0)}), r"shape \(2, 0\)"),
+    "another rank": (lambda p: edit(p, rank_pattern={}, r=5), "factors of rank 2 for a, but .* says 5"),
+    "other sizes": (other_sizes, "Updates of a do not fit: 12 x 14 in .*0, 12 x 5 in .*1"),
+    "a head of one": (whole, "0 lacks .*head.weight, which .*1 stores whole"),
+    "magnitudes": (lambda p: replace_tensors(p, **{f"{PREFIX}a.lora_magnitude_vector": torch.ones(12)}), "magnitude"),
+    "DoRA": (lambda p: edit(p, use_dora=True), "no plain LoRA adapter: DoRA"),
+    "biases of updates": (lambda p: edit(p, lora_bias=True), "lora_bias"),
+    "tokens": (lambda p: edit(p, trainable_token_indices=[1]), "trained tokens"),
+    "PiSSA": (lambda p: edit(p, init_lora_weights="pissa_niter_4"), "changes the base weights too: save it as plain"),
+    "IA3": (lambda p: edit(p, peft_type="IA3"), "of kind 'IA3': expected LORA"),
+    "another base": (lambda p: edit(p, base_model_name_or_path="x"), "different base models: None and 'x'"),
+    "another task": (lambda p: edit(p, task_type="CAUSAL_LM"), "different tasks: None and 'CAUSAL_LM'"),
+    "a word for alpha": (lambda p: edit(p, alpha_pattern={}, lora_alpha="much"), "must be numbers, found 'much'"),
+    "a list of ranks": (lambda p: edit(p, rank_pattern=[1]), "must be a dict of numbers"),
+    "no expression": (lambda p: edit(p, rank_pattern={"(": 1}), "no regular expression"),
+    "no weights": (lambda p: (p / "adapter_model.safetensors").unlink(), "has no weights"),
+    "no settings": (lambda p: (p / "adapter_config.json").unlink(), "No adapter at .*: expected a directory with"),
+    "damaged weights": (lambda p: (p / "adapter_model.safetensors").write_text("?"), "does not load"),
+    "damaged settings": (lambda p: (p / "adapter_config.json").write_text("{"), "not valid JSON"),
+    "too large": (lambda p: edit(p, alpha_pattern={}, lora_alpha=1e200), "too large for torch.float32"),
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_FILES)
+def test_bad_adapters_are_refused_in_one_sentence(spoil: str, tmp_path: Path) -> None:
+    paths = [random_lora(tmp_path / str(seed), {"a": 2}, seed) for seed in range(2)]
+    change, match = BAD_FILES[spoil]
+    change(paths[1])
+    with pytest.raises(ValueError, match=match) as said:
+        qm.merge_adapters(paths)
+    assert one_sentence(str(said.value)), str(said.value)
+
+
+BAD_CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "none": ({"adapters": []}, ValueError, "nothing to merge"),
+    "one string": ({"adapters": "0"}, TypeError, "must be a list of directories"),
+    "no directory": ({"adapters": ["nowhere"]}, ValueError, "No adapter at nowhere"),
+    "weights too few": ({"weights": [1.0]}, ValueError, "a weight for each of 2 adapters, found 1"),
+    "NaN": ({"weights": [1.0, math.nan]}, ValueError, "must be finite, found nan"),
+    "words": ({"weights": ["a", "b"]}, TypeError, "must be numbers, found 'a'"),
+    "rank 0": ({"rank": 0}, ValueError, "rank must be from 1 to 12, .*; found 0"),
+    "rank too large": ({"rank": 13}, ValueError, "from 1 to 12"),
+    "half a rank": ({"rank": 1.5}, TypeError, "rank must be an integer"),
+    "true": ({"rank": True}, TypeError, "rank must be an integer"),
+}
+
+
+@pytest.mark.parametrize("call", BAD_CALLS)
+def test_bad_arguments_are_refused_in_one_sentence(call: str, tmp_path: Path) -> None:
+    paths = [random_lora(tmp_path / str(seed), {"a": 2}, seed) for seed in range(2)]
+    arguments, kind, match = BAD_CALLS[call]
+    with pytest.raises(kind, match=match) as said:
+        qm.merge_adapters(**{"adapters": paths, **arguments})
+    assert one_sentence(str(said.value)), str(said.value)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = random_lora(tmp_path / "one", {"a": 2}, 0)
+    merged = qm.merge_adapters([path])
+    with pytest.raises(ValueError, match="one is there already; give a new directory"):
+        merged.save(path)
+    with pytest.raises(ValueError, match="is no directory to write merged into"):
+        merged.save(tmp_path / "nowhere" / "merged")
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            merged.save(tmp_path / "merged")
+    assert [*tmp_path.iterdir()] == [path]
+    merged.save(tmp_path / "merged")
+    assert {file.name for file in (tmp_path / "merged").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
