@@ -10,6 +10,7 @@ from quotient_manifolds.cli.errors import Commands
 from quotient_manifolds.cli.export import export
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
+from quotient_manifolds.cli.merge import merge
 from quotient_manifolds.cli.move import move
 from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.cli.orbit import orbit
@@ -22,5 +23,5 @@ def cli() -> None:
     """Find symmetries of neural networks, and measure sharpness that does not change along them."""
 
 
-for each in (compare, demo, export, inspect, measure, move, orbit):
+for each in (compare, demo, export, inspect, measure, merge, move, orbit):
     cli.add_command(each)

@@ -14,10 +14,12 @@ from click.testing import CliRunner
 from quotient_manifolds.cli.app import cli
 from tests import hugging_face
 from tests.command_line import write_images
+from tests.lora_files import random_lora
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
 FAST = {"measure": ["--steps", "2"], "orbit": ["--steps", "2", "--scale", "10"]}
+WRITTEN = {"moved", "merged", "smaller"}
 HELD = {
     "measure .html": ("Sharpness of", "The ascent", "Sharpness against radius", "<svg", "Every batch"),
     "orbit .html": ("along its symmetry orbit", "<svg", "a = 10"),
@@ -36,6 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     normal = {"image_mean": [0.5], "image_std": [0.5], "do_normalize": True, "do_rescale": True, "do_resize": True}
     vit = hugging_face.vit_classifier(folder / "vit")
     (vit / "preprocessor_config.json").write_text(json.dumps({**processor, **normal}))
+    for seed, name in enumerate(("first", "second")):
+        random_lora(folder / name, {"encoder.query": 2, "encoder.value": 3}, seed)
     return folder
 
 
@@ -67,4 +71,4 @@ def test_a_command_of_the_page_does_what_it_says(command: str, home: Path) -> No
         text = Path(file).read_text(encoding="utf-8")
         assert all(each in text for each in HELD.get(f"{words[0]} {Path(file).suffix}", ()))
     made = {path.name for path in home.iterdir()} - before - {"__pycache__"}
-    assert made == (named | {"moved"} if words[0] == "move" else named)
+    assert made == (named | WRITTEN & set(words) if words[0] in ("move", "merge") else named)
