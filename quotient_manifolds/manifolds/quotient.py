@@ -214,21 +214,18 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
         """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
 
-        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
+        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from a first guess, until the step is at most `tolerance`
         times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
 
         >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
         tensor([[4., 8.],
                 [4., 8.]])
         """
-        require_tensor(x, "x")
-        if x.ndim <= self.ndim or len(x) == 0:
-            raise ValueError(f"a mean needs at least one point along a first dimension; found shape {tuple(x.shape)}")
-        self._require(x=x)
+        self._require_stack(x)
         require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
             return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
-        y = x[0]
+        y = self._guess_mean(x)
         for _ in range(steps):
             space = self.at(y)
             logs = self.logmap(y.expand_as(x), x)
@@ -238,6 +235,17 @@ class QuotientManifold(CheckedManifold, abc.ABC):
                 return y
             y = space.geodesic(step, order="exact")
         raise GeodesicError(f"the mean of points should settle within {steps} steps and did not: give it nearer points")
+
+    def _guess_mean(self, x: Tensor) -> Tensor:
+        """Return a point near the mean of x."""
+        return x[0]
+
+    def _require_stack(self, x: Tensor) -> None:
+        """Raise TypeError or ValueError unless x has the shape of points along a first dimension."""
+        require_tensor(x, "x")
+        if x.ndim <= self.ndim or len(x) == 0:
+            raise ValueError(f"a mean needs at least one point along a first dimension; found shape {tuple(x.shape)}")
+        self._require(x=x)
 
     @__scaling__(ScalingInfo(u=-1))
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
