@@ -30,7 +30,8 @@ def lora_directory(
     ranks = {module: A.shape[0] for module, (_, A) in factors.items()}
     r = max(ranks.values(), default=8)
     edit(folder, peft_type="LORA", r=r, lora_alpha=r, target_modules=list(factors), rank_pattern=ranks)
-    edit(folder, alpha_pattern=ranks, base_model_name_or_path=None, **settings)
+    edit(folder, alpha_pattern=ranks, base_model_name_or_path=None)
+    edit(folder, **settings)
     return folder
 
 

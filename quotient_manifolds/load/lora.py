@@ -40,6 +40,7 @@ OTHER_FUNCTIONS = {
     "megatron_config": "it is of Megatron",
     "ensure_weight_tying": "it ties adapters of two modules (ensure_weight_tying)",
 }
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # With any other start (pissa, olora, corda, loftq, ...) peft changes the base weight when it loads the adapter.
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
@@ -97,8 +98,9 @@ def read_lora(path: Path) -> LoraAdapter:
         raise ValueError(without_weights(path))
     tensors = read_tensors(path / WEIGHTS)
     for name, value in tensors.items():
-        if not value.is_floating_point():
-            raise ValueError(f"{shown(path / WEIGHTS)} has {shown(name)} in {value.dtype}: expected floating point.")
+        if value.dtype not in PRECISIONS:
+            expected = ", ".join(str(dtype) for dtype in PRECISIONS)
+            raise ValueError(f"{shown(path / WEIGHTS)} has {shown(name)} in {value.dtype}: expected {expected}.")
         if not torch.isfinite(value).all():
             raise ValueError(f"{shown(path / WEIGHTS)} has NaN or infinity in {shown(name)}.")
     updates = _updates(tensors, settings, path)
