@@ -75,6 +75,12 @@ def some(condition: Tensor) -> bool:
     return has_values(condition) and bool(condition.any())
 
 
+def all_finite(x: Tensor) -> bool:
+    """Tell whether no entry is NaN or infinite; True where there are no values to look at."""
+    # A sum of finite entries can overflow, so only a finite one decides: one pass instead of several.
+    return not has_values(x) or bool(x.detach().sum().isfinite()) or bool(torch.isfinite(x).all())
+
+
 def require_no_vmap(what: str, *tensors: Tensor) -> None:
     """Raise ValueError under `torch.func.vmap`, for what searches by values."""
     if not all(map(has_values, tensors)):

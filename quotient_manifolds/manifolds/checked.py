@@ -13,13 +13,13 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
+    all_finite,
     has_values,
     require_no_vmap,
     require_tensor,
     require_type,
     require_values,
     require_vector,
-    some,
     unusable,
 )
 
@@ -151,7 +151,7 @@ class CheckedManifold(geoopt.Manifold, abc.ABC):
     def _require_finite(self, **points: Tensor) -> None:
         """Raise also unless all entries are finite, as far as they are known."""
         self._require(**points)
-        if any(some(~torch.isfinite(x)) for x in points.values()):
+        if not all(map(all_finite, points.values())):
             raise ValueError(NOT_FINITE)
 
     def _require_points(self, **points: Tensor) -> None:

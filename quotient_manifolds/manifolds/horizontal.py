@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds.arguments import broadcast, has_values, some
+from quotient_manifolds.manifolds.arguments import all_finite, broadcast, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
 """The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
@@ -106,6 +106,10 @@ class HorizontalSpace(abc.ABC):
     def _step(self, z: Tensor, order: str) -> Tensor:
         """Compute gamma_z(1) - x for the Taylor polynomial of degree 1, xi, or 2, xi - Gamma(xi, xi) / 2."""
 
+    def _polynomial(self, z: Tensor, order: str) -> Tensor:
+        """Compute gamma_z(1) for the Taylor polynomial."""
+        return self.point + self._step(z, order)
+
     @abc.abstractmethod
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the end of the exact geodesic, and the time in (0, 1] at which it is there, shape (...,)."""
@@ -137,7 +141,7 @@ class HorizontalSpace(abc.ABC):
             names = ", ".join(map(repr, GEODESICS))
             raise ValueError(f"order of the geodesic should be one of {names}; found {order!r}")
         if order != "exact":
-            y = self.point + self._step(z, order)
+            y = self._polynomial(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
         y, reached = self._exact(z)
         if has_values(y) and has_values(reached):
@@ -186,7 +190,8 @@ class HorizontalSpace(abc.ABC):
         >>> space.inner(x, 2 * x)
         tensor(8.)
         """
-        return (self.coordinates(eta) * self.coordinates(zeta)).sum(dim=self.dims)
+        z = self.coordinates(eta)
+        return (z * (z if zeta is eta else self.coordinates(zeta))).sum(dim=self.dims)
 
     def norm(self, eta: Tensor) -> Tensor:
         """Compute |eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
@@ -233,13 +238,10 @@ class HorizontalSpace(abc.ABC):
                 [2.7183, 5.4366]])
         """
         z = self.project(self.coordinates(xi))
-        if some(~torch.isfinite(z)):
-            raise ValueError(
-                "the velocity of a geodesic should be finite; found NaN or infinity: where an optimizer steps, its "
-                "gradient was not finite, after steps that were too long or for a loss that overflows"
-            )
+        require_finite_velocity(z)
         time = self._time(t, xi)
-        z = unsqueeze(time, len(self.dims)) * z
+        if isinstance(t, Tensor) or t != 1:
+            z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, order)
         short = reached < 1
         if some(short):
@@ -340,6 +342,15 @@ def power(metric: Metric) -> float:
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
         return float(metric)
     raise ValueError(f"metric should be {' or '.join(map(repr, METRICS))} or a finite number; found {metric!r}")
+
+
+def require_finite_velocity(*z: Tensor) -> None:
+    """Raise ValueError if an entry is NaN or infinite."""
+    if not all(map(all_finite, z)):
+        raise ValueError(
+            "the velocity of a geodesic should be finite; found NaN or infinity: where an optimizer steps, its "
+            "gradient was not finite, after steps that were too long or for a loss that overflows"
+        )
 
 
 def unsqueeze(x: Tensor, ndim: int) -> Tensor:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame
+from quotient_manifolds.linalg import SingularFrame, in_no_graph
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, Slope, slope
 
 
@@ -71,10 +71,13 @@ def expand(at: Pairing, z: Both) -> Step:
     return Step(turn, _change(at.across, _cores(z, z)) @ at.back, inside)
 
 
-def apply(at: Pairing, z: Both, step: Step) -> Both:
-    """Compute the step in G and in H."""
+def apply(at: Pairing, z: Both, step: Step, start: Both | None = None) -> Both:
+    """Compute the step in G and in H, or where it leads from `start`."""
     (turn_G, turn_H), (bend_G, bend_H) = step.turn.unbind(-3), step.bend.unbind(-3)
-    return plus(z[0] @ turn_G, at.left, bend_G), plus(z[1] @ turn_H, at.right, bend_H)
+    way = (
+        (z[0] @ turn_G, z[1] @ turn_H) if start is None else (add(start[0], z[0], turn_G), add(start[1], z[1], turn_H))
+    )
+    return plus(way[0], at.left, bend_G), plus(way[1], at.right, bend_H)
 
 
 def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
@@ -91,11 +94,20 @@ def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
     return Adjoint(tall, (along + along.mT) * -at.unit, below @ turn + step.inside @ square)
 
 
+def add(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Compute x + a @ b."""
+    return torch.baddbmm(x, a, b) if _one_batch(x, a, b) else x + a @ b
+
+
 def plus(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Compute x + a @ b, in x where nothing is to be differentiated."""
-    if torch.is_grad_enabled():  # the Hessian differentiates the step itself
+    """Compute x + a @ b, in x, which must be the caller's own, where nothing is to be differentiated."""
+    if not in_no_graph(x, a, b):  # the Hessian differentiates the step itself
         return x + a @ b
-    return x.baddbmm_(a, b) if x.ndim == a.ndim == b.ndim == 3 else x.add_(a @ b)
+    return x.baddbmm_(a, b) if _one_batch(x, a, b) else x.add_(a @ b)
+
+
+def _one_batch(x: Tensor, a: Tensor, b: Tensor) -> bool:
+    return x.ndim == a.ndim == b.ndim == 3 and len(x) == len(a) == len(b)
 
 
 def _change(weights: Slope, V: Tensor) -> Tensor:

@@ -12,8 +12,16 @@ from quotient_manifolds.linalg import SingularFrame, rank_floor, singular_frame,
 from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate, inv_exponential
 from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
-from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, adjoint, apply, expand, plus
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Linearised, PullBack, Rows, join_rows
+from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, add, adjoint, apply, expand, plus
+from quotient_manifolds.manifolds.horizontal import (
+    HorizontalSpace,
+    Linearised,
+    PullBack,
+    Rows,
+    join_rows,
+    require_finite_velocity,
+    unsqueeze,
+)
 
 
 @final
@@ -31,7 +39,9 @@ class FixedRankSpace(HorizontalSpace):
         self._n, self._t, self._relaxed = n, t, eps > 0
         # Everything below is derived in float64 and rounded once, at the end. A representative may be as badly balanced
         # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
-        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps)
+        # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
+        accuracy = dtype if x.dtype == torch.float32 else torch.float64
+        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
         floor = rank_floor(n, x.shape[-2] - n) * frame.s[..., 0]
         self.full_rank = self._relaxed or not some(~(frame.s[..., -1] > floor))
         left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
@@ -76,11 +86,69 @@ class FixedRankSpace(HorizontalSpace):
         return self._both(egrad, self._from[0].mT, self._from[1].mT)
 
     def project(self, z: Tensor) -> Tensor:
-        left, right = self._basis
-        z_G, z_H = self._split(z)
+        parts = self._split(z)
+        return torch.cat(self._minus(parts, self._vertical(self._inside(parts))), dim=-2)
+
+    # What follows are the formulas of the base class by fewer products with tall matrices, and fewer copies of them.
+
+    def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
+        if order != "second":
+            return super().geodesic(xi, t, order)
+        require_vector(self.point, xi)
+        z = _times(self._split(xi), self._to)
+        z = self._less(z, self._vertical(self._inside(z)))
+        require_finite_velocity(*z)
+        if isinstance(t, Tensor) or t != 1:
+            time = unsqueeze(self._time(t, xi), 2)
+            z = time * z[0], time * z[1]
+        return self._end(z)
+
+    def proju(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        parts = self._split(eta)
+        for less in (self._minus, self._less):
+            inside = _times(self._inside(parts), self._to)
+            parts = less(parts, _times(self._vertical(inside), self._from))
+        return torch.cat(parts, dim=-2)
+
+    def gradient(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        z = _times(self._split(egrad), (self._from[0].mT, self._from[1].mT))
+        vertical = _times(self._vertical(self._inside(z)), self._from)
+        return torch.cat(self._less(_times(z, self._from), vertical), dim=-2)
+
+    def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        require_vector(self.point, zeta)
+        z = _times(self._split(eta), self._to)
+        w = z if zeta is eta else _times(self._split(zeta), self._to)
+        return torch.stack([(x.mT @ y).diagonal(dim1=-2, dim2=-1).sum(-1) for x, y in zip(z, w, strict=True)]).sum(0)
+
+    def _polynomial(self, z: Tensor, order: str) -> Tensor:
+        return self._end(self._split(z)) if order == "second" else super()._polynomial(z, order)
+
+    def _end(self, z: Both) -> Tensor:
+        """Compute where the second-order geodesic ends."""
+        pairing, parts = self._pairing(), self._turned(z)
+        return torch.cat(apply(pairing, parts, expand(pairing, parts), self._split(self.point)), dim=-2)
+
+    def _inside(self, z: Both) -> Both:
+        """Compute left^T z_G and right^T z_H."""
+        return self._basis[0].mT @ z[0], self._basis[1].mT @ z[1]
+
+    def _vertical(self, inside: Both) -> Both:
+        """Compute c_G, c_H (h, h) of the vertical part (left c_G, right c_H) of z, from left^T z_G and right^T z_H."""
         # Entries (i, j) of left^T z_G and (j, i) of right^T z_H: y is their part along the vertical (cos, -sin).
-        y = self._cos * (left.mT @ z_G) - self._sin * (right.mT @ z_H).mT
-        return torch.cat([z_G - left @ (self._cos * y), z_H + right @ (self._sin * y).mT], dim=-2)
+        y = self._cos * inside[0] - self._sin * inside[1].mT
+        return self._cos * y, -(self._sin * y).mT
+
+    def _minus(self, z: Both, c: Both) -> Both:
+        """Compute (z_G - left c_G, z_H - right c_H)."""
+        return add(z[0], self._basis[0], -c[0]), add(z[1], self._basis[1], -c[1])
+
+    def _less(self, z: Both, c: Both) -> Both:
+        """Compute `_minus` in z, which must be the caller's own, where nothing is to be differentiated."""
+        return plus(z[0], self._basis[0], -c[0]), plus(z[1], self._basis[1], -c[1])
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
@@ -163,15 +231,18 @@ class FixedRankSpace(HorizontalSpace):
             into.copy_(self.project(torch.cat(z, dim=-2)))
             return
         in_G, in_H = (v.inside + v.core).unbind(-3)
-        y = self._cos * in_G - self._sin * in_H.mT
+        v_G, v_H = self._vertical((in_G, in_H))
         into_G, into_H = self._split(into)
-        into_G.copy_(plus(tall_G, left, c_G - self._cos * y))
-        into_H.copy_(plus(tall_H, right, c_H + (self._sin * y).mT))
+        into_G.copy_(plus(tall_G, left, c_G - v_G))
+        into_H.copy_(plus(tall_H, right, c_H - v_H))
 
     def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
-        G, H = self._split(x)
-        return torch.cat([G @ on_G, H @ on_H], dim=-2)
+        return torch.cat(_times(self._split(x), (on_G, on_H)), dim=-2)
 
     def _split(self, x: Tensor) -> Both:
         G, H = x.split([self._n, x.shape[-2] - self._n], dim=-2)
         return G, H
+
+
+def _times(x: Both, on: Both) -> Both:
+    return x[0] @ on[0], x[1] @ on[1]
