@@ -41,8 +41,8 @@ OTHER_FUNCTIONS = {
     "ensure_weight_tying": "it ties adapters of two modules (ensure_weight_tying)",
 }
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# With any other start (pissa, olora, corda, loftq, ...) peft changes the base weight when it loads the adapter.
-PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+# With other starts (pissa, olora, corda, loftq, ...) peft changes the base weight when it loads the adapter.
+PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _plain_settings(path: Path) -> dict[str, Any]:
     start = settings.get("init_lora_weights", True)
     if start not in PLAIN_STARTS:
         raise ValueError(
-            f"{shown(path)} was started with init_lora_weights = {brief(start)}, which changes the base weights too: "
-            "save it as plain LoRA, by save_pretrained with path_initial_model_for_weight_conversion."
+            f"{shown(path)} was started with init_lora_weights = {brief(start)}, which may change the base weights "
+            "too: save it as plain LoRA, by save_pretrained with path_initial_model_for_weight_conversion."
         )
     return settings
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,15 @@ def merge_adapters(
     adapters. It stays where it is the same in all; else it becomes the weighted mean, for which weights must sum to 1.
 
     The factors are balanced, B^T B = A A^T, at scale 1 (lora_alpha = r), in the dtype of the inputs. `modules` of the
-    result says for each module which part of the mean was lost by the truncation; `save` writes the directory.
+    result says for each module which part of the mean was lost by the truncation (rounding to the dtype comes on top);
+    `save` writes the directory.
 
     Raises ValueError or TypeError in one sentence: adapters of different base models or tasks, kinds other than LoRA,
     DoRA, starts that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number
     of weights, a rank below 1 or above what any module allows.
-
-    >>> merged = merge_adapters(["first", "second"], [0.7, 0.3], rank=8)  # doctest: +SKIP
-    >>> merged.save("merged")  # doctest: +SKIP
     """
     paths = _paths(adapters)
-    factors = _weights(weights, len(paths))
+    given = _weights(weights, len(paths))
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
         raise TypeError(f"rank must be an integer, found {brief(rank)}.")
     read = [read_lora(path) for path in paths]
@@ -66,13 +65,13 @@ def merge_adapters(
     names = sorted({name for adapter in read for name in adapter.updates})
     sizes = {name: _size(name, read) for name in names}
     _check_rank(rank, sizes)
-    tensors = _whole(read, factors)
+    tensors = _whole(read, given)
     modules = []
     for name in names:
-        module, stored = _merged(name, sizes[name], read, factors, rank)
+        module, stored = _merged(name, sizes[name], read, given, rank)
         modules.append(module)
         tensors |= stored
-    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), factors)
+    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), given)
 
 
 def _paths(adapters: Sequence[str | os.PathLike[str]]) -> list[Path]:
@@ -87,11 +86,11 @@ def _paths(adapters: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     if weights is None:
         return (1 / count,) * count
-    given = list(weights)
+    given: list[Any] = list(weights) if isinstance(weights, Iterable) else [weights]
     if len(given) != count:
         raise ValueError(f"Expected a weight for each of {count} adapters, found {len(given)}.")
     for each in given:
-        if isinstance(each, bool) or not isinstance(each, (int, float)):
+        if isinstance(each, bool) or not isinstance(each, Real):
             raise TypeError(f"Weights of adapters must be numbers, found {brief(each)}.")
         if not math.isfinite(each):
             raise ValueError(f"Weights of adapters must be finite, found {each}.")
@@ -101,20 +100,24 @@ def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
 def _check_same_base(read: Sequence[LoraAdapter]) -> None:
     first, *others = read
     for other in others:
-        for setting, what in (("base_model_name_or_path", "base models"), ("task_type", "tasks")):
-            mine, its = first.settings.get(setting), other.settings.get(setting)
-            if mine == its or (setting != "task_type" and _same_directory(first.path, other.path)):
-                continue
-            raise ValueError(
-                f"Adapters must be of one base model and one task, but {shown(first.path)} and {shown(other.path)} "
-                f"name different {what}: {brief(mine)} and {brief(its)}."
-            )
+        for what, mine, its in (
+            ("base models", *_bases(first, other)),
+            ("revisions of it", *((each.settings.get("revision") or "main") for each in (first, other))),
+            ("tasks", *(each.settings.get("task_type") for each in (first, other))),
+        ):
+            if mine != its:
+                raise ValueError(
+                    f"Adapters must be of one base model and one task, but {shown(first.path)} and "
+                    f"{shown(other.path)} name different {what}: {shown(mine)} and {shown(its)}."
+                )
 
 
-def _same_directory(one: Path, other: Path) -> bool:
-    """Return whether two adapters name one directory on this machine as their base, in different words."""
-    bases = base_of(one), base_of(other)
-    return None not in bases and len({base.resolve() for base in bases if base}) == 1
+def _bases(one: LoraAdapter, other: LoraAdapter) -> tuple[Any, Any]:
+    """Return the base models of two adapters: as directories if both are on this machine, else as they are named."""
+    here, there = base_of(one.path), base_of(other.path)
+    if here is not None and there is not None:
+        return os.fspath(here.resolve()), os.fspath(there.resolve())
+    return one.settings.get("base_model_name_or_path"), other.settings.get("base_model_name_or_path")
 
 
 def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
@@ -205,8 +208,7 @@ def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> d
     """Return the settings of the first adapter, with ranks, scales and targets of the merged one."""
     settings = dict(read[0].settings)
     r = max(module.rank for module in modules)
-    # Anchored and escaped, for peft takes a key as a regular expression that the end of a name has to match.
-    lower = {f"^{re.escape(module.name)}": module.rank for module in modules if module.rank < r}
+    lower = {_pattern(module.name, modules): module.rank for module in modules if module.rank < r}
     settings |= {"r": r, "lora_alpha": r, "rank_pattern": lower, "alpha_pattern": dict(lower), "use_rslora": False}
     # How an adapter is started, which is over.
     settings |= {"init_lora_weights": True, "inference_mode": True, "loftq_config": {}}
@@ -215,6 +217,15 @@ def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> d
         settings |= dict.fromkeys(TARGETS)
         settings["target_modules"] = [module.name for module in modules]
     return settings
+
+
+def _pattern(name: str, modules: Sequence[MergedModule]) -> str:
+    """Return a key for rank_pattern and alpha_pattern: peft takes it as an expression for the end of a module's name.
+
+    The name itself, which other readers look up, unless it matches another module too.
+    """
+    matched = [module for module in modules if re.search(rf"(^|\.){name}$", module.name)]
+    return name if len(matched) == 1 else f"^{re.escape(name)}"
 
 
 def _targets(settings: Mapping[str, Any]) -> list[Any]:

@@ -56,6 +56,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         {"r": 3, "target_modules": ["first"]},
         {"r": 1, "target_modules": "image|turned"},
     ],
+    "starts": [
+        {"r": 2, "init_lora_weights": "gaussian"},
+        {"r": 2, "init_lora_weights": "mica", "target_modules": ["first", "words"]},
+        {"r": 2, "init_lora_weights": "orthogonal", "target_modules": ["first"]},
+    ],
     "trained whole": [{"r": 2, "modules_to_save": ["head"]}] * 3,
     "biases": [{"r": 2, "bias": "lora_only"}] * 3,
     "all biases": [{"r": 2, "bias": "all"}] * 3,
@@ -74,7 +79,7 @@ def network(dtype: torch.dtype) -> Network:
 
 def trained(folder: Path, seed: int, dtype: torch.dtype, **settings: Any) -> tuple[Any, Path]:
     """An adapter whose every number is random, and where it is saved."""
-    model = peft.get_peft_model(network(dtype), peft.LoraConfig(**{"target_modules": ALL, **settings}))
+    model = peft.get_peft_model(network(torch.float32), peft.LoraConfig(**{"target_modules": ALL, **settings}))
     model = model.to(dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -172,5 +177,8 @@ def test_a_merged_classifier_is_loaded_from_disk(tmp_path: Path) -> None:
     head = qm.load_model(tmp_path / "merged").get_parameter(name)
     torch.testing.assert_close(head, torch.stack(heads).mean(0))
     assert set(merged.settings["target_modules"]) == {"query", "value"}
+    edit(paths[2], base_model_name_or_path=str(hugging_face.bert_classifier(tmp_path / "twin")))
+    with pytest.raises(ValueError, match=r"name different base models: \S+base and \S+twin\."):
+        qm.merge_adapters(paths)
     assert len(merged.modules) == 4
     assert 0 < merged.relative_error < 1

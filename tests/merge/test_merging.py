@@ -73,6 +73,15 @@ def test_weights_are_taken_as_they_are(tmp_path: Path) -> None:
     assert merged.settings["lora_alpha"] == merged.settings["r"] == 4
 
 
+def test_keys_of_ranks_are_names_unless_they_match_another_module(tmp_path: Path) -> None:
+    ranks = {"block.query": 2, "query": 1, "block.key": 1, "block.value": 3}
+    merged = qm.merge_adapters([random_lora(tmp_path / "one", ranks, 0)])
+    patterns = {"^query": 1, "block.query": 2, "block.key": 1}
+    assert merged.settings["rank_pattern"] == merged.settings["alpha_pattern"] == patterns
+    merged.save(tmp_path / "merged")
+    assert [module.rank for module in qm.merge_adapters([tmp_path / "merged"]).modules] == [1, 2, 3, 1]
+
+
 def test_one_adapter_is_cut_to_a_lower_rank(tmp_path: Path) -> None:
     path = random_lora(tmp_path / "one", {"a": 5}, 0)
     merged = qm.merge_adapters([str(path)], rank=2)
@@ -141,10 +150,14 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "DoRA": (lambda p: edit(p, use_dora=True), "no plain LoRA adapter: DoRA"),
     "biases of updates": (lambda p: edit(p, lora_bias=True), "lora_bias"),
     "tokens": (lambda p: edit(p, trainable_token_indices=[1]), "trained tokens"),
-    "PiSSA": (lambda p: edit(p, init_lora_weights="pissa_niter_4"), "changes the base weights too: save it as plain"),
+    "PiSSA": (
+        lambda p: edit(p, init_lora_weights="pissa_niter_4"),
+        "may change the base weights too: save it as plain",
+    ),
     "IA3": (lambda p: edit(p, peft_type="IA3"), "of kind 'IA3': expected LORA"),
-    "another base": (lambda p: edit(p, base_model_name_or_path="x"), "different base models: None and 'x'"),
-    "another task": (lambda p: edit(p, task_type="CAUSAL_LM"), "different tasks: None and 'CAUSAL_LM'"),
+    "another base": (lambda p: edit(p, base_model_name_or_path="x"), "different base models: None and x"),
+    "another revision": (lambda p: edit(p, revision="old"), "different revisions of it: main and old"),
+    "another task": (lambda p: edit(p, task_type="CAUSAL_LM"), "different tasks: None and CAUSAL_LM"),
     "a word for alpha": (lambda p: edit(p, alpha_pattern={}, lora_alpha="much"), "must be numbers, found 'much'"),
     "a list of ranks": (lambda p: edit(p, rank_pattern=[1]), "must be a dict of numbers"),
     "no expression": (lambda p: edit(p, rank_pattern={"(": 1}), "no regular expression"),
@@ -171,6 +184,7 @@ BAD_CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "one string": ({"adapters": "0"}, TypeError, "must be a list of directories"),
     "no directory": ({"adapters": ["nowhere"]}, ValueError, "No adapter at nowhere"),
     "weights too few": ({"weights": [1.0]}, ValueError, "a weight for each of 2 adapters, found 1"),
+    "one number": ({"weights": 0.5}, ValueError, "a weight for each of 2 adapters, found 1"),
     "NaN": ({"weights": [1.0, math.nan]}, ValueError, "must be finite, found nan"),
     "words": ({"weights": ["a", "b"]}, TypeError, "must be numbers, found 'a'"),
     "rank 0": ({"rank": 0}, ValueError, "rank must be from 1 to 12, .*; found 0"),
