@@ -12,6 +12,8 @@ from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError
+from quotient_manifolds.manifolds.fixed_rank import logarithm
+from quotient_manifolds.manifolds.fixed_rank.shooting import Shots
 
 SHAPES = [(6, 5, 2), (3, 3, 3), (3, 2, 1), (2, 4, 2)]
 
@@ -115,6 +117,47 @@ def test_the_mean_of_one_point_and_in_single_precision() -> None:
     assert bool(manifold.same_orbit(manifold.mean(x), x[0], rtol=1e-5))
     near = x[0] * (1 + 0.01 * torch.randn(4, 6, 2))
     assert manifold.mean(near).dtype == torch.float32
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_rank_16(metric: str) -> None:
+    """The sizes of adapters: points as far apart as a third of themselves, of which one is the end of the other."""
+    manifold = FixedRankQuotient(96, 80, metric)
+    x, xi, _ = near(manifold, 16, 5)
+    space = manifold.at(x)
+    size = 0.3 * (space.singular_values.norm() if metric == "mix" else 1) / space.norm(xi)
+    y = torch.stack([manifold.expmap(x, size * xi), x])
+    found = manifold.logmap(x, manifold.action(torch.randn(16, 16, dtype=torch.float64), y))
+    torch.testing.assert_close(found[0], size * xi, rtol=1e-6, atol=1e-6 * float(size * xi.abs().max()))
+    assert float(space.norm(found[1])) < 1e-9 * float(space.singular_values[0])
+    assert float(manifold.dist(x, y[0])) <= float(manifold.alignment_dist(x, y[0]))
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_pair_does_not_depend_on_the_others_in_the_batch(metric: str) -> None:
+    """Pairs end their searches at different times."""
+    manifold = FixedRankQuotient(5, 4, metric)
+    pairs = [near(manifold, 2, seed, length) for seed, length in ((0, 0.5), (1, 1e-3), (2, 0.2), (3, 1e-7))]
+    x, xi, y = (torch.stack(column) for column in zip(*pairs, strict=True))
+    found = manifold.logmap(x, y)
+    for i in range(4):
+        assert manifold.norm(x[i], found[i] - xi[i]) <= 1e-6 * manifold.norm(x[i], xi[i])
+        torch.testing.assert_close(manifold.logmap(x[i], y[i]), found[i], rtol=1e-7, atol=1e-13)
+
+
+def test_a_geodesic_longer_than_a_known_curve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a full circle of G, which ends where it began."""
+    manifold = FixedRankQuotient(3, 3)
+    x = torch.randn(6, 1, dtype=torch.float64)
+
+    def circle(shots: Shots) -> tuple[Tensor, Tensor]:
+        z = torch.zeros_like(shots.x)
+        z[:, :2, 0] = 2 * math.pi * shots.here.left[:, :2, 0].flip(-1) * torch.tensor([1.0, -1.0])
+        return z, torch.zeros(1, dtype=torch.float64)
+
+    monkeypatch.setattr(logarithm, "solve", circle)
+    with pytest.raises(GeodesicError, match=r"should be the shortest; the one found has length 6.283, and a curve"):
+        manifold.logmap(x, x)
 
 
 def test_far_points_and_relaxed_metrics_are_refused() -> None:

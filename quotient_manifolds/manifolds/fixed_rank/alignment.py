@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame
+from quotient_manifolds.manifolds.fixed_rank.geodesics import Both
 
 REFINEMENTS = 3
 """Steps of Newton's method towards a horizontal curve: the first order in the distance takes one or two."""
@@ -156,3 +157,62 @@ def mix_length(here: SingularFrame, to: Matched, P_G: Tensor, P_H: Tensor) -> Te
         mean = constant + linear * middle + square * (middle**2 + variance)
         length = length + mean.clamp_min(0.0).sqrt() / PIECES
     return length
+
+
+def first_log(here: SingularFrame, there: SingularFrame, t: float) -> Both:
+    """Guess the logarithm: relative velocities a = xi_G to_left, b = xi_H to_right at the first point.
+
+    For `inv` those of the curve of `inv_length`, exact for rank one; else the difference of the aligned factors. What
+    is not horizontal in it is of second order in the distance.
+    """
+    to = match(here, there)
+    P_G = horizontal(procrustes(here.s, to.core), here.s, to.core, t)
+    P_H = other_factor(P_G, here.s, to.core)
+    if t != 0:
+        return to.left @ P_G - here.left, to.right @ P_H - here.right
+    return (
+        _span_velocity(here.left, there.left) + here.left @ _log_polar(P_G),
+        _span_velocity(here.right, there.right) + here.right @ _log_polar(P_H),
+    )
+
+
+def carry(z: Tensor, start: Tensor, end: Tensor, turn: Tensor) -> Tensor:
+    """Rotate the rows of z (..., n, h) by the least rotation of the span of `start` to that of `end`, and z by `turn`.
+
+    That is the parallel transport of spans. `start` and `end` (..., n, h) have orthonormal columns.
+    """
+    U, cosines, Vh = torch.linalg.svd(start.mT @ end)
+    p, q, c = start @ U, end @ Vh.mT, cosines[..., None, :]
+    rest = q - p * c
+    s = torch.linalg.vector_norm(rest, dim=-2, keepdim=True)
+    r = torch.where(s > 1e-10, rest / s.clamp_min(1e-10), 0.0)
+    return (z + (q - p) @ (p.mT @ z) + ((c - 1) * r - s * p) @ (r.mT @ z)) @ turn
+
+
+def nearest_rotation(M: Tensor) -> Tensor:
+    """Find the orthogonal polar factor of square matrices."""
+    U, _, Vh = torch.linalg.svd(M)
+    return U @ Vh
+
+
+def _span_velocity(here: Tensor, there: Tensor) -> Tensor:
+    """Compute the initial velocity of the shortest geodesic of spans, which reaches the nearest basis of `there`."""
+    U, cosines, Vh = torch.linalg.svd(there.mT @ here)
+    rest = there @ U - here @ (here.mT @ (there @ U))
+    sines = torch.linalg.vector_norm(rest, dim=-2)
+    stretch = torch.where(sines > 1e-8, torch.atan2(sines, cosines) / sines.clamp_min(1e-8), 1.0)
+    return rest * stretch[..., None, :] @ Vh
+
+
+def _log_polar(P: Tensor) -> Tensor:
+    """Compute log O + log E for P = O E with a rotation O and a positive definite E.
+
+    Symmetric and skew part of a rotation commute: log O is the skew part, stretched by angle / sine.
+    """
+    U, stretch, Vh = torch.linalg.svd(P)
+    O = U @ Vh
+    cosines, V = torch.linalg.eigh((O + O.mT) / 2)
+    angle = torch.arccos(cosines.clamp(-1 + 1e-9, 1.0))
+    ratio = torch.where(angle > 1e-4, angle / angle.sin().clamp_min(1e-9), 1.0)
+    skew = V * ratio[..., None, :] @ V.mT @ (O - O.mT) / 2
+    return skew + Vh.mT * stretch.log()[..., None, :] @ Vh
