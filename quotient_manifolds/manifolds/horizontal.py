@@ -58,6 +58,15 @@ class HorizontalSpace(abc.ABC):
         self.point = point.clone()  # later writes to the caller's tensor would part it from what was factored
         self.dims = tuple(range(-ndim, 0))  # the dimensions of one point; those before are the batch
 
+    @property
+    def full_rank(self) -> bool:
+        """Tell whether all of the batch are points of the manifold, not only of its closure, where training may pass.
+
+        >>> space.full_rank
+        True
+        """
+        return True
+
     @abc.abstractmethod
     def coordinates(self, eta: Tensor) -> Tensor:
         """Compute orthonormal coordinates z of a tangent vector eta: |z|_F = |eta|_x. Same shape.
@@ -253,6 +262,14 @@ class HorizontalSpace(abc.ABC):
                 "where its metric degenerates: take a shorter vector, or metric='inv', whose geodesics never end"
             )
         return y
+
+    def retract(self, xi: Tensor) -> Tensor:
+        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast.
+
+        >>> torch.equal(space.retract(x), space.geodesic(x))
+        True
+        """
+        return self.geodesic(xi)
 
     def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
         """Return t as a tensor like the point; TypeError or ValueError unless it is real and goes with the batch."""

@@ -113,6 +113,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             except ValueError as error:
                 raise ValueError(self._recent.explain(str(error), x)) from None
             self._recent.remember(x, space)
+        if not space.full_rank and self._recent.grown(x):
+            raise ValueError(self._recent.explain(self._fault(x) or "rank(x) fails", x))
         return space
 
     # geoopt's interface
@@ -165,11 +167,13 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the second-order geodesic, x + u - Gamma(u, u) / 2 [paper, Eq. 4].
 
+        Steps that are too fast for it are shortened where the space has a rule for that (`HorizontalSpace.retract`).
+
         >>> manifold.retr(x, 0.5 * x)
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
         """
-        return self._at(x).geodesic(u)
+        return self._at(x).retract(u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the exact geodesic to t = 1. Raises `GeodesicError` if it leaves the manifold earlier.

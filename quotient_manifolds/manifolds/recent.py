@@ -66,6 +66,11 @@ class Recent:
             first, _ = self._seen.get(x, (known.largest, None))
             self._seen[x] = first, known.largest
 
+    def grown(self, x: Tensor) -> bool:
+        """Tell whether x is a parameter whose entries have become so large that only a run that fails gets there."""
+        first = float(self._seen[x][0]) if x in self._seen else 0.0
+        return first > 0 and float(x.detach().abs().amax()) > GROWN * first
+
     def explain(self, reason: str, x: Tensor, start: Tensor | None = None) -> str:
         """Say why x is no point, where it is known to have been one, or to be the end of a step from `start`."""
         now = float(x.detach().abs().amax()) if x.numel() else 0.0

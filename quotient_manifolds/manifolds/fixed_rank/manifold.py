@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, final
 
 import torch
@@ -11,11 +10,11 @@ from torch import Tensor
 from quotient_manifolds.linalg import product_gap, rank_floor, relative_singular_values, singular_frame
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
+    all_finite,
     require_counts,
     require_matrix,
     require_no_vmap,
     require_size,
-    some,
 )
 from quotient_manifolds.manifolds.fixed_rank.alignment import alignment_length
 from quotient_manifolds.manifolds.fixed_rank.logarithm import logarithms
@@ -61,22 +60,24 @@ class FixedRankQuotient(QuotientManifold):
     def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> FixedRankSpace:
         """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
 
-        Raises ValueError for a wrong shape, non-finite entries or a rank below h.
+        Where rank(G H^T) < h, as at the start B = 0 of LoRA, x is no point, but training may begin there or pass. In
+        directions that G lacks the metric is that of `mix`, which needs H alone, |xi_G|^2 = tr(H^T H xi_G^T xi_G): the
+        gradient there is g_G (H^T H)^-1, the limit of `mix` (that of `inv` is 0, and would stay for ever), and 0 in H.
+        Second-order geodesics are straight lines. Alike for H. What both lack never moves. All of this is equivariant
+        unless G lacks a direction that only H has and H one that only G has.
+        Raises ValueError for a wrong shape or non-finite entries, `GeodesicError` for exact geodesics at lower rank.
 
         >>> manifold.at(x).norm(x)  # relative lengths 1 and 1
         tensor(1.4142)
         """
         self._require_finite(x=x)
         try:
-            space = FixedRankSpace(x, self.n, self.t, self.eps, dtype or x.dtype)
+            return FixedRankSpace(x, self.n, self.t, self.eps, dtype or x.dtype)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             largest = float(x.detach().abs().max())
             raise ValueError(
                 f"products of a point's entries should be finite; found entries up to {largest:.3g}"
             ) from None
-        if not space.full_rank:
-            raise ValueError(self._fault(x) or "the rank of G or of H is below h; use eps > 0")
-        return space
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """Move x, a point or a vector, to (G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h).
@@ -214,30 +215,15 @@ class FixedRankQuotient(QuotientManifold):
         return logarithms(self.n, self.t, *pairs).reshape(batch)
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return x itself where it is a point; else warn, and floor each factor's singular values at rounding level.
-
-        What is at rounding level does not train: gradients of `inv` there are too small to move it, those of `mix` too
-        large. So start from small random numbers rather than from projx of 0; with eps > 0, 0 is a point.
+        """Return x itself: pairs of lower rank are no points, but training may pass there (`at`), and they stay.
 
         >>> torch.equal(manifold.projx(x), x)
         True
         """
         self._require(x=x)
-        if some(~torch.isfinite(x)):
+        if not all_finite(x):
             raise ValueError(self._recent.explain(NOT_FINITE, x))
-        if self.eps:
-            return x
-        parts = [_full_rank(part) for part in self.split(x)]
-        lifted = [name for name, (_, deficient) in zip("GH", parts, strict=True) if some(deficient)]
-        if lifted:
-            warnings.warn(
-                f"projx found the rank of {' and of '.join(lifted)} below h = {x.shape[-1]} and raised singular values "
-                "to rounding level, where optimizers stand still (inv) or leap (mix): start from small random numbers, "
-                "or use eps > 0, for which the point as it was is valid",
-                UserWarning,
-                stacklevel=2,
-            )
-        return torch.cat([part for part, _ in parts], dim=-2)
+        return x
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         rows, most = self.n + self.m, min(self.n, self.m)
@@ -254,7 +240,7 @@ class FixedRankQuotient(QuotientManifold):
             return None
         zero = [name for name, part in zip("GH", self.split(x), strict=True) if not bool(part.any(-1).any(-1).all())]
         found = f"{zero[0]} is 0" if zero else f"its smallest singular value is {ratio:.3g} times its largest"
-        cure = "start from small random numbers instead" if zero else "use a smaller h"
+        cure = "nothing but training begins there: train first" if zero else "use a smaller h"
         return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
 
     def _key(self) -> tuple[Any, ...]:
@@ -262,13 +248,3 @@ class FixedRankQuotient(QuotientManifold):
 
     def extra_repr(self) -> str:
         return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
-
-
-def _full_rank(G: Tensor) -> tuple[Tensor, Tensor]:
-    """Return G with singular values floored at machine precision, and where one was below; else exactly G."""
-    floor = max(G.shape[-2:]) * torch.finfo(G.dtype).eps
-    L, sigma, Rh = torch.linalg.svd(G, full_matrices=False)
-    largest = torch.where(sigma[..., :1] > 0, sigma[..., :1], 1.0)
-    lifted = L * torch.maximum(sigma, 2 * floor * largest)[..., None, :] @ Rh
-    deficient = (sigma[..., -1:] <= floor * largest)[..., None]
-    return torch.where(deficient, lifted, G), deficient

@@ -8,12 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, rank_floor, singular_frame, spectral_norm
-from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
+from quotient_manifolds.linalg import SingularFrame, in_no_graph, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.manifolds.arguments import has_values, require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate, inv_exponential
+from quotient_manifolds.manifolds.fixed_rank.lower_rank import lower_rank_frame, noise
 from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
 from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, add, adjoint, apply, expand, plus
 from quotient_manifolds.manifolds.horizontal import (
+    GeodesicError,
     HorizontalSpace,
     Linearised,
     PullBack,
@@ -23,6 +25,9 @@ from quotient_manifolds.manifolds.horizontal import (
     unsqueeze,
 )
 
+FASTEST = 1.0
+"""The relative speed up to which an optimizer's step follows the second-order geodesic."""
+
 
 @final
 class FixedRankSpace(HorizontalSpace):
@@ -31,6 +36,7 @@ class FixedRankSpace(HorizontalSpace):
     t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
     y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
     right^T z_H form planes of their own, and the projection takes away one direction in each.
+    Where the rank of G H^T is below h the frame is that of `lower_rank`, and geodesics are straight lines.
     With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
     """
 
@@ -42,8 +48,16 @@ class FixedRankSpace(HorizontalSpace):
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
         frame = singular_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
-        floor = rank_floor(n, x.shape[-2] - n) * frame.s[..., 0]
-        self.full_rank = self._relaxed or not some(~(frame.s[..., -1] > floor))
+        self._values = frame.s  # stays in float64: slopes of the metric divide by differences of singular values
+        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any
+        lower = ~(frame.s[..., -1] > rank_floor(n, x.shape[-2] - n) * frame.s[..., 0])
+        lower = lower | ~(frame.s[..., -1] > noise(frame.from_left, frame.from_right, x.dtype))
+        if not self._relaxed and some(lower):
+            if not in_no_graph(x):
+                raise ValueError(
+                    "rank(G H^T) should be h where the point itself is differentiated; found a lower rank: detach it"
+                )
+            frame = self._complete(frame, x, lower)
         left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         relative, absolute = (unweight, unweight), (weight, weight)
@@ -53,7 +67,7 @@ class FixedRankSpace(HorizontalSpace):
             right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
             relative, absolute = (turn_G @ unweight, turn_H @ unweight), (weight @ turn_G.mT, weight @ turn_H.mT)
             self._turns = turn_G.to(dtype), turn_H.to(dtype)
-        self._s = frame.s  # stays in float64: slopes of the metric divide by differences of singular values
+        self._s = frame.s
         self._frame: SingularFrame = frame.to(dtype)
         self._basis = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
         self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
@@ -67,7 +81,23 @@ class FixedRankSpace(HorizontalSpace):
     @property
     def singular_values(self) -> Tensor:
         """Return the singular values of G H^T, descending. Shape (..., h)."""
-        return self._frame.s
+        return self._values.to(self._frame.s.dtype)
+
+    @property
+    def full_rank(self) -> bool:
+        return self._lower is None
+
+    def _complete(self, frame: SingularFrame, x: Tensor, lower: Tensor) -> SingularFrame:
+        """Replace the frame where the rank is below h."""
+        self._lower = lower
+        G, H = self._split(x[lower])
+        there, lost = lower_rank_frame(G, H)
+        self._values = frame.s.clone()
+        self._values[lower] = there.s.masked_fill(lost, 0.0)
+        whole = SingularFrame(*(part.clone() for part in frame))
+        for part, new in zip(whole, there, strict=True):
+            part[lower] = new.to(part.dtype)
+        return whole
 
     @property
     def frame_sign(self) -> Tensor:
@@ -94,14 +124,37 @@ class FixedRankSpace(HorizontalSpace):
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         if order != "second":
             return super().geodesic(xi, t, order)
-        require_vector(self.point, xi)
-        z = _times(self._split(xi), self._to)
-        z = self._less(z, self._vertical(self._inside(z)))
-        require_finite_velocity(*z)
+        z = self._velocity(xi)
         if isinstance(t, Tensor) or t != 1:
             time = unsqueeze(self._time(t, xi), 2)
             z = time * z[0], time * z[1]
         return self._end(z)
+
+    def retract(self, xi: Tensor) -> Tensor:
+        r"""Follow the second-order geodesic; where its relative speed is above 1, a straight and shorter way.
+
+        With a, b the velocities relative to the point, G = left from_left and M = I + a^T a + b^T b, it leads to
+        (left + a M^(-1/4)) from_left, and alike for H: an invariant rule, equal to x + xi to the second order. Near
+        lower rank relative speeds have no bound, nor has the parabola. This has: with X the product and z the velocity
+        in coordinates, the spectral norm of the new product is at most 4 (|X| + |z|) in `mix`, as
+        s^(1/2) M^(1/2) s^(1/2) <= (s^2 + |z|^2 I)^(1/2) for s = diag(s): the square root is operator monotone.
+        """
+        z = self._velocity(xi)
+        y = self._end(z)
+        if self._relaxed:
+            return y
+        on, back = self._relative, (self._frame.from_left, self._frame.from_right)
+        gram = sum((c.mT @ (x.mT @ x) @ c).double() for x, c in zip(z, on, strict=True))
+        assert isinstance(gram, Tensor)
+        if has_values(gram) and not some(gram.diagonal(dim1=-2, dim2=-1).sum(-1) > FASTEST**2):
+            return y
+        squares, E = torch.linalg.eigh(gram)
+        fast = squares[..., -1] > FASTEST**2
+        if self._lower is not None:
+            fast = fast & ~self._lower
+        shorter = (E * (1 + squares.clamp_min(0.0))[..., None, :] ** -0.25 @ E.mT).to(z[0].dtype)
+        way = (x @ (c @ shorter @ b) for x, c, b in zip(z, on, back, strict=True))
+        return torch.where(fast[..., None, None], self.point + torch.cat(list(way), dim=-2), y)
 
     def proju(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
@@ -128,9 +181,20 @@ class FixedRankSpace(HorizontalSpace):
         return self._end(self._split(z)) if order == "second" else super()._polynomial(z, order)
 
     def _end(self, z: Both) -> Tensor:
-        """Compute where the second-order geodesic ends."""
+        """Compute where the second-order geodesic ends; the straight line where the rank is below h."""
         pairing, parts = self._pairing(), self._turned(z)
-        return torch.cat(apply(pairing, parts, expand(pairing, parts), self._split(self.point)), dim=-2)
+        y = torch.cat(apply(pairing, parts, expand(pairing, parts), self._split(self.point)), dim=-2)
+        if self._lower is None:
+            return y
+        return torch.where(self._lower[..., None, None], self.point + torch.cat(_times(z, self._from), dim=-2), y)
+
+    def _velocity(self, xi: Tensor) -> Both:
+        """Compute coordinates of the horizontal part of a velocity."""
+        require_vector(self.point, xi)
+        z = _times(self._split(xi), self._to)
+        z = self._less(z, self._vertical(self._inside(z)))
+        require_finite_velocity(*z)
+        return z
 
     def _inside(self, z: Both) -> Both:
         """Compute left^T z_G and right^T z_H."""
@@ -155,10 +219,11 @@ class FixedRankSpace(HorizontalSpace):
 
         c -> A c takes the orbit to itself. For square pairs in `mix` no geodesic ends before t = 1 while this is below
         1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
-        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|).
+        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
         """
         z_G, z_H = self._split(z)
-        return torch.maximum(spectral_norm(z_G @ self._relative[0]), spectral_norm(z_H @ self._relative[1]))
+        speed = torch.maximum(spectral_norm(z_G @ self._relative[0]), spectral_norm(z_H @ self._relative[1]))
+        return speed if self._lower is None else torch.where(self._lower, torch.inf, speed)
 
     def _step(self, z: Tensor, order: str) -> Tensor:
         if order == "first":
@@ -167,6 +232,11 @@ class FixedRankSpace(HorizontalSpace):
         return torch.cat(apply(pairing, parts, expand(pairing, parts)), dim=-2)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.full_rank:
+            raise GeodesicError(
+                "an exact geodesic should start where rank(G H^T) = h; found a lower rank, where only training may be: "
+                "take order='second', a straight line there"
+            )
         frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
         z_G, z_H = self._split(z)
         a, b = z_G @ self._relative[0], z_H @ self._relative[1]
@@ -183,7 +253,9 @@ class FixedRankSpace(HorizontalSpace):
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def linearised(self, order: str) -> Linearised:
-        if order == "second":  # by hand: autograd takes longer, and its graph holds more tall matrices
+        if (
+            order == "second" and self.full_rank
+        ):  # by hand: autograd takes longer, and its graph holds more tall matrices
             return partial(self._linearise, self._pairing())
         return super().linearised(order)
 
