@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         TranslationQuotient,
     )
     from quotient_manifolds.merge import MergedAdapter, merge_adapters
+    from quotient_manifolds.optim import SAM, OrbitAudit, QuotientAdam, QuotientSGD, orbit_audit
     from quotient_manifolds.sharpness import (
         AutoPGD,
         ConvergenceWarning,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
 __all__ = [
     "GEODESICS",
     "METRICS",
+    "SAM",
     "Adaptive",
     "AutoPGD",
     "ConvergenceWarning",
@@ -78,9 +80,12 @@ __all__ = [
     "HorizontalSpace",
     "MeasureResult",
     "MergedAdapter",
+    "OrbitAudit",
     "Proof",
     "Quotient",
+    "QuotientAdam",
     "QuotientManifold",
+    "QuotientSGD",
     "Recipe",
     "RotaryQuotient",
     "RoundingWarning",
@@ -108,6 +113,7 @@ __all__ = [
     "merge_adapters",
     "next_token_cross_entropy",
     "normalised_logits",
+    "orbit_audit",
     "prove_symmetries",
     "random_move",
     "read_text_labels",
@@ -120,7 +126,7 @@ __all__ = [
 ]
 
 
-_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "merge")
+_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge")
 """Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
 
 

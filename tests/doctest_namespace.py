@@ -17,6 +17,7 @@ def _example(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) 
     if isinstance(request.node, pytest.DoctestItem) and request.node.path.suffix == ".py":
         import torch
 
+        import quotient_manifolds as qm
         import quotient_manifolds.manifolds as m
 
         def squared(x: Any, eta: Any, zeta: Any) -> Any:
@@ -35,4 +36,7 @@ def _example(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) 
         manifold, entries = own.get(room, (m.DiagonalQuotient("inv"), [[1.0, 2.0], [4.0, 8.0]]))
         x = torch.tensor(entries)
         doctest_namespace.update({name: getattr(m, name) for name in m.__all__ if name.endswith("Quotient")})
+        doctest_namespace.update(
+            {name: getattr(qm, name) for name in ("find_symmetries", "QuotientAdam", "QuotientSGD")}
+        )
         doctest_namespace.update(torch=torch, manifold=manifold, x=x, space=manifold.at(x), rays=rays)

@@ -32,6 +32,7 @@ LEVELS = {
     "geometry": 3,
     "sharpness": 4,
     "load": 5,
+    "optim": 5,
     "plots": 5,
     "report": 6,
     "merge": 6,

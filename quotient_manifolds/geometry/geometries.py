@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
-from quotient_manifolds.geometry.pair_block import pair_blocks
+from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
     balanced,
     folded,
@@ -25,7 +25,7 @@ from quotient_manifolds.geometry.parameters import (
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Scope, Symmetries
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Params, Scope, SymmetricPair, Symmetries
 
 
 class Geometry(ABC):
@@ -39,6 +39,13 @@ class Geometry(ABC):
     @abstractmethod
     def at(self, model: nn.Module) -> TangentSpace:
         """Return the tangent space at the model's parameters; the model is read, never written."""
+
+    def around(self, model: nn.Module) -> TangentSpace:
+        """Return the tangent space at the model's parameters as they are, at no other place of their orbit.
+
+        For steps of training, which begin where the gradients are. Of symmetries, pairs alone are divided by.
+        """
+        return self.at(model)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the geometry with only such symmetries of the model as loss(model, batch) bears out.
@@ -163,12 +170,7 @@ class Quotient(Geometry):
 
     def at(self, model: nn.Module) -> TangentSpace:
         point = start = measured_parameters(model)
-        symmetries = self.symmetries
-        if not isinstance(symmetries, Symmetries):
-            raise ValueError(
-                f"the symmetries of {type(model).__name__} are found in a run: call proved(model, loss, batch) first, "
-                "as every measure does, or give symmetries=find_symmetries(model, batch)"
-            )
+        symmetries = self._known(model)
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
@@ -192,9 +194,25 @@ class Quotient(Geometry):
             point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
+        return TangentSpace(point, scales, self._blocks(pairs, point))
+
+    def around(self, model: nn.Module) -> TangentSpace:
+        point, symmetries = measured_parameters(model), self._known(model)
+        every = {name: w.detach() for name, w in model.named_parameters()}
+        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
+        return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point))
+
+    def _known(self, model: nn.Module) -> Symmetries:
+        if isinstance(self.symmetries, Symmetries):
+            return self.symmetries
+        raise ValueError(
+            f"the symmetries of {type(model).__name__} are found in a run: call proved(model, loss, batch) first, as "
+            "every measure does, or give symmetries=find_symmetries(model, batch)"
+        )
+
+    def _blocks(self, pairs: list[SymmetricPair], point: Params) -> tuple[PairBlock, ...]:
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
-        blocks = pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
-        return TangentSpace(point, scales, blocks)
+        return pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the quotient by those symmetries that leave the loss alone; ValueError naming pairs that do not.

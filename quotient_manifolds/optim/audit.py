@@ -1,0 +1,206 @@
+"""Tell how far an optimizer's runs from different points of one orbit drift apart."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.sharpness.losses import Loss, inputs_and_labels
+from quotient_manifolds.symmetries import SymmetricPair, Symmetries, find_symmetries
+from quotient_manifolds.symmetries.move import act, group_element
+from quotient_manifolds.symmetries.outputs import answer, floating
+
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+"""Makes an optimizer of the model it is given, such as `lambda model: torch.optim.AdamW(model.parameters())`."""
+
+Outputs = Callable[[nn.Module, Any], Any]
+
+
+@final
+@dataclass(frozen=True)
+class OrbitAudit:
+    """Hold how far runs of an optimizer from moved weights ended from the run of the weights as they were.
+
+    drifts: for every move |f - f'| / |f - f_0| with f and f' the outputs after both runs and f_0 those before: 1 is as
+    far as training went. NaN where a run ended in numbers that are not finite. starts: |f_0 - f_0'| / |f_0|, which is
+    rounding. losses, moved_losses: the first batch's loss at the end, of the run and of those from moved weights.
+    """
+
+    optimizer: str
+    steps: int
+    condition: float
+    pairs: int
+    drifts: tuple[float, ...]
+    starts: tuple[float, ...]
+    loss: float
+    moved_losses: tuple[float, ...]
+
+    @property
+    def drift(self) -> float:
+        """Return the median drift; NaN counts as infinite."""
+        return statistics.median(math.inf if math.isnan(each) else each for each in self.drifts)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file that `load` reads."""
+        write_text(Path(path), json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> OrbitAudit:
+        """Read what `save` wrote; ValueError for any other file."""
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or set(found) != set(cls.__dataclass_fields__):
+            raise ValueError(f"{path} should hold an audit as OrbitAudit.save writes it")
+        held: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
+        return cls(**held)
+
+
+def orbit_audit(
+    make_optimizer: MakeOptimizer,
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    *,
+    steps: int | None = None,
+    symmetries: Symmetries | None = None,
+    condition: float = 100.0,
+    moves: int = 3,
+    outputs: Outputs | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> OrbitAudit:
+    """Train copies of a model from several points of its orbit, and compare the functions that come out.
+
+    Every copy but the first starts from weights moved by random elements of the groups of all pairs, of the given
+    condition: A = U diag(s) V^T with s log-spaced, numbers from condition^-1/2 to condition^1/2. All compute the same
+    function then, and are trained by an optimizer that is made for each, on the same batches in the same order, with
+    the same random numbers. The model is not changed.
+
+    make_optimizer: see `MakeOptimizer`; it may close over `symmetries`. Steps are `optimizer.step(closure)`, so that
+    optimizers of several passes, such as `SAM`, are audited too. loss: loss(model, batch), a scalar. steps: by default
+    one a batch; they begin again when the batches are used up. symmetries: whose pairs are moved, by default those
+    found in the first batch; pairs with frozen parameters stay. outputs: what is compared, outputs(model, batch), by
+    default what the model returns for the inputs of all batches.
+
+    In float64 an optimizer that does not see the representative has drifts at rounding level; in float32 what is
+    rounded when weights move, `starts`, is amplified by training.
+    ValueError where there is no pair to move, and for outputs that do not change in training.
+    """
+    listed = list(batches)
+    if not listed:
+        raise ValueError("there should be at least one batch to train on; found none")
+    if moves < 1 or (steps is not None and steps < 1) or not 1 <= condition < math.inf:
+        raise ValueError(f"moves and steps should be at least 1, as condition; found {moves}, {steps} and {condition}")
+    steps = len(listed) if steps is None else steps
+    found = _symmetries(model, listed[0]) if symmetries is None else symmetries
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
+    if not pairs:
+        raise ValueError(f"{type(model).__name__} should have a symmetric pair that is trained, to move; found none")
+    outputs = outputs or (lambda network, batch: answer(network, _inputs(batch)))
+    generator = torch.Generator().manual_seed(seed)
+    tell = progress or (lambda what, done, total: None)
+    runs = []
+    for index in range(1 + moves):
+        tell("runs from points of the orbit", index, 1 + moves)
+        network = copy.deepcopy(model)
+        if index:
+            _move(network, pairs, condition, generator)
+        runs.append(_run(network, make_optimizer, loss, listed, steps, outputs, seed))
+    tell("runs from points of the orbit", 1 + moves, 1 + moves)
+    first, *others = runs
+    travelled = float(torch.linalg.vector_norm(first.after - first.before))
+    if travelled == 0:
+        raise ValueError(
+            "training should change the outputs, and left them as they were: take more steps or another lr"
+        )
+    size = float(torch.linalg.vector_norm(first.before))
+    return OrbitAudit(
+        first.optimizer,
+        steps,
+        float(condition),
+        len(pairs),
+        tuple(_finite(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others),
+        tuple(float(torch.linalg.vector_norm(other.before - first.before)) / (size or 1.0) for other in others),
+        first.loss,
+        tuple(other.loss for other in others),
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    optimizer: str
+    before: Tensor
+    after: Tensor
+    loss: float
+
+
+def _run(
+    model: nn.Module,
+    make_optimizer: MakeOptimizer,
+    loss: Loss,
+    batches: list[Any],
+    steps: int,
+    outputs: Outputs,
+    seed: int,
+) -> _Run:
+    torch.manual_seed(seed)
+    optimizer = make_optimizer(model)
+    before = _seen(model, batches, outputs)
+    for step in range(steps):
+        batch = batches[step % len(batches)]
+
+        def closure(batch: Any = batch) -> float:
+            optimizer.zero_grad()
+            value = loss(model, batch)
+            value.backward()
+            return float(value.detach())
+
+        optimizer.step(closure)
+    with torch.no_grad():
+        last = float(loss(model, batches[0]))
+    return _Run(type(optimizer).__name__, before, _seen(model, batches, outputs), last)
+
+
+def _seen(model: nn.Module, batches: list[Any], outputs: Outputs) -> Tensor:
+    """Return the outputs for all batches in one vector, in eval mode and float64."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            parts = [part for batch in batches for part in floating(outputs(model, batch))]
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    return torch.cat([part.detach().double().flatten() for part in parts])
+
+
+def _move(model: nn.Module, pairs: list[SymmetricPair], condition: float, generator: torch.Generator) -> None:
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    for pair in pairs:
+        pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
+
+
+def _symmetries(model: nn.Module, batch: Any) -> Symmetries:
+    return find_symmetries(copy.deepcopy(model).eval(), _inputs(batch))
+
+
+def _inputs(batch: Any) -> Any:
+    """Return what the model is called with: a batch of inputs and targets without its targets."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key != "labels"}
+    return inputs_and_labels(batch)[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
+
+
+def _finite(size: Tensor) -> float:
+    return float(size) if bool(size.isfinite()) else math.nan

@@ -1,0 +1,114 @@
+"""Read the pairs of one shape as one batch, with their gradients and what an optimizer remembers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.optim.frame import Both
+from quotient_manifolds.symmetries import Params, SymmetricPair
+
+State = MutableMapping[Any, Any]
+"""What a torch optimizer keeps: of a pair under its name, of a parameter under the parameter."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatch:
+    """Hold the pairs of one shape and group of parameters, whose factors are read as (heads of all, rows, h)."""
+
+    pairs: tuple[SymmetricPair, ...]
+    params: Mapping[str, Tensor]
+
+    @property
+    def complex(self) -> bool:
+        """Return whether the two columns are real and imaginary part."""
+        return self.pairs[0].acts == "GL(1, C)"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters the pairs touch, each once."""
+        return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Return the precision that steps are computed in: that of the parameters, float32 at least."""
+        dtype = torch.float32
+        for name in self.names:
+            dtype = torch.promote_types(dtype, self.params[name].dtype)
+        return dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the parameters are."""
+        return self.params[self.names[0]].device
+
+    def factors(self) -> Both:
+        """Return G and H, as they are now."""
+        return self._read({name: self.params[name].detach() for name in self.names})
+
+    def gradients(self) -> Both:
+        """Return the gradients in G and H; all parameters of the pairs have one."""
+        return self._read({name: self._grad(name) for name in self.names})
+
+    def _grad(self, name: str) -> Tensor:
+        grad = self.params[name].grad
+        assert grad is not None
+        return grad
+
+    def _read(self, params: Params) -> Both:
+        G, H = (
+            torch.cat([part.to(self.dtype) for part in parts])
+            for parts in (
+                [pair.G.read(params) for pair in self.pairs],
+                [pair.H.read(params) for pair in self.pairs],
+            )
+        )
+        return G, H
+
+    def write(self, G: Tensor, H: Tensor) -> None:
+        """Put factors back into the parameters, in place."""
+        params = {name: self.params[name].detach() for name in self.names}
+        heads = [pair.heads for pair in self.pairs]
+        for pair, g, k in zip(self.pairs, G.split(heads), H.split(heads), strict=True):
+            pair.G.write(params, g)
+            pair.H.write(params, k)
+
+    def recall(self, state: State, name: str) -> Both | None:
+        """Return what is remembered under the name for G and H of all pairs, None if nothing is."""
+        found = [state.get(pair.name, {}) for pair in self.pairs]
+        if any(f"{name}_G" not in each for each in found):
+            return None
+        G, H = (_stacked([each[f"{name}_{side}"] for each in found]).to(self.device) for side in "GH")
+        return G, H
+
+    def remember(self, state: State, name: str, values: Both) -> None:
+        """Remember values for G and H of all pairs under the name: for every pair a part of one tensor."""
+        heads = [pair.heads for pair in self.pairs]
+        for side, value in zip("GH", values, strict=True):
+            for pair, part in zip(self.pairs, value.split(heads), strict=True):
+                state.setdefault(pair.name, {})[f"{name}_{side}"] = part
+
+    def count(self, state: State) -> int:
+        """Return how many steps the pairs have made."""
+        return int(state.get(self.pairs[0].name, {}).get("step", 0))
+
+    def counted(self, state: State) -> None:
+        """Count one more step."""
+        steps = self.count(state) + 1.0
+        for pair in self.pairs:
+            state.setdefault(pair.name, {})["step"] = torch.tensor(steps)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Return the tensor that all parts are views of, in this order, or else a new one of them all."""
+    whole = parts[0]._base
+    if whole is None or any(part._base is not whole for part in parts) or sum(map(len, parts)) != len(whole):
+        return torch.cat(list(parts))
+    in_order = parts[0].data_ptr() == whole.data_ptr() and all(a.data_ptr() < b.data_ptr() for a, b in pairwise(parts))
+    return whole if in_order else torch.cat(list(parts))

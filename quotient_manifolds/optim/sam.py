@@ -1,0 +1,120 @@
+"""Minimise the loss at the end of the first step of ascent: sharpness-aware minimisation in any geometry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from quotient_manifolds.geometry import Euclidean, Geometry
+
+Closure = Callable[[], Any]
+
+
+@final
+class SAM(torch.optim.Optimizer):
+    """Step an optimizer along the gradients at w + xi, where |xi| = radius and xi rises most steeply from w.
+
+    xi is the first step of the ascent that measures worst-case sharpness, in the same coordinates: `Euclidean()` is SAM
+    (Foret et al., arXiv 2010.01412), `Adaptive(0.01)` is ASAM (Kwon et al., arXiv 2102.11600) but for the power of |w|
+    that biases get there, `Quotient("mix", symmetries=...)` follows the second-order geodesic of every pair (or what
+    `geodesic` says), all other weights being measured as `Adaptive` does. What it steps to does not depend on the
+    representative of a pair, if the base's steps do not: `QuotientSGD` or `QuotientAdam`.
+
+    base: the optimizer, whose groups, state and `state_dict` these are. model: whose parameters the base steps. radius:
+    in the geometry's norm. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of
+    theirs count, where the weights are, and nothing else.
+
+    A step takes two passes, `step(closure)`, where the closure sets gradients to zero, computes the loss (of all
+    micro-batches, if there are several) and calls backward. With a gradient scaler, or for a loop of one's own, the
+    second pass goes into `with sam.perturbed():`, and the base steps afterwards.
+    """
+
+    def __init__(
+        self, base: torch.optim.Optimizer, model: nn.Module, *, geometry: Geometry | None = None, radius: float
+    ) -> None:
+        geometry = Euclidean() if geometry is None else geometry
+        if not isinstance(base, torch.optim.Optimizer):
+            raise TypeError(f"base should be a torch.optim.Optimizer, made; found {base!r}")
+        if not isinstance(geometry, Geometry):
+            raise TypeError(f"geometry should be Euclidean(), Adaptive() or Quotient(...); found {geometry!r}")
+        if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 <= radius < math.inf:
+            raise ValueError(f"radius should be a finite number >= 0; found {radius!r}")
+        self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
+        own = {id(p) for p in model.parameters()}
+        if any(id(p) not in own for group in base.param_groups for p in group["params"]):
+            raise ValueError("base should step parameters of the model; it has some that are none of its: make it anew")
+        geometry.around(model)  # refuses what cannot be measured
+        super().__init__(base.param_groups, base.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.base.param_groups, self.base.state
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Make one step, and return what the closure returned at the weights before it."""
+        if closure is None:
+            raise ValueError(
+                "a step takes two passes, so step(closure) needs a closure that computes the loss and gradients; or "
+                "put the second pass into `with sam.perturbed():` and call base.step()"
+            )
+        with torch.enable_grad():
+            loss = closure()
+            with self.perturbed():
+                closure()
+        self.base.step()
+        return loss
+
+    @contextmanager
+    def perturbed(self) -> Iterator[None]:
+        """Move the weights to w + xi by the gradients they hold; on leaving, however, they are w again, bit for bit.
+
+        They stay w where all gradients are 0 or one is not finite, as those of a scaled loss may be: there is no
+        direction to go.
+        """
+        params = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        kept = {name: p.detach().clone() for name, p in params.items()}
+        try:
+            with torch.no_grad():
+                moved = self._risen()
+                for name, value in moved.items():
+                    params[name].copy_(value)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in params.items():
+                    p.copy_(kept[name])
+
+    def _risen(self) -> dict[str, torch.Tensor]:
+        """Return the parameters at the end of the first step of ascent, none of them if there is no such."""
+        space = self._geometry.around(self._model)
+        grads = {name: p.grad for name, p in self._model.named_parameters() if p.requires_grad}
+        z = space.pull_back(space.zero(), grads)
+        if space.norm == "linf":
+            finite = all(bool(block.isfinite().all()) for block in z.values())
+            return space.move({key: self.radius * block.sign() for key, block in z.items()}) if finite else {}
+        length = space.length(z)
+        if not (0 < length < math.inf):
+            return {}
+        return space.move({key: block * (self.radius / length) for key, block in z.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the base."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of another base of this kind."""
+        self.base.load_state_dict(state_dict)
+        self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base."""
+        if hasattr(self, "param_groups") and self.param_groups is self.base.param_groups:
+            self.base.add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)

@@ -1,0 +1,209 @@
+"""Runs from two points of one orbit are one run; and what a step does is what the manifold says."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quotient_manifolds as qm
+from tests.optim.cases import CASES, apart, made, moved, train
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda model, found: qm.QuotientSGD(model.named_parameters(), found, lr=0.05),
+    "momentum": lambda model, found: qm.QuotientSGD(model.named_parameters(), found, lr=0.02, momentum=0.9),
+    "nesterov inv": lambda model, found: qm.QuotientSGD(
+        model.named_parameters(), found, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, metric="inv"
+    ),
+    "adam": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=0.01, weight_decay=0.1),
+    "adam clipped": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=0.01, max_norm=0.05),
+    "adam inv": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=1e-3, metric="inv"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*((name, kind) for name in CASES for kind in ("momentum", "adam")), *(("low rank", kind) for kind in OPTIMIZERS)],
+)
+def test_two_points_of_one_orbit_train_to_one_function(name: str, optimizer: str) -> None:
+    model, inputs, targets, found = made(name)
+    twin = moved(model, found)
+    start = copy.deepcopy(model)
+    make = OPTIMIZERS[optimizer]
+    losses = train(model, make(model, found), inputs, targets, 15)
+    again = train(twin, make(twin, found), inputs, targets, 15)
+    assert apart(model, start, inputs) > 1e-3  # it went somewhere
+    assert losses[-1] < losses[0]
+    # Adam divides gradients that are rounding, as those of key biases, by their size and 1e-8.
+    assert again == pytest.approx(losses, rel=1e-8)
+    assert apart(model, twin, inputs) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["low rank", "B = 0", "encoder"])
+def test_a_hundred_steps_keep_them_together(name: str) -> None:
+    model, inputs, targets, found = made(name)
+    twin = moved(model, found)
+    for each in (model, twin):
+        train(each, qm.QuotientAdam(each.named_parameters(), found, lr=0.01), inputs, targets, 100)
+    assert apart(model, twin, inputs) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["low rank", "encoder"])
+def test_in_float32_they_part_by_rounding_that_training_amplifies(name: str) -> None:
+    model, inputs, targets, found = made(name, torch.float32)
+    ends = {}
+    for kind in ("ours", "adamw"):
+        one, other = copy.deepcopy(model), moved(model, found)
+        for each in (one, other):
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(each.parameters(), lr=0.01)
+            if kind == "ours":
+                optimizer = qm.QuotientSGD(each.named_parameters(), found, lr=0.05, momentum=0.9)
+            train(each, optimizer, inputs, targets, 100)
+        ends[kind] = apart(one, other, inputs)
+    assert ends["ours"] < 1e-3
+    assert ends["adamw"] > 0.1
+
+
+def gradients(model: nn.Module, inputs: Any, targets: Any) -> None:
+    model.zero_grad()
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+
+
+def product(pair: qm.SymmetricPair, params: dict[str, torch.Tensor]) -> torch.Tensor:
+    return pair.G.read(params) @ pair.H.read(params).mT
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("name", ["low rank", "rank one", "encoder", "Llama"])
+def test_a_small_step_is_the_gradient_of_the_manifold(name: str, metric: str) -> None:
+    model, inputs, targets, found = made(name)
+    optimizer = qm.QuotientSGD(model.named_parameters(), found, lr=1e-9, metric=metric)
+    gradients(model, inputs, targets)
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    slopes = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
+    optimizer.step()
+    after = {key: p.detach() for key, p in model.named_parameters()}
+    pairs = [pair for pair in found.pairs if model.get_parameter(pair.names[0]).requires_grad]
+    assert pairs
+    for pair in pairs:
+        x, egrad = pair.read(before), pair.read(slopes)
+        way = (pair.read(before) - pair.read(after)) / 1e-9
+        wanted = pair.manifold(metric).egrad2rgrad(x, egrad)
+        assert torch.allclose(way, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_elements_in_no_pair_go_as_torch_moves_them(kind: str) -> None:
+    model, inputs, targets, _ = made("low rank")
+    twin, none = copy.deepcopy(model), qm.Symmetries(())
+    if kind == "adam":
+        ours: torch.optim.Optimizer = qm.QuotientAdam(model.named_parameters(), none, lr=0.01, weight_decay=0.1)
+        theirs: torch.optim.Optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01, weight_decay=0.1)
+    else:
+        ours = qm.QuotientSGD(model.named_parameters(), none, lr=0.01, weight_decay=0.1, momentum=0.9)
+        theirs = torch.optim.SGD(twin.parameters(), lr=0.01, weight_decay=0.1, momentum=0.9)
+    train(model, ours, inputs, targets, 5)
+    train(twin, theirs, inputs, targets, 5)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_momentum_of_a_square_pair_is_that_of_its_product() -> None:
+    """Factors of full rank see all of the gradient M of their product: remembered is its running sum, times H."""
+    torch.manual_seed(0)
+
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.B, self.A = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.B(self.A(x))
+
+    model = Square().double().eval()
+    inputs, targets = torch.randn(16, 4).double(), torch.randint(4, (16,))
+    found = qm.find_symmetries(model, inputs)
+    (pair,) = found.pairs
+    optimizer = qm.QuotientSGD(model.named_parameters(), found, lr=0.1, momentum=0.8)
+    total = torch.zeros(4, 4).double()
+    for _ in range(6):
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        X = product(pair, params)[0].requires_grad_()
+        G = pair.G.read(params)[0]
+        forward = inputs @ X.T if torch.allclose(G, model.B.weight.detach()) else inputs @ X
+        (M,) = torch.autograd.grad(nn.functional.cross_entropy(forward, targets), X)
+        total = 0.8 * total + M
+        gradients(model, inputs, targets)
+        optimizer.step()
+        H = pair.H.read({name: p.detach() for name, p in model.named_parameters()})[0]
+        assert torch.allclose(optimizer.state[pair.name]["gradient_G"][0], total @ H, rtol=1e-9, atol=1e-12)
+
+
+def test_adam_divides_every_row_by_its_own_size() -> None:
+    """Without memory a step moves the product along M right right^T, each row of M right of mean square 1."""
+    model, inputs, targets, found = made("low rank")
+    gradients(model, inputs, targets)
+    pair = found.pairs[0]
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    G, H, g = pair.G.read(before)[0], pair.H.read(before)[0], pair.G.read(grads)[0]
+    right = torch.linalg.qr(H).Q
+    seen = torch.linalg.solve(H.mT @ H, g.mT).mT @ H.mT @ right
+    rows = seen / seen.square().mean(dim=1, keepdim=True).sqrt()
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=1e-6, betas=(0.0, 0.0), eps=0.0)
+    optimizer.step()
+    after = {key: p.detach() for key, p in model.named_parameters()}
+    way = (G - pair.G.read(after)[0]) @ H.mT / 1e-6
+    assert torch.allclose(way, rows @ right.mT, rtol=1e-3, atol=1e-3)
+
+
+def test_the_start_of_an_adapter_moves_by_the_gradient_in_the_span_of_a() -> None:
+    """At B = 0 the step of the product is -lr M P, P the projection on the rows of A; A stays."""
+    model, inputs, targets, found = made("B = 0")
+    gradients(model, inputs, targets)
+    B, A = model[0].B.weight.detach().clone(), model[0].A.weight.detach().clone()
+    e = model[0].B.weight.grad.clone()
+    qm.QuotientSGD(model.named_parameters(), found, lr=0.1).step()
+    assert torch.equal(B, torch.zeros_like(B))
+    wanted = -0.1 * torch.linalg.solve(A @ A.T, e.T).T
+    got = model[0].B.weight.detach() @ model[0].A.weight.detach()
+    assert torch.allclose(got, wanted @ A, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam"])
+def test_a_run_goes_on_from_a_checkpoint(kind: str) -> None:
+    model, inputs, targets, found = made("encoder")
+    make = OPTIMIZERS[kind]
+    straight, halfway = copy.deepcopy(model), copy.deepcopy(model)
+    train(straight, make(straight, found), inputs, targets, 12)
+    first = make(halfway, found)
+    train(halfway, first, inputs, targets, 6)
+    file = io.BytesIO()
+    torch.save({"model": halfway.state_dict(), "optimizer": first.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    fresh = copy.deepcopy(model)
+    fresh.load_state_dict(saved["model"])
+    second = make(fresh, found)
+    second.load_state_dict(saved["optimizer"])
+    train(fresh, second, inputs, targets, 6)
+    for a, b in zip(straight.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_product_never_leaps_where_singular_values_are_small() -> None:
+    """A product near zero: its gradient steps would be divided by its singular values."""
+    model, inputs, targets, found = made("low rank")
+    with torch.no_grad():
+        model[0].B.weight.mul_(1e-9)
+    before = model[0].B.weight.detach() @ model[0].A.weight.detach()
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    gradients(model, inputs, targets)
+    optimizer.step()
+    after = model[0].B.weight.detach() @ model[0].A.weight.detach()
+    rows = 14 + 12
+    assert float((after - before).norm()) < 3 * 0.01 * (4 * rows) ** 0.5
