@@ -165,6 +165,15 @@ def test_single_precision_and_a_spread_spectrum(metric: str) -> None:
     torch.testing.assert_close(narrow.double(), wide, rtol=1e-3, atol=0)
 
 
+@every_metric
+def test_gradients_and_vmap(metric: str) -> None:
+    manifold = FixedRankQuotient(5, 4, metric)
+    x, y = gaussian(3, 9, 2, seed=0), gaussian(3, 9, 2, seed=1)
+    torch.autograd.gradcheck(manifold.alignment_dist, (x.requires_grad_(), y.requires_grad_()))
+    mapped = torch.func.vmap(manifold.alignment_dist)(x.detach(), y.detach())
+    torch.testing.assert_close(mapped, manifold.alignment_dist(x, y).detach(), rtol=1e-9, atol=1e-9)
+
+
 @every_shape
 @settings(max_examples=5)
 @given(seed=seeds, spread=st.sampled_from([0.01, 0.3, 10.0]))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError
 from quotient_manifolds.manifolds.fixed_rank import logarithm
+from quotient_manifolds.manifolds.fixed_rank.fixed_steps import follow_mix
 from quotient_manifolds.manifolds.fixed_rank.shooting import Shots
 
 SHAPES = [(6, 5, 2), (3, 3, 3), (3, 2, 1), (2, 4, 2)]
@@ -131,6 +132,17 @@ def test_rank_16(metric: str) -> None:
     torch.testing.assert_close(found[0], size * xi, rtol=1e-6, atol=1e-6 * float(size * xi.abs().max()))
     assert float(space.norm(found[1])) < 1e-9 * float(space.singular_values[0])
     assert float(manifold.dist(x, y[0])) <= float(manifold.alignment_dist(x, y[0]))
+
+
+def test_rough_geodesics_of_mix() -> None:
+    """The oracle is the exact geodesic, from a balanced point, where momenta and singular values are of one size."""
+    manifold = FixedRankQuotient(6, 5, "mix")
+    x = manifold.balance(torch.randn(3, 11, 2, dtype=torch.float64))
+    space = manifold.at(x)
+    xi = 0.3 * space.singular_values[..., -1:, None] * space.sample() / 4
+    rough = torch.cat(follow_mix(*manifold.split(x), *manifold.split(xi)), dim=-2)
+    error = torch.linalg.matrix_norm(rough - space.geodesic(xi, order="exact"))
+    assert bool((error < 1e-5 * torch.linalg.matrix_norm(xi)).all())
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])

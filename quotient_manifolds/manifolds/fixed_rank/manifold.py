@@ -147,8 +147,8 @@ class FixedRankQuotient(QuotientManifold):
         |X - Y|_F / sqrt(2) and at most (|X|_F + |Y|_F) / sqrt(2) for the products X and Y.
 
         Infinite for square pairs, n = m = h, whose products have determinants of opposite signs: nothing connects them.
-        Computed in float64, in O((n + m) h^2) operations. Raises ValueError for other metrics and with eps > 0, for
-        which no such curve is known. Shape (...,), or (..., 1, 1) with `keepdim`.
+        Computed in float64, in O((n + m) h^2) operations; differentiable at points of two orbits. Raises ValueError for
+        other metrics and with eps > 0, for which no such curve is known. Shape (...,), or (..., 1, 1) with `keepdim`.
 
         >>> manifold.alignment_dist(x, 4 * x)  # the product grows 16-fold: log(16) / sqrt(2)
         tensor(1.9605)
@@ -193,8 +193,8 @@ class FixedRankQuotient(QuotientManifold):
         Found by shooting from the aligned representative of y, for a whole batch at once: the shortest geodesic if the
         points are near, and never a longer one than the curve of `alignment_dist`. Geodesics between two points stay in
         the span of the columns of both (it is fixed by an isometry, the reflection through it), so the size of the
-        search depends on h alone. How far it reaches: geodesics of length 2 in `inv`, where G or H may turn by 90
-        degrees, and of half the norm of G H^T in `mix`, are mostly found; those twice as long mostly not, for h > 1.
+        search depends on h alone. In `inv`, where a length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about
+        the norm of G H^T away, searches with h > 1 begin to fail or to find another geodesic.
         Computed in float64; not differentiable. Raises `GeodesicError` if no geodesic is found, ValueError with
         eps > 0. Shapes (..., n + m, h).
 

@@ -1,0 +1,98 @@
+"""The cost of distances and means of pairs of rank 16, 768 x 768, of aligned points and of geodesics.
+
+Processor time, in milliseconds, in extra_info, with the ratio to the distance of aligned points in the same run. Points
+are ends of geodesics, `length` long in `inv`, `length` times the norm of G H^T long in `mix`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor
+
+from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError
+
+SIZE, RANK, POINTS, ROUNDS = 768, 16, 8, 3
+
+
+def spread(manifold: FixedRankQuotient, length: float) -> tuple[Tensor, Tensor]:
+    """A point, and points at a distance from it, each at a representative of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * SIZE, RANK, generator=generator, dtype=torch.float64)
+    space = manifold.at(x)
+    size = length * (space.singular_values.norm() if manifold.metric == "mix" else 1.0)
+    ends = []
+    for _ in range(POINTS):
+        xi = space.sample(generator)
+        A = torch.randn(RANK, RANK, generator=generator, dtype=torch.float64)
+        ends.append(manifold.action(A, manifold.expmap(x, size * xi / space.norm(xi))))
+    return x, torch.stack(ends)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    before = time.process_time()
+    run()
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("length", [0.1, 0.3])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_distances_and_means(benchmark: BenchmarkFixture, metric: str, length: float) -> None:
+    manifold = FixedRankQuotient(SIZE, SIZE, metric)
+    x, points = spread(manifold, length)
+    jobs: dict[str, Callable[[], object]] = {
+        "alignment_dist": lambda: manifold.alignment_dist(x, points[0]),
+        "alignment_mean of 8": lambda: manifold.alignment_mean(points),
+        "dist": lambda: manifold.dist(x, points[0]),
+        "mean of 8": lambda: manifold.mean(points),
+    }
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+
+    def round_() -> None:
+        for name, job in jobs.items():
+            times[name].append(seconds(job))
+
+    round_()  # the first call of everything
+    for series in times.values():
+        series.clear()
+    benchmark.pedantic(round_, rounds=ROUNDS)
+    medians = {name: statistics.median(series) for name, series in times.items()}
+    for name, median in medians.items():
+        benchmark.extra_info[f"{name}, milliseconds"] = round(1e3 * median, 1)
+        benchmark.extra_info[f"{name} / alignment_dist"] = round(median / medians["alignment_dist"], 1)
+    assert medians["alignment_mean of 8"] < 1.0
+    assert medians["alignment_dist"] < medians["dist"]
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_points_and_vectors_of_unit_gaussians(benchmark: BenchmarkFixture, metric: str) -> None:
+    """What geoopt's own tests of `logmap` ask for: Exp_x(Log_x(y)) = y for y = Exp_x(u), far beyond near points."""
+    manifold = FixedRankQuotient(6, 5, metric)
+    times: list[float] = []
+    lengths: dict[str, list[float]] = {"found": [], "another geodesic found": [], "refused": []}
+
+    def draw(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        x, u = torch.randn(2, 11, 2, generator=generator, dtype=torch.float64)
+        u = manifold.proju(x, u)
+        y, before = manifold.expmap(x, u), time.process_time()
+        try:
+            v = manifold.logmap(x, y)
+            outcome = "found" if torch.allclose(manifold.expmap(x, v), y, rtol=1e-6, atol=1e-6) else list(lengths)[1]
+        except GeodesicError:
+            outcome = "refused"
+        times.append(time.process_time() - before)
+        size = manifold.at(x).singular_values.norm() if metric == "mix" else 1.0
+        lengths[outcome].append(round(float(manifold.norm(x, u) / size), 2))
+
+    benchmark.pedantic(lambda: [draw(seed) for seed in range(20)], rounds=1)
+    benchmark.extra_info["milliseconds, median"] = round(1e3 * statistics.median(times))
+    benchmark.extra_info["milliseconds, most"] = round(1e3 * max(times))
+    for outcome, found in lengths.items():
+        benchmark.extra_info[f"{outcome}: lengths"] = sorted(found)
+    assert len(lengths["found"]) >= 10
