@@ -85,18 +85,19 @@ def _frame_in_single(G: Tensor, H: Tensor, R_G: Tensor, R_H: Tensor) -> Singular
     """Compute `singular_frame` from R_G and R_H: left = G to_left, in float64 and piece by piece, then rounded."""
     U, s, Vh = torch.linalg.svd(R_G @ R_H.mT)
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
-    lefts, signs = [], []
-    for x, on in zip(_pieces(G), _pieces(to_left, of=G), strict=True):
-        left = x.double() @ on
-        signs.append(_sign(left))
-        lefts.append(left.mul_(signs[-1]).float())
-    sign = torch.cat(signs).reshape(*s.shape[:-1], 1, s.shape[-1])
-    U, V, to_left = U * sign, Vh.mT * sign, to_left * sign
+    left, right = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (G, H))
+    sign = s.new_empty(*s.shape[:-1], 1, s.shape[-1])
+    parts = (_pieces(x, of=G) for x in (G, to_left, left, sign))
+    for x, on, out, signs in zip(*parts, strict=True):
+        columns = x.double() @ on
+        signs.copy_(_sign(columns))
+        out.copy_(columns.mul_(signs))
+    V, to_left = Vh.mT * sign, to_left * sign
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    rights = [(x.double() @ on).float() for x, on in zip(_pieces(H), _pieces(to_right, of=H), strict=True)]
-    left, right = torch.cat(lefts).reshape(G.shape), torch.cat(rights).reshape(H.shape)
+    for x, on, out in zip(*(_pieces(x, of=H) for x in (H, to_right, right)), strict=True):
+        out.copy_(x.double() @ on)
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1])
-    return SingularFrame(left, right, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
+    return SingularFrame(left, right, s, to_left, to_right, (U * sign).mT @ R_G, V.mT @ R_H)
 
 
 def _pieces(x: Tensor, of: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -19,6 +19,16 @@ from torch import Tensor
 from quotient_manifolds.linalg import SingularFrame, rank_floor
 
 
+def completed(frame: SingularFrame, G: Tensor, H: Tensor, lower: Tensor) -> tuple[SingularFrame, Tensor]:
+    """Return the frame with those of `lower` rank in their places, and the singular values, 0 where there are none."""
+    there, lost = lower_rank_frame(G[lower], H[lower])
+    whole, s = SingularFrame(*(part.clone() for part in frame)), frame.s.clone()
+    for part, new in zip(whole, there, strict=True):
+        part[lower] = new.to(part.dtype)
+    s[lower] = there.s.masked_fill(lost, 0.0)
+    return whole, s
+
+
 def lower_rank_frame(G: Tensor, H: Tensor) -> tuple[SingularFrame, Tensor]:
     """Compute the frame described above, in float64, and where it lacks a direction.
 

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, in_no_graph, rank_floor, singular_frame, spectral_norm
-from quotient_manifolds.manifolds.arguments import has_values, require_no_vmap, require_vector, some
+from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate, inv_exponential
-from quotient_manifolds.manifolds.fixed_rank.lower_rank import lower_rank_frame, noise
+from quotient_manifolds.manifolds.fixed_rank.lower_rank import completed, noise
 from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
-from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, add, adjoint, apply, expand, plus
+from quotient_manifolds.manifolds.fixed_rank.second_order import (
+    Adjoint,
+    Pairing,
+    add,
+    adjoint,
+    apply,
+    expand,
+    plus,
+    shorter,
+)
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
     HorizontalSpace,
@@ -24,9 +33,6 @@ from quotient_manifolds.manifolds.horizontal import (
     require_finite_velocity,
     unsqueeze,
 )
-
-FASTEST = 1.0
-"""The relative speed up to which an optimizer's step follows the second-order geodesic."""
 
 
 @final
@@ -57,7 +63,8 @@ class FixedRankSpace(HorizontalSpace):
                 raise ValueError(
                     "rank(G H^T) should be h where the point itself is differentiated; found a lower rank: detach it"
                 )
-            frame = self._complete(frame, x, lower)
+            self._lower = lower
+            frame, self._values = completed(frame, x[..., :n, :], x[..., n:, :], lower)
         left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         relative, absolute = (unweight, unweight), (weight, weight)
@@ -86,18 +93,6 @@ class FixedRankSpace(HorizontalSpace):
     @property
     def full_rank(self) -> bool:
         return self._lower is None
-
-    def _complete(self, frame: SingularFrame, x: Tensor, lower: Tensor) -> SingularFrame:
-        """Replace the frame where the rank is below h."""
-        self._lower = lower
-        G, H = self._split(x[lower])
-        there, lost = lower_rank_frame(G, H)
-        self._values = frame.s.clone()
-        self._values[lower] = there.s.masked_fill(lost, 0.0)
-        whole = SingularFrame(*(part.clone() for part in frame))
-        for part, new in zip(whole, there, strict=True):
-            part[lower] = new.to(part.dtype)
-        return whole
 
     @property
     def frame_sign(self) -> Tensor:
@@ -131,30 +126,8 @@ class FixedRankSpace(HorizontalSpace):
         return self._end(z)
 
     def retract(self, xi: Tensor) -> Tensor:
-        r"""Follow the second-order geodesic; where its relative speed is above 1, a straight and shorter way.
-
-        With a, b the velocities relative to the point, G = left from_left and M = I + a^T a + b^T b, it leads to
-        (left + a M^(-1/4)) from_left, and alike for H: an invariant rule, equal to x + xi to the second order. Near
-        lower rank relative speeds have no bound, nor has the parabola. This has: with X the product and z the velocity
-        in coordinates, the spectral norm of the new product is at most 4 (|X| + |z|) in `mix`, as
-        s^(1/2) M^(1/2) s^(1/2) <= (s^2 + |z|^2 I)^(1/2) for s = diag(s): the square root is operator monotone.
-        """
-        z = self._velocity(xi)
-        y = self._end(z)
-        if self._relaxed:
-            return y
-        on, back = self._relative, (self._frame.from_left, self._frame.from_right)
-        gram = sum((c.mT @ (x.mT @ x) @ c).double() for x, c in zip(z, on, strict=True))
-        assert isinstance(gram, Tensor)
-        if has_values(gram) and not some(gram.diagonal(dim1=-2, dim2=-1).sum(-1) > FASTEST**2):
-            return y
-        squares, E = torch.linalg.eigh(gram)
-        fast = squares[..., -1] > FASTEST**2
-        if self._lower is not None:
-            fast = fast & ~self._lower
-        shorter = (E * (1 + squares.clamp_min(0.0))[..., None, :] ** -0.25 @ E.mT).to(z[0].dtype)
-        way = (x @ (c @ shorter @ b) for x, c, b in zip(z, on, back, strict=True))
-        return torch.where(fast[..., None, None], self.point + torch.cat(list(way), dim=-2), y)
+        """Follow the second-order geodesic; where its relative speed is above 1, a straight and `shorter` way."""
+        return self._end(self._velocity(xi), shorten=not self._relaxed)
 
     def proju(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
@@ -180,10 +153,15 @@ class FixedRankSpace(HorizontalSpace):
     def _polynomial(self, z: Tensor, order: str) -> Tensor:
         return self._end(self._split(z)) if order == "second" else super()._polynomial(z, order)
 
-    def _end(self, z: Both) -> Tensor:
+    def _end(self, z: Both, shorten: bool = False) -> Tensor:
         """Compute where the second-order geodesic ends; the straight line where the rank is below h."""
-        pairing, parts = self._pairing(), self._turned(z)
-        y = torch.cat(apply(pairing, parts, expand(pairing, parts), self._split(self.point)), dim=-2)
+        pairing, parts, x = self._pairing(), self._turned(z), self._split(self.point)
+        step = expand(pairing, parts)
+        y = torch.cat(apply(pairing, parts, step, x), dim=-2)
+        if shorten and (less := shorter(pairing, step)):
+            on_G, on_H = less.on.unbind(-3)
+            way = torch.cat([add(x[0], z[0], on_G), add(x[1], z[1], on_H)], dim=-2)
+            y = torch.where(less.where[..., None, None], way, y)
         if self._lower is None:
             return y
         return torch.where(self._lower[..., None, None], self.point + torch.cat(_times(z, self._from), dim=-2), y)
