@@ -231,8 +231,12 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             if not isinstance(name, str):
                 continue
             pair = pairs.get(name)
-            shapes = None if pair is None else {"G": (pair.heads, pair.n), "H": (pair.heads, pair.m)}
-            wrong = [key for key, value in kept.items() if shapes and value.ndim and value.shape[:2] != shapes[key[-1]]]
+            wrong = pair is not None and any(
+                value.shape[:2] != (pair.heads, {"G": pair.n, "H": pair.m}[key[-1]])
+                or value.shape[2] not in (1, pair.h)
+                for key, value in kept.items()
+                if value.ndim
+            )
             if pair is None or wrong:
                 why = "is none of this model" if pair is None else "has another shape in this model"
                 raise ValueError(f"the state should be that of an optimizer of the same model; its pair {name!r} {why}")

@@ -1,0 +1,167 @@
+"""What an optimizer cannot do is refused in one sentence, and nothing is changed or lost."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quotient_manifolds as qm
+from tests.optim.cases import made, train
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def begun() -> tuple[nn.Module, qm.QuotientAdam, Any, torch.Tensor]:
+    """A model in training, with gradients."""
+    model, inputs, targets, found = made("encoder")
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    train(model, optimizer, inputs, targets, 2)
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    return model, optimizer, inputs, targets
+
+
+def spoil_gradient(model: nn.Module) -> None:
+    grad = model[0].linear1.weight.grad
+    assert grad is not None
+    grad[0, 0] = float("nan")
+
+
+def spoil_plain_gradient(model: nn.Module) -> None:
+    grad = model[2].weight.grad
+    assert grad is not None
+    grad[0, 0] = float("inf")
+
+
+def drop_half(model: nn.Module) -> None:
+    model[0].linear1.weight.grad = None
+
+
+def replace_layer(model: nn.Module) -> None:
+    """Half of a pair becomes another parameter, as where a module is replaced: the old one gets no gradient more."""
+    model[0].self_attn.out_proj.weight.grad = None
+
+
+def make_sparse(model: nn.Module) -> None:
+    dense = model[0].linear1.weight.grad
+    assert dense is not None
+    with torch.sparse.check_sparse_tensor_invariants(enable=True):
+        model[0].linear1.weight.grad = dense.to_sparse()
+
+
+def spoil_weight(model: nn.Module) -> None:
+    with torch.no_grad():
+        model[0].linear1.weight[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_gradient, "0.linear1.weight holds NaN"),
+        (spoil_plain_gradient, "2.weight holds NaN or infinity"),
+        (drop_half, "0.linear1.weight has none"),
+        (replace_layer, "make a new optimizer"),
+        (make_sparse, "sparse"),
+        (spoil_weight, "smaller lr"),
+    ],
+)
+def test_a_step_that_cannot_be_made_changes_nothing(spoil: Callable[[nn.Module], None], said: str) -> None:
+    model, optimizer, _, _ = begun()
+    spoil(model)
+    before, state = weights(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=said):
+        optimizer.step()
+    kept = [p.nan_to_num() for p in weights(model)], [p.nan_to_num() for p in before]
+    assert same(*kept)
+    after = optimizer.state_dict()
+    assert after["state"].keys() == state["state"].keys()
+    assert torch.equal(after["state"]["0 relu neuron"]["gradient_G"], state["state"]["0 relu neuron"]["gradient_G"])
+
+
+def test_what_is_frozen_stays_and_half_a_pair_is_refused() -> None:
+    model, inputs, targets, found = made("encoder")
+    for p in model[0].self_attn.parameters():
+        p.requires_grad_(False)
+    before = weights(model[0].self_attn)
+    train(model, qm.QuotientAdam(model.named_parameters(), found, lr=0.01), inputs, targets, 2)
+    assert same(before, weights(model[0].self_attn))
+    model[0].self_attn.in_proj_weight.requires_grad_(True)
+    with pytest.raises(ValueError, match="frozen or not among params"):
+        qm.QuotientAdam(model.named_parameters(), found)
+    model[0].requires_grad_(True)
+    model[0].linear1.requires_grad_(False)  # neurons of a frozen layer: the other layer goes as torch moves it
+    qm.QuotientAdam(model.named_parameters(), found)
+
+
+def test_a_pair_has_one_group_and_one_precision() -> None:
+    model, _, _, found = made("low rank")
+    named = dict(model.named_parameters())
+    one, rest = "0.B.weight", [name for name in named if name != "0.B.weight"]
+    with pytest.raises(ValueError, match="should be in one group"):
+        qm.QuotientAdam([{"params": [(one, named[one])]}, {"params": [(name, named[name]) for name in rest]}], found)
+    model[0].A.float()
+    with pytest.raises(ValueError, match=r"torch.float32 on cpu and torch.float64 on cpu"):
+        qm.QuotientAdam(model.named_parameters(), found)
+
+
+def test_groups_have_settings_of_their_own() -> None:
+    model, inputs, targets, found = made("low rank")
+    named = dict(model.named_parameters())
+    adapters = [(name, p) for name, p in named.items() if ".A." in name or ".B." in name]
+    head = [(name, p) for name, p in named.items() if name.startswith("4")]
+    before = weights(model)
+    optimizer = qm.QuotientSGD([{"params": adapters, "lr": 0.0}, {"params": head}], found, lr=0.1)
+    train(model, optimizer, inputs, targets, 1)
+    moved = {name for (name, p), old in zip(named.items(), before, strict=True) if not torch.equal(p, old)}
+    assert moved == {name for name, _ in head}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda m, f: qm.QuotientAdam(m.parameters(), f), "named"),
+        (lambda m, f: qm.QuotientAdam(m, f), "model.named_parameters"),
+        (lambda m, f: qm.QuotientAdam(m.named_parameters(), None), "find_symmetries"),
+        (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, metric="max"), "inv, mix"),
+        (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, lr=-1.0), "learning rate"),
+        (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, max_norm=0), "max_norm"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=-1), "radius"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(nn.Linear(2, 2).parameters()), m, radius=1), "none of its"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "geometry should be"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry=qm.Quotient(), radius=1), "find_symmetries"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
+        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "found none"),
+        (lambda m, f: qm.orbit_audit(lambda n: None, m, None, []), "at least one batch"),
+    ],
+)
+def test_settings_that_are_none(make: Callable[[nn.Module, qm.Symmetries], Any], said: str) -> None:
+    model, _, _, found = made("low rank")
+    with pytest.raises((ValueError, TypeError), match=said):
+        make(model, found)
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    model, inputs, targets, found = made("low rank")
+    optimizer = qm.QuotientAdam(model.named_parameters(), found)
+    train(model, optimizer, inputs, targets, 1)
+    saved = optimizer.state_dict()
+    for other in ("rank one", "encoder"):
+        model, _, _, found = made(other)
+        fresh = qm.QuotientAdam(model.named_parameters(), found)
+        if other == "encoder":
+            with pytest.raises(ValueError, match="none of this model"):
+                fresh.load_state_dict(saved)
+        else:
+            with pytest.raises(ValueError, match="another shape"):
+                fresh.load_state_dict(saved)
+        assert not fresh.state
