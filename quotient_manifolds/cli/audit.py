@@ -118,7 +118,7 @@ def maker(name: str, symmetries: Symmetries, lr: float) -> Callable[[nn.Module],
     kind = getattr(torch.optim, name, None)
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or kind is torch.optim.Optimizer:
         raise BadInput(
-            "--optimizer takes the name of one of torch.optim, QuotientSGD or QuotientAdam, or package.module:function; "
+            "--optimizer takes one of torch.optim, QuotientSGD, QuotientAdam or package.module:function; "
             f"found {name!r}."
         )
     made: Any = kind
