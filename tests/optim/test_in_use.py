@@ -1,0 +1,158 @@
+"""Optimizers where people use them: gradient scalers, accumulation, compiled models, DDP, Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quotient_manifolds as qm
+from tests.optim.cases import apart, made
+
+
+def loss_of(model: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+
+def adam(model: nn.Module, found: qm.Symmetries) -> qm.QuotientAdam:
+    return qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+
+
+def test_a_gradient_scaler_scales_and_skips() -> None:
+    model, inputs, targets, found = made("encoder", torch.float32)
+    twin = copy.deepcopy(model)
+    optimizer, plain = adam(model, found), adam(twin, found)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, inputs, targets)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        plain.zero_grad()
+        loss_of(twin, inputs, targets).backward()
+        plain.step()
+    assert apart(model, twin, inputs) < 1e-6
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, inputs, targets) * float("inf")).backward()
+    scaler.step(optimizer)  # found infinite gradients: no step
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    name = "0 relu neuron"
+    assert torch.equal(optimizer.state[name]["step"], state[name]["step"])
+
+
+def test_gradients_of_parts_of_a_batch_add_up() -> None:
+    model, inputs, targets, found = made("encoder")
+    twin = copy.deepcopy(model)
+    optimizer, other = adam(model, found), adam(twin, found)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model, inputs, targets).backward()
+        optimizer.step()
+        other.zero_grad()
+        for part in (slice(0, 8), slice(8, 16)):
+            (loss_of(twin, inputs[part], targets[part]) / 2).backward()
+        other.step()
+    assert apart(model, twin, inputs) < 1e-9
+
+
+def test_a_compiled_model_is_trained_as_it_is() -> None:
+    model, inputs, targets, found = made("low rank")
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, backend="aot_eager")
+    optimizer, other = adam(model, found), adam(twin, found)
+    for _ in range(2):
+        for run, step in ((model, optimizer), (compiled, other)):
+            step.zero_grad()
+            loss_of(run, inputs, targets).backward()
+            step.step()
+    assert apart(model, twin, inputs) < 1e-10
+
+
+def _on_rank(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    model, inputs, targets, found = made("encoder")
+    optimizer = adam(model, found)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    own = slice(8 * rank, 8 * rank + 8)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(wrapped, inputs[own], targets[own]).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_one_model(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_on_rank, args=(port, str(tmp_path)), nprocs=2)
+    model, inputs, targets, found = made("encoder")
+    optimizer = adam(model, found)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model, inputs, targets).backward()
+        optimizer.step()
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for name, value in model.state_dict().items():
+        assert torch.equal(ranks[0][name], ranks[1][name])
+        assert torch.allclose(ranks[0][name], value, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_trainer_takes_it_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    start = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+    rows = [{"input_ids": torch.randint(30, (5,)), "labels": index % 2} for index in range(16)]
+    batch = {"input_ids": torch.stack([row["input_ids"] for row in rows])}
+    found = qm.find_symmetries(copy.deepcopy(start).eval(), batch)
+
+    def trained(folder: Path, steps: int, resume: Path | None = None) -> nn.Module:
+        model = copy.deepcopy(start)
+        settings = transformers.TrainingArguments(
+            output_dir=str(folder),
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            save_steps=2,
+            max_grad_norm=0.0,
+            use_cpu=True,
+            report_to=[],
+            disable_tqdm=True,
+            seed=0,
+        )
+        optimizer = adam(model, found)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        trainer = transformers.Trainer(model, settings, train_dataset=rows, optimizers=(optimizer, schedule))
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        return model
+
+    whole = trained(tmp_path / "whole", 4)
+    changed = [name for name, p in whole.named_parameters() if not torch.equal(p, start.get_parameter(name))]
+    assert any("lora_B" in name for name in changed)
+    assert not any("base_layer" in name for name in changed)
+    again = trained(tmp_path / "again", 4, resume=tmp_path / "whole" / "checkpoint-2")
+    for name, p in whole.named_parameters():
+        assert torch.allclose(p, again.get_parameter(name), rtol=1e-5, atol=1e-7)
