@@ -18,7 +18,7 @@ class Frame(NamedTuple):
     A velocity z right^T of the product is z to_G^T in G.
 
     (G T, H T^-T) is a representative of good condition: the balanced one, whose Gram matrices are diag(s); where a
-    singular value is 0, the columns of the anchor (see `singular_frame`) keep their size. All in float64.
+    singular value is 0, the columns of the anchor (see `pair_frame`) keep their size. All in float64.
     """
 
     s: Tensor  # (heads, h), ascending; 0 where it is no more than rounding
@@ -31,9 +31,14 @@ class Frame(NamedTuple):
 FLOOR = 1e-7
 """Singular values below this, relative to the largest, count as 0: Gram matrices hold their squares to 1e-16."""
 
+NOISE = 4.0
+"""Times machine epsilon and the lengths of the columns of G and H: singular values below are rounding of the factors."""
 
-def singular_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:
+
+def pair_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:
     """Compute the frame of pairs from their Gram matrices, in float64; in two passes where the factors are float64.
+
+    Unlike `linalg.singular_frame`, which geodesics are followed in, it has no tall matrices and takes every rank.
 
     The Gram matrix of one factor, the anchor, is factored, P = L L^T, and the other seen in its basis: with
     L^T N L = V S^2 V^T the bases are L^-T V and L V S^-1. So one of the two may have any rank, as in the start of
@@ -45,12 +50,12 @@ def singular_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:
     frame, where they are balanced.
     scalar: h = 2 columns are real and imaginary part, and bases are multiples of the identity.
     """
-    scalar = scalar or G.shape[-1] == 1
-    frame = _from_grams(_gram(G, scalar), _gram(H, scalar), scalar)
+    scalar, noise = scalar or G.shape[-1] == 1, NOISE * torch.finfo(G.dtype).eps
+    frame = _from_grams(_gram(G, scalar), _gram(H, scalar), noise, scalar)
     if G.dtype != torch.float64 or scalar:
         return frame
     T, T_inverse = frame.T, frame.T_inverse
-    again = _from_grams(_gram(G @ T, False), _gram(H @ T_inverse, False), False)
+    again = _from_grams(_gram(G @ T, False), _gram(H @ T_inverse, False), noise, False)
     return Frame(again.s, T_inverse @ again.to_G, T @ again.to_H, T @ again.T, T_inverse @ again.T_inverse)
 
 
@@ -62,7 +67,7 @@ def _gram(G: Tensor, scalar: bool) -> Tensor:
     return G.mT @ G
 
 
-def _from_grams(N: Tensor, P: Tensor, scalar: bool) -> Frame:
+def _from_grams(N: Tensor, P: Tensor, noise: float, scalar: bool) -> Frame:
     """Compute the frame from N = G^T G and P = H^T H."""
     (root_N, lead_N), (root_P, lead_P) = _root(N), _root(P)
     swap = (lead_N > lead_P)[:, None, None]  # G is the anchor
@@ -74,7 +79,8 @@ def _from_grams(N: Tensor, P: Tensor, scalar: bool) -> Frame:
     else:
         squares, V = torch.linalg.eigh((seen + seen.mT) / 2)
     s = squares.clamp_min(0).sqrt()
-    s = torch.where(s > FLOOR * s[:, -1:], s, 0.0)[:, None, :]
+    lengths = (N.diagonal(dim1=-2, dim2=-1) * P.diagonal(dim1=-2, dim2=-1)).sqrt().sum(dim=-1, keepdim=True)
+    s = torch.where((s > FLOOR * s[:, -1:]) & (s > noise * lengths), s, 0.0)[:, None, :]
     own, dual = torch.linalg.solve_triangular(L.mT, V, upper=True), L @ V
     across = dual * torch.where(s > 0, 1 / s, 0.0)
     anchor = torch.where(swap, N, P).diagonal(dim1=-2, dim2=-1).mean(dim=-1).sqrt()[:, None, None]

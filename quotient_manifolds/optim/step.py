@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.optim.frame import Both, Frame, singular_frame
+from quotient_manifolds.optim.frame import Both, Frame, pair_frame
 
 CROOKED = 10.0
 
@@ -31,7 +31,7 @@ class Point:
 
     @cached_property
     def frame(self) -> Frame:
-        return singular_frame(self.G, self.H, scalar=self.complex)
+        return pair_frame(self.G, self.H, scalar=self.complex)
 
     @cached_property
     def _bases(self) -> Both:
