@@ -32,7 +32,7 @@ FLOOR = 1e-7
 """Singular values below this, relative to the largest, count as 0: Gram matrices hold their squares to 1e-16."""
 
 NOISE = 4.0
-"""Times machine epsilon and the lengths of the columns of G and H: singular values below are rounding of the factors."""
+"""Times machine epsilon and the lengths of the columns of G and H: below, singular values are rounding of factors."""
 
 
 def pair_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:

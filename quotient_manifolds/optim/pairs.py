@@ -110,5 +110,5 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
     whole = parts[0]._base
     if whole is None or any(part._base is not whole for part in parts) or sum(map(len, parts)) != len(whole):
         return torch.cat(list(parts))
-    in_order = parts[0].data_ptr() == whole.data_ptr() and all(a.data_ptr() < b.data_ptr() for a, b in pairwise(parts))
+    in_order = all(a.data_ptr() < b.data_ptr() for a, b in pairwise(parts))
     return whole if in_order else torch.cat(list(parts))

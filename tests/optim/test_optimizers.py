@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.optim.step import Point
 from tests.optim.cases import CASES, apart, made, moved, train
 
 OPTIMIZERS: dict[str, Any] = {
@@ -141,6 +142,20 @@ def test_momentum_of_a_square_pair_is_that_of_its_product() -> None:
         optimizer.step()
         H = pair.H.read({name: p.detach() for name, p in model.named_parameters()})[0]
         assert torch.allclose(optimizer.state[pair.name]["gradient_G"][0], total @ H, rtol=1e-9, atol=1e-12)
+
+
+def test_momentum_of_a_rotary_plane_is_that_of_its_complex_product() -> None:
+    """One number g conj(k) sees all of its gradient M, whose share of g is M k, and of k conj(M) g."""
+    torch.manual_seed(0)
+    M, g, k, g_end, k_end = torch.randn(5, dtype=torch.complex128)
+
+    def real(number: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(number).reshape(1, 1, 2)
+
+    point = Point(real(g), real(k), 1.0, True)
+    carried = point.carried((real(M * k), real(M.conj() * g)), (real(g_end), real(k_end)))
+    assert torch.allclose(carried[0], real(M * k_end))
+    assert torch.allclose(carried[1], real(M.conj() * g_end))
 
 
 def test_adam_divides_every_row_by_its_own_size() -> None:
