@@ -33,10 +33,12 @@ class QuotientAdam(QuotientOptimizer):
     to this norm, which is the same along orbits; that of `torch.nn.utils.clip_grad_norm_` is not.
 
     Factors of any rank are points. At B = 0, the start of low-rank adaptation, B moves by the gradient in the span of A
-    and A stays. Where a singular value is smaller than the step, the step of H, which has to be divided by it, is
-    shortened, so that the product cannot leap. `inv`, for which a rank is lost infinitely far away, steps as `mix` does
-    where a singular value is 0. Where G and H are both 0 nothing moves. Pairs whose factors all but cancel are moved to
-    a representative of good condition: other weights, the same product.
+    and A stays. The step of H has to be divided by singular values; where one is smaller than the step of G, it is
+    shortened, so that the product of both steps is no larger than the step of H. `inv`, for which a rank is lost
+    infinitely far away, steps as `mix` does where a singular value is 0, which is: below 1e-7 of the largest, or no
+    more than the rounding of the factors. Where both factors lack rank, the orbit does not say how to leave: what lacks
+    in H stays. Pairs whose factors all but cancel are moved to a representative of good condition: other weights, the
+    same product up to their rounding.
 
     As with other optimizers there are state (that of pairs under their names), groups and hooks, and schedulers and
     gradient scalers work. ValueError, with nothing changed, for gradients that are NaN, infinite or sparse, and for
@@ -67,13 +69,13 @@ class QuotientAdam(QuotientOptimizer):
 
     def _direction(self, job: Job) -> Both:
         beta, beta2 = map(float, job.group["betas"])
-        steps = job.batch.count(self.state) + 1
-        kept, spread = (job.batch.recall(self.state, name) for name in ("gradient", "square"))
+        batch, state = job.batch, self.state
+        kept, spread = batch.recall(state, "gradient", job.width), batch.recall(state, "square", 1)
+        counts = batch.counts(state)
+        share, share2 = (batch.each_head([1 - b ** (count + 1) for count in counts]) for b in (beta, beta2))
         squares = tuple((z * z).mean(dim=-1, keepdim=True) for z in job.point.coordinates(job.gradient))
-        nothing = (torch.zeros_like(job.gradient[0]), torch.zeros_like(job.gradient[1]))
-        none = (torch.zeros_like(squares[0]), torch.zeros_like(squares[1]))
-        mean = job.memory["gradient"] = combined(kept or nothing, beta, job.gradient, 1 - beta)
-        square = job.memory["square"] = combined(spread or none, beta2, (squares[0], squares[1]), 1 - beta2)
+        mean = job.memory["gradient"] = combined(kept, beta, job.gradient, 1 - beta)
+        square = job.memory["square"] = combined(spread, beta2, (squares[0], squares[1]), 1 - beta2)
         z, w = job.point.coordinates(mean)
-        size, other = ((v / (1 - beta2**steps)).sqrt() + job.group["eps"] for v in square)
-        return z / size / (1 - beta**steps), w / other / (1 - beta**steps)
+        size, other = ((v / share2).sqrt() + job.group["eps"] for v in square)
+        return z / size / share, w / other / share

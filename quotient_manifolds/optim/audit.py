@@ -116,7 +116,8 @@ def orbit_audit(
         network = copy.deepcopy(model)
         if index:
             _move(network, pairs, condition, generator)
-        runs.append(_run(network, make_optimizer, loss, listed, steps, outputs, seed))
+        with torch.random.fork_rng():  # the caller's random numbers stay
+            runs.append(_run(network, make_optimizer, loss, listed, steps, outputs, seed))
     tell("runs from points of the orbit", 1 + moves, 1 + moves)
     first, *others = runs
     travelled = float(torch.linalg.vector_norm(first.after - first.before))

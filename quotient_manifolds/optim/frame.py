@@ -42,16 +42,22 @@ def pair_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:
 
     The Gram matrix of one factor, the anchor, is factored, P = L L^T, and the other seen in its basis: with
     L^T N L = V S^2 V^T the bases are L^-T V and L V S^-1. So one of the two may have any rank, as in the start of
-    low-rank adaptation, where G is 0. The anchor is the factor whose columns are further from dependent. Where both are
-    dependent, a ridge of rounding's size stands in for what is missing; gradients along it are 0. Where a singular
-    value is 0, so is the column of the basis that would divide by it.
+    low-rank adaptation, where G is 0. The anchor is H unless its columns are dependent and those of G less so. Where a
+    singular value is 0, so is the column of the basis that would divide by it. Where both factors lack columns, what
+    lacks in the anchor stays where it is; if the other one has something there, no rule commutes with the action.
 
     Gram matrices square condition numbers. In float64 a second pass therefore starts from the factors in the first
     frame, where they are balanced.
     scalar: h = 2 columns are real and imaginary part, and bases are multiples of the identity.
     """
     scalar, noise = scalar or G.shape[-1] == 1, NOISE * torch.finfo(G.dtype).eps
-    frame = _from_grams(_gram(G, scalar), _gram(H, scalar), noise, scalar)
+    N, P = _gram(G, scalar), _gram(H, scalar)
+    if not bool((N.isfinite() & P.isfinite()).all()):
+        raise ValueError(
+            "factors of pairs should be finite, and so should their squares; found NaN or infinity: go back to an "
+            "earlier checkpoint and take a smaller lr"
+        )
+    frame = _from_grams(N, P, noise, scalar)
     if G.dtype != torch.float64 or scalar:
         return frame
     T, T_inverse = frame.T, frame.T_inverse
@@ -69,9 +75,11 @@ def _gram(G: Tensor, scalar: bool) -> Tensor:
 
 def _from_grams(N: Tensor, P: Tensor, noise: float, scalar: bool) -> Frame:
     """Compute the frame from N = G^T G and P = H^T H."""
-    (root_N, lead_N), (root_P, lead_P) = _root(N), _root(P)
-    swap = (lead_N > lead_P)[:, None, None]  # G is the anchor
-    L, other = torch.where(swap, root_N, root_P), torch.where(swap, P, N)
+    roots_N, roots_P = _roots(N), _roots(P)
+    swap = (~roots_P.regular & (roots_N.lead > roots_P.lead))[:, None, None]  # G is the anchor
+    L, inverse = (torch.where(swap, a, b) for a, b in zip(roots_N[:2], roots_P[:2], strict=True))
+    regular = torch.where(swap, roots_N.regular[:, None, None], roots_P.regular[:, None, None])
+    other = torch.where(swap, P, N)
     seen = L.mT @ other @ L
     if scalar:  # no sign or turn: the group may be that of positive numbers
         squares = seen.diagonal(dim1=-2, dim2=-1)
@@ -81,30 +89,39 @@ def _from_grams(N: Tensor, P: Tensor, noise: float, scalar: bool) -> Frame:
     s = squares.clamp_min(0).sqrt()
     lengths = (N.diagonal(dim1=-2, dim2=-1) * P.diagonal(dim1=-2, dim2=-1)).sqrt().sum(dim=-1, keepdim=True)
     s = torch.where((s > FLOOR * s[:, -1:]) & (s > noise * lengths), s, 0.0)[:, None, :]
-    own, dual = torch.linalg.solve_triangular(L.mT, V, upper=True), L @ V
+    own, dual = inverse @ V, L @ V
     across = dual * torch.where(s > 0, 1 / s, 0.0)
     anchor = torch.where(swap, N, P).diagonal(dim1=-2, dim2=-1).mean(dim=-1).sqrt()[:, None, None]
-    length = torch.where(s > 0, s.sqrt(), torch.where(anchor > 0, anchor, 1.0))
-    T, T_inverse = dual / length, own * length
-    own = torch.where(anchor > 0, own, 0.0)  # both factors are 0, and their gradients
+    length = torch.where(s > 0, s.sqrt(), anchor)
+    eye = torch.eye(N.shape[-1], dtype=N.dtype, device=N.device)
+    T, T_inverse = torch.where(regular, dual / length, eye), torch.where(regular, own * length, eye)
     to_G, to_H, T, T_inverse = (
         torch.where(swap, b, a) for a, b in ((own, across), (across, own), (T, T_inverse), (T_inverse, T))
     )
     return Frame(s[:, 0], to_G, to_H, T, T_inverse)
 
 
-def _root(P: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute lower triangular L with P = L L^T, and its smallest pivot relative to the size of P, 0 where it has none.
+class _Roots(NamedTuple):
+    """Hold L with P = L L^T and its inverse transposed, a pseudo-inverse where P is singular to rounding."""
 
-    Where P is singular to rounding it is factored with a ridge.
-    """
+    L: Tensor
+    inverse: Tensor
+    regular: Tensor  # (heads,)
+    lead: Tensor  # the smallest pivot, relative to the size of P; 0 where P is singular
+
+
+def _roots(P: Tensor) -> _Roots:
     size = P.diagonal(dim1=-2, dim2=-1).amax(dim=-1)
-    size = torch.where(size > 0, size, 1.0)
     L, info = torch.linalg.cholesky_ex(P)
     pivots = L.diagonal(dim1=-2, dim2=-1).amin(dim=-1)
     regular = (info == 0) & (pivots > FLOOR * size.sqrt())
+    eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    L = torch.where(regular[:, None, None], L, eye)
+    inverse = torch.linalg.solve_triangular(L.mT, eye.expand_as(L), upper=True)
     if not bool(regular.all()):
-        eye = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-        ridge = P + P.shape[-1] * FLOOR**2 * size[:, None, None] * eye
-        L = torch.where(regular[:, None, None], L, torch.linalg.cholesky(ridge))
-    return L, torch.where(regular, pivots / size.sqrt(), 0.0)
+        eigenvalues, E = torch.linalg.eigh(P)
+        there = eigenvalues > FLOOR**2 * size[:, None]
+        root = torch.where(there, eigenvalues, 0.0).sqrt()[:, None, :]
+        L = torch.where(regular[:, None, None], L, E * root)
+        inverse = torch.where(regular[:, None, None], inverse, E * torch.where(root > 0, 1 / root, 0.0))
+    return _Roots(L, inverse, regular, torch.where(regular, pivots / size.clamp_min(1e-300).sqrt(), 0.0))

@@ -79,36 +79,46 @@ class PairBatch:
             pair.G.write(params, g)
             pair.H.write(params, k)
 
-    def recall(self, state: State, name: str) -> Both | None:
-        """Return what is remembered under the name for G and H of all pairs, None if nothing is."""
+    def recall(self, state: State, name: str, columns: int) -> Both:
+        """Return what is remembered under the name for G and H of all pairs, with so many columns; 0 at first."""
         found = [state.get(pair.name, {}) for pair in self.pairs]
-        if any(f"{name}_G" not in each for each in found):
-            return None
-        G, H = (_stacked([each[f"{name}_{side}"] for each in found]).to(self.device) for side in "GH")
-        return G, H
+        sides = []
+        for side, rows in (("G", self.pairs[0].n), ("H", self.pairs[0].m)):
+            shapes = [(pair.heads, rows, columns) for pair in self.pairs]
+            key = f"{name}_{side}"
+            parts = [each[key] if key in each else torch.zeros(s) for each, s in zip(found, shapes, strict=True)]
+            sides.append(_stacked(parts, self.device, self.dtype))
+        return sides[0], sides[1]
 
     def remember(self, state: State, name: str, values: Both) -> None:
         """Remember values for G and H of all pairs under the name: for every pair a part of one tensor."""
         heads = [pair.heads for pair in self.pairs]
         for side, value in zip("GH", values, strict=True):
             for pair, part in zip(self.pairs, value.split(heads), strict=True):
-                state.setdefault(pair.name, {})[f"{name}_{side}"] = part
+                # A new dict: another optimizer may have been given this one's state.
+                state[pair.name] = {**state.get(pair.name, {}), f"{name}_{side}": part}
 
-    def count(self, state: State) -> int:
-        """Return how many steps the pairs have made."""
-        return int(state.get(self.pairs[0].name, {}).get("step", 0))
+    def counts(self, state: State) -> list[int]:
+        """Return how many steps each pair has made."""
+        return [int(state.get(pair.name, {}).get("step", 0)) for pair in self.pairs]
+
+    def each_head(self, numbers: Sequence[float]) -> float | Tensor:
+        """Return a number for each pair as one for each of its heads, (heads of all, 1, 1), or one for all."""
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        repeated = [number for pair, number in zip(self.pairs, numbers, strict=True) for _ in range(pair.heads)]
+        return torch.tensor(repeated, dtype=self.dtype, device=self.device)[:, None, None]
 
     def counted(self, state: State) -> None:
-        """Count one more step."""
-        steps = self.count(state) + 1.0
-        for pair in self.pairs:
-            state.setdefault(pair.name, {})["step"] = torch.tensor(steps)
+        """Count one more step of each pair."""
+        for pair, steps in zip(self.pairs, self.counts(state), strict=True):
+            state[pair.name] = {**state.get(pair.name, {}), "step": torch.tensor(steps + 1.0)}
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _stacked(parts: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the tensor that all parts are views of, in this order, or else a new one of them all."""
     whole = parts[0]._base
     if whole is None or any(part._base is not whole for part in parts) or sum(map(len, parts)) != len(whole):
-        return torch.cat(list(parts))
+        return torch.cat([part.to(device, dtype) for part in parts])
     in_order = all(a.data_ptr() < b.data_ptr() for a, b in pairwise(parts))
-    return whole if in_order else torch.cat(list(parts))
+    return (whole if in_order else torch.cat(list(parts))).to(device, dtype)

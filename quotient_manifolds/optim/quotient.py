@@ -29,6 +29,7 @@ class Job:
         G, H = batch.factors()
         self.batch, self.group, self.gradient = batch, group, gradient
         self.point = Point(G, H, METRICS[group["metric"]], batch.complex)
+        self.width = G.shape[-1]
         self.memory: dict[str, Both] = {}
         self.end: Both = (G, H)
 
@@ -72,7 +73,11 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole."""
         super().add_param_group(param_group)
         if self._ready:
-            self._batches = self._batched()
+            try:
+                self._batches = self._batched()
+            except ValueError:
+                self.param_groups.pop()
+                raise
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -85,14 +90,18 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._trained != self._with_requirement():
+            self._batches = self._batched()  # something was frozen since, or is no more
+        self._check_gradients()
         jobs = [Job(batch, self.param_groups[index], batch.gradients()) for index, batch in self._with_gradients()]
-        self._check_finite(jobs)
         if self._max_norm is not None:
             self._clip(jobs, self._max_norm)
         for job in jobs:
             self._compute(job)
         with self._outside_pairs():
-            self._plain.step()
+            step: Any = type(self._plain).step
+            step = step.__wrapped__ if getattr(step, "hooked", False) else step  # hooks are called for this optimizer
+            step(self._plain)
         for job in jobs:
             job.batch.write(*job.end)
             for name, values in job.memory.items():
@@ -152,8 +161,6 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         found: list[tuple[int, PairBatch]] = []
         for index, batch in self._batches:
             grads = {name: batch.params[name].grad for name in batch.names}
-            if sparse := [name for name, grad in grads.items() if grad is not None and grad.is_sparse]:
-                raise ValueError(f"gradients of pairs should be dense; that of {sparse[0]} is sparse: use sparse=False")
             missing = [name for name, grad in grads.items() if grad is None]
             if not missing:
                 found.append((index, batch))
@@ -175,24 +182,24 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                 parts.append(PairBatch((pair,), batch.params))
         return parts
 
-    def _check_finite(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            if not all(bool(factor.isfinite().all()) for factor in (job.point.G, job.point.H)):
-                raise ValueError(
-                    f"factors of pairs should be finite; those of {job.batch.pairs[0].name!r}, or of one like it, hold "
-                    "NaN or infinity: go back to an earlier checkpoint and take a smaller lr"
-                )
-        named = [(name, p.grad) for name, p in self._named() if p.grad is not None and not p.grad.is_sparse]
+    def _check_gradients(self) -> None:
+        named = [(name, p.grad) for name, p in self._named() if p.grad is not None]
+        if sparse := [name for name, grad in named if grad.layout != torch.strided]:
+            raise ValueError(f"gradients should be dense; that of {sparse[0]} is sparse: make its layer sparse=False")
         if not named:
             return
         sizes = torch._foreach_norm([grad for _, grad in named])
-        finite = torch.stack([size.float().to(sizes[0].device) for size in sizes]).isfinite()
-        if not bool(finite.all()):
-            name = named[int((~finite).int().argmax())][0]
-            raise ValueError(
-                f"gradients should be finite; that of {name} holds NaN or infinity (or overflows), and nothing was "
-                "changed: skip this batch, or take a smaller lr"
-            )
+        finite = torch.stack([size.float().to(sizes[0].device) for size in sizes]).isfinite().tolist()
+        for (name, grad), fine in zip(named, finite, strict=True):
+            if not fine and not bool(grad.isfinite().all()):  # a norm may overflow where no entry does
+                raise ValueError(
+                    f"gradients should be finite; that of {name} holds NaN or infinity, and nothing was changed: skip "
+                    "this batch, or take a smaller lr"
+                )
+
+    def _with_requirement(self) -> frozenset[str]:
+        """Return the parameters of pairs that require a gradient."""
+        return frozenset(name for name, p in self._of_pairs.items() if p.requires_grad)
 
     def _named(self) -> list[tuple[str, Tensor]]:
         groups = self.param_groups
@@ -210,6 +217,15 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                 )
             place |= dict.fromkeys(group["param_names"], index)
         params = dict(self._named())
+        named = {name for pair in self._symmetries.pairs for name in pair.names}
+        if named and named.isdisjoint(params):
+            raise ValueError(
+                f"symmetries should be of the model whose parameters these are; none has a name like "
+                f"{min(named)!r}, but {next(iter(params))!r}, say: take names and symmetries from one module, the one "
+                "inside of any wrapper"
+            )
+        self._of_pairs = {name: params[name] for name in named if name in params}
+        self._trained = self._with_requirement()
         chosen = [pair for pair in self._symmetries.pairs if is_optimized(pair, params, place)]
         trained = {name: p.detach() for name, p in params.items()}
         outside = scales_outside(chosen, trained)  # refuses pairs that share elements
@@ -221,12 +237,26 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             batches.setdefault(shape, []).append(pair)
         return [(shape[0], PairBatch(tuple(pairs), params)) for shape, pairs in batches.items()]
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready")}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._batches = self._batched()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
 
         What is remembered of pairs has their names and shapes.
         """
         pairs = {pair.name: pair for _, batch in self._batches for pair in batch.pairs}
+        for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if "metric" not in saved or own["param_names"] != saved.get("param_names"):
+                raise ValueError(
+                    f"the state should be that of a {type(self).__name__} of the same model; its groups have other "
+                    "settings or other parameters"
+                )
         for name, kept in state_dict["state"].items():
             if not isinstance(name, str):
                 continue
@@ -243,6 +273,6 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         super().load_state_dict(state_dict)
 
 
-def combined(a: Both, factor: float, b: Both, other: float) -> Both:
+def combined(a: Both, factor: float, b: Both, other: float | Tensor) -> Both:
     """Return factor a + other b."""
     return a[0] * factor + b[0] * other, a[1] * factor + b[1] * other

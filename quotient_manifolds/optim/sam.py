@@ -26,7 +26,8 @@ class SAM(torch.optim.Optimizer):
     representative of a pair, if the base's steps do not: `QuotientSGD` or `QuotientAdam`.
 
     base: the optimizer, whose groups, state and `state_dict` these are. model: whose parameters the base steps. radius:
-    in the geometry's norm. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of
+    in the geometry's norm; parameters that the base does not step stay. Buffers, such as running statistics, see both
+    passes. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of
     theirs count, where the weights are, and nothing else.
 
     A step takes two passes, `step(closure)`, where the closure sets gradients to zero, computes the loss (of all
@@ -52,7 +53,12 @@ class SAM(torch.optim.Optimizer):
         super().__init__(base.param_groups, base.defaults)
         self._share()
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("base", "_model", "_geometry", "radius")}
+        return {**super().__getstate__(), **own}
+
     def _share(self) -> None:
+        """Have the groups and the state of the base, also if these are others than before."""
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     @torch.no_grad()
@@ -77,6 +83,7 @@ class SAM(torch.optim.Optimizer):
         They stay w where all gradients are 0 or one is not finite, as those of a scaled loss may be: there is no
         direction to go.
         """
+        self._share()
         params = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         kept = {name: p.detach().clone() for name, p in params.items()}
         try:
@@ -92,14 +99,22 @@ class SAM(torch.optim.Optimizer):
 
     def _risen(self) -> dict[str, torch.Tensor]:
         """Return the parameters at the end of the first step of ascent, none of them if there is no such."""
+        stepped = {id(p) for group in self.base.param_groups for p in group["params"]}
+        named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        grads = {name: p.grad if id(p) in stepped else None for name, p in named.items()}
+        if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
+            return {}
         space = self._geometry.around(self._model)
-        grads = {name: p.grad for name, p in self._model.named_parameters() if p.requires_grad}
         z = space.pull_back(space.zero(), grads)
         if space.norm == "linf":
-            finite = all(bool(block.isfinite().all()) for block in z.values())
-            return space.move({key: self.radius * block.sign() for key, block in z.items()}) if finite else {}
+            return space.move({key: self.radius * block.sign() for key, block in z.items()})
         length = space.length(z)
-        if not (0 < length < math.inf):
+        if not math.isfinite(length):
+            raise ValueError(
+                f"the gradient should be finite in the coordinates of {self._geometry.name}, and is not: leave out "
+                "pairs that lack rank (Symmetries.without)"
+            )
+        if length == 0:
             return {}
         return space.move({key: block * (self.radius / length) for key, block in z.items()})
 

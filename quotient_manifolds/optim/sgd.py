@@ -57,9 +57,10 @@ class QuotientSGD(QuotientOptimizer):
         group, gradient = job.group, job.gradient
         momentum = float(group["momentum"])
         if momentum:
-            kept = job.batch.recall(self.state, "gradient")
-            share = 1 - float(group["dampening"])
-            mean = gradient if kept is None else combined(kept, momentum, gradient, share)
+            kept, counts = job.batch.recall(self.state, "gradient", job.width), job.batch.counts(self.state)
+            # As in torch, the first gradient is not dampened.
+            share = job.batch.each_head([1 - float(group["dampening"]) if count else 1.0 for count in counts])
+            mean = combined(kept, momentum, gradient, share)
             job.memory["gradient"] = mean
             gradient = combined(mean, momentum, gradient, 1.0) if group["nesterov"] else mean
         return job.point.coordinates(gradient)

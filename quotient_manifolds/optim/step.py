@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import spectral_norm
 from quotient_manifolds.optim.frame import Both, Frame, pair_frame
 
 CROOKED = 10.0
@@ -51,14 +52,14 @@ class Point:
         """Return the factors after the step -lr times a direction, given in coordinates; first scaled by `shrink`.
 
         The step of G is straight. So is that of H, whose part along a singular value s is s / (s + d) of the whole,
-        with d the length of the step of G along one singular direction: it would have to be divided by s, and where s
-        is smaller than the step itself, the product of both steps would outgrow each of them.
+        with d the spectral norm of the step of G. It is divided by s, and where s is smaller than the step, the product
+        of both steps would outgrow either; so it is at most as large as the whole step of H.
 
         A pair whose factors all but cancel moves to its representative of good condition besides: the same product.
         """
         (to_G, to_H), weight = self._bases, self._weight
         z, w = direction[0] * weight, direction[1] * weight
-        d = abs(lr) * torch.linalg.vector_norm(z, dim=(-2, -1), keepdim=True) / z.shape[-1] ** 0.5
+        d = abs(lr) * spectral_norm(z).to(z)[:, None, None]
         s = self.frame.s[:, None, :].to(d)
         w = w * torch.where(s + d > 0, s / (s + d), 1.0)
         G = torch.baddbmm(self.G, z, to_G.mT, beta=shrink, alpha=-lr)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import quotient_manifolds as qm
 from quotient_manifolds.optim.step import Point
@@ -208,6 +209,91 @@ def test_a_run_goes_on_from_a_checkpoint(kind: str) -> None:
     train(fresh, second, inputs, targets, 6)
     for a, b in zip(straight.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_pair_that_is_late_does_not_change_the_others() -> None:
+    """Two pairs of one shape are one batch; one of them gets its first gradient after some steps."""
+    torch.manual_seed(1)
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)) for _ in range(2))
+    layers.double()
+    both = qm.find_symmetries(Sum(layers).double().eval(), torch.randn(2, 6).double())
+    alone = copy.deepcopy(layers)
+    optimizer = qm.QuotientAdam(Sum(layers).named_parameters(), both, lr=0.01)
+    other = qm.QuotientAdam(Sum(alone).named_parameters(), both, lr=0.01)
+    x = torch.randn(8, 6).double()
+    for step in range(8):
+        for part, stepper, late in ((layers, optimizer, True), (alone, other, False)):
+            stepper.zero_grad()
+            loss = part[0](x).square().mean()
+            if late and step >= 5:
+                loss = loss + part[1](x).square().mean()
+            loss.backward()
+            stepper.step()
+    assert torch.allclose(layers[0][1].weight @ layers[0][0].weight, alone[0][1].weight @ alone[0][0].weight)
+    assert [float(optimizer.state[pair.name]["step"]) for pair in both.pairs] == [8, 3]
+
+
+class Sum(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x) + self.layers[1](x)
+
+
+def test_a_copy_of_an_optimizer_steps_its_own_model() -> None:
+    model, inputs, targets, found = made("encoder")
+    for make in (OPTIMIZERS["adam"], lambda m, f: qm.SAM(OPTIMIZERS["adam"](m, f), m, radius=0.01)):
+        optimizer = make(model, found)
+        train(model, optimizer, inputs, targets, 2)
+        twin, other = copy.deepcopy((model, optimizer))
+        train(model, optimizer, inputs, targets, 2)
+        train(twin, other, inputs, targets, 2)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_hooks_of_all_optimizers_are_called_once() -> None:
+    model, inputs, targets, found = made("low rank")
+    torch.optim.AdamW(model.parameters())  # torch wraps a class's step when the first of it is made
+    optimizer, seen = OPTIMIZERS["adam"](model, found), []
+    hook = register_optimizer_step_pre_hook(lambda each, *_: seen.append(type(each).__name__))
+    try:
+        train(model, optimizer, inputs, targets, 1)
+    finally:
+        hook.remove()
+    assert seen == ["QuotientAdam"]
+
+
+def test_factors_that_both_lack_rank_stay_in_bounds() -> None:
+    """B and A of rank 2 with 4 columns: what lacks in both stays, the rest is trained."""
+    model, inputs, targets, found = made("low rank")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            P = torch.randn(4, 2).double()
+            layer.B.weight.copy_(layer.B.weight[:, :2] @ P.T)
+            layer.A.weight.copy_(P @ layer.A.weight[:2])
+    sizes = [float(p.detach().abs().max()) for p in model.parameters()]
+    losses = train(model, qm.QuotientAdam(model.named_parameters(), found, lr=0.01), inputs, targets, 20)
+    assert losses[-1] < losses[0]
+    assert all(float(p.detach().abs().max()) < 10 * size + 1 for p, size in zip(model.parameters(), sizes, strict=True))
+
+
+@pytest.mark.parametrize("h", [1, 4, 16])
+def test_the_product_of_both_steps_is_no_larger_than_the_step_of_h(h: int) -> None:
+    """Also where the gradient lies along the one direction whose singular value is small."""
+    torch.manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(20, h).double()).Q[None] for _ in range(2))
+    s = torch.ones(h).double()
+    s[-1] = 1e-5
+    G, H = U * s, V
+    M = U[0, :, -1:] @ V[0, :, -1:].T
+    point = Point(G, H, 1.0, False)
+    z = point.coordinates((M @ H, M.T @ G))
+    moved = point.moved(z, 0.1)
+    cross = (moved[0] - G) @ (moved[1] - H).mT
+    assert float(cross.norm()) <= 0.1 * float(z[1].norm()) * (1 + 1e-9)
 
 
 def test_the_product_never_leaps_where_singular_values_are_small() -> None:

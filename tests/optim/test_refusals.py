@@ -59,6 +59,13 @@ def make_sparse(model: nn.Module) -> None:
         model[0].linear1.weight.grad = dense.to_sparse()
 
 
+def make_plain_sparse(model: nn.Module) -> None:
+    dense = model[2].weight.grad
+    assert dense is not None
+    with torch.sparse.check_sparse_tensor_invariants(enable=True):
+        model[2].weight.grad = dense.to_sparse()
+
+
 def spoil_weight(model: nn.Module) -> None:
     with torch.no_grad():
         model[0].linear1.weight[0, 0] = float("nan")
@@ -72,6 +79,7 @@ def spoil_weight(model: nn.Module) -> None:
         (drop_half, "0.linear1.weight has none"),
         (replace_layer, "make a new optimizer"),
         (make_sparse, "sparse"),
+        (make_plain_sparse, "that of 2.weight is sparse"),
         (spoil_weight, "smaller lr"),
     ],
 )
@@ -150,16 +158,66 @@ def test_settings_that_are_none(make: Callable[[nn.Module, qm.Symmetries], Any],
         make(model, found)
 
 
+def test_large_gradients_are_finite() -> None:
+    """The norm of a tensor may overflow where no entry does."""
+    model, inputs, targets, found = made("low rank", torch.float32)
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.fill_(1e20)
+    optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_names_of_a_wrapper_are_refused() -> None:
+    model, _, _, found = made("low rank")
+    with pytest.raises(ValueError, match="inside of any wrapper"):
+        qm.QuotientAdam(nn.Sequential(model).named_parameters(), found)
+
+
+def test_what_is_unfrozen_later_is_trained_as_a_pair() -> None:
+    model, inputs, targets, found = made("low rank")
+    model[2].A.requires_grad_(False)
+    model[2].B.requires_grad_(False)
+    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    train(model, optimizer, inputs, targets, 2)
+    assert [name for name in optimizer.state if isinstance(name, str)] == [found.pairs[0].name]
+    model[2].A.requires_grad_(True)
+    with pytest.raises(ValueError, match="frozen or not among params"):
+        train(model, optimizer, inputs, targets, 1)
+    model[2].B.requires_grad_(True)
+    train(model, optimizer, inputs, targets, 2)
+    assert {name for name in optimizer.state if isinstance(name, str)} == {pair.name for pair in found.pairs}
+    assert float(optimizer.state[found.pairs[1].name]["step"]) == 2
+
+
+def test_a_group_that_is_refused_is_not_there() -> None:
+    model, inputs, targets, found = made("low rank")
+    named = dict(model.named_parameters())
+    first = [(name, named[name]) for name in named if name.startswith("0.") and "base" not in name]
+    optimizer = qm.QuotientAdam(first, found, lr=0.01)
+    with pytest.raises(ValueError, match="as a whole or not at all"):
+        optimizer.add_param_group({"params": [("2.B.weight", named["2.B.weight"])]})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [(name, named[name]) for name in ("2.A.weight", "2.B.weight")]})
+    train(model, optimizer, inputs, targets, 1)
+    assert found.pairs[1].name in optimizer.state
+
+
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     model, inputs, targets, found = made("low rank")
     optimizer = qm.QuotientAdam(model.named_parameters(), found)
     train(model, optimizer, inputs, targets, 1)
     saved = optimizer.state_dict()
+    plain = torch.optim.AdamW(model.named_parameters())
+    with pytest.raises(ValueError, match="its groups have other settings"):
+        optimizer.load_state_dict(plain.state_dict())
     for other in ("rank one", "encoder"):
         model, _, _, found = made(other)
         fresh = qm.QuotientAdam(model.named_parameters(), found)
         if other == "encoder":
-            with pytest.raises(ValueError, match="none of this model"):
+            with pytest.raises(ValueError, match="other settings or other parameters"):
                 fresh.load_state_dict(saved)
         else:
             with pytest.raises(ValueError, match="another shape"):
