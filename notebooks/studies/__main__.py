@@ -82,6 +82,22 @@ def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [case_table(found), ratio_table(found)], Record=out / "ascents.json")
 
 
+@_with_options("audit", "Two steps and one move")
+def audit(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how far runs of optimizers from different points of one orbit drift apart.
+
+    OUT receives audit.json, which AuditStudy.load reads, and optimizers.md, the page of the documentation. About two
+    minutes of one processor core.
+    """
+    from studies.audit import audit_page, drift_table, study_audit
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_audit(fast=fast, command=command, progress=progress)
+    found.save(out / "audit.json")
+    write_text(out / "optimizers.md", audit_page(found))
+    _show(quiet, [drift_table(found)], Page=out / "optimizers.md", Record=out / "audit.json")
+
+
 @_with_options("fibres", "Three small models")
 def fibres(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how many of the directions that leave the function alone are found, in models of many kinds.
