@@ -67,7 +67,7 @@ class OnManifolds(torch.optim.Optimizer):
         super().__init__([p for pair in self.pairs for p in pair], {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Step the points, and copy them into the factors."""
         for (A, B), point in zip(self.pairs, self.points, strict=True):
             assert A.grad is not None
@@ -183,7 +183,8 @@ def _preconditioned(kind: Any, **options: Any) -> Make:
     def make(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:
         from peft.optimizers import create_riemannian_optimizer
 
-        return Together(create_riemannian_optimizer(model, kind, lr=rate, **options))
+        adapted: Any = model
+        return Together(create_riemannian_optimizer(adapted, kind, lr=rate, **options))
 
     return make
 

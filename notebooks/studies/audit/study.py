@@ -134,9 +134,10 @@ def adapted_bert() -> tuple[nn.Module, list[dict[str, Tensor]]]:
     import transformers
 
     sizes: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_labels": CLASSES, "initializer_range": 0.1}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = transformers.BertConfig(num_attention_heads=2, num_labels=CLASSES, initializer_range=0.1, **sizes)
+        config = transformers.BertConfig(**sizes)
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=4, target_modules=["query", "value"])
         model = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora).double().eval()
         for name, p in model.named_parameters():
