@@ -77,7 +77,7 @@ def test_the_page_of_notebooks_lists_it(path: Path) -> None:
 
 
 def test_they_are_numbered_in_order() -> None:
-    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("123456")
+    assert [path.name.partition("_")[0] for path in NOTEBOOKS] == list("1234567")
 
 
 @pytest.mark.parametrize("said", ["/a/b/x", "at /data/a.json", "'/somewhere/x/y'", r"C:\Users"])
