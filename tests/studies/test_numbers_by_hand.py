@@ -1,4 +1,4 @@
-"""Numbers of the record on diagonal networks that are typed in by hand: README, benchmarks and notebook 4."""
+"""Numbers of the records that are typed in by hand: README, benchmarks and notebook 4."""
 
 from __future__ import annotations
 
@@ -84,6 +84,24 @@ def test_what_is_said_of_the_zoo_is_in_the_record(where: str) -> None:
         fibre = zoo.plain_difference("inv", "inv, pairs with biases as rows", "error_gap", zoo.within)
         assert f"the difference of their sizes is {found}" in text
         assert f"on the same task by {fibre}" in text
+
+
+def test_what_is_said_of_the_berts_is_in_the_record() -> None:
+    records, text = Records.load(NOTEBOOKS / "records"), page("docs/benchmarks.md")
+    assert records.sentiment is not None
+    seeds, settings = records.sentiment
+    assert (seeds.design.models, settings.design.models) == (30, 32)
+    everywhere = seeds.design.everywhere
+    assert f"adaptive sharpness, is {seeds.plain_difference('inv', 'adaptive', 'error_gap', everywhere)}: not" in text
+    taus = [seeds.design.tau(label, "error_gap", everywhere) for label in seeds.measures.values()]
+    assert all(tau is not None and tau.sign == 0 for tau in taus)
+    everywhere = settings.design.everywhere
+    inv, mix = (settings.design.tau(settings.measures[name], "error_gap", everywhere) for name in ("inv", "mix"))
+    loss = settings.design.tau("train_loss", "error_gap", everywhere)
+    assert f"as by inv, {inv}, and mix, {mix}; but" in text
+    assert f"loss has {loss} by itself" in text
+    signs = [settings.design.tau(label, "error_gap", everywhere) for label in settings.measures.values()]
+    assert sum(tau is not None and tau.sign < 0 for tau in signs) > len(signs) / 2
 
 
 @pytest.mark.parametrize("where", ["docs/benchmarks.md", "notebook 4"])

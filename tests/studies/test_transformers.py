@@ -134,5 +134,5 @@ def test_the_primary_comparison_is_the_one_of_the_spec() -> None:
 def test_the_page_begins_with_what_was_found() -> None:
     text = (NOTEBOOKS / PAGE).read_text(encoding="utf-8")
     section = text.partition("## In short\n")[2].partition("\n## ")[0]
-    assert section.count("\n- ") == (10 if (RECORDS / "sentiment" / "comparison.json.gz").exists() else 7)
+    assert section.count("\n- ") == (11 if (RECORDS / "sentiment" / "comparison.json.gz").exists() else 7)
     assert "None" not in text

@@ -140,7 +140,9 @@ def sentiment_section(seeds: Zoo, settings: Zoo, converged: Convergence | None) 
         f"{100 * errors['train'].max():.1f} %, errors on 1500 other film reviews {100 * errors['test'].min():.1f} % "
         f"to {100 * errors['test'].max():.1f} %. Gaps are those on film reviews, and on 500 sentences on products, "
         "300 from editorials and 500 tweets, each rated by twenty people. Sharpness is that of the first 32 "
-        "training sentences, by ascents of 10 steps, at the middle of three radii."
+        "training sentences, by ascents of 10 steps, at the middle of three radii. Three weights of the embedding are "
+        "exactly 0, and one is enough to switch off the projection of the released ascent in l2 (its division 0 / 0): "
+        "its rows are of moves that leave the ball, here and in what follows."
     )
     everywhere = seeds.design.everywhere
     found = seeds.plain_difference("inv", "adaptive", GAP, everywhere)
@@ -259,6 +261,14 @@ def _of_sentiment(seeds: Zoo, settings: Zoo) -> Iterator[str]:
     )
     gaps = {words: seeds.design.tau(seeds.measures["inv"], gap, everywhere) for words, gap in GAPS.items()}
     yield f"tau of inv by where the test sentences come from is {_list(gaps, gaps)}: {_signs(gaps, gaps)}."
+    if settings.design.models > 1:
+        everywhere, loss = settings.design.everywhere, COMPETITORS["train_loss"]
+        taus = {name: settings.design.tau(settings.measures[name], GAP, everywhere) for name in (*MAIN, loss)}
+        yield (
+            f"Among {settings.design.models} BERTs that differ by learning rate, batch size, dropout and epochs, and "
+            f"so in how far they were trained, it is {_list(taus, MAIN)}: {_signs(taus, MAIN)}. What is left of the "
+            f"training loss alone has {taus[loss]}."
+        )
 
 
 def _of_diagonal(zoo: DiagonalZoo) -> Iterator[str]:

@@ -121,7 +121,8 @@ def _is_part(name: str) -> bool:
 
 
 def radius_table(zoo: Zoo) -> str:
-    """Tabulate tau within cells and the granulated coefficient by radius, with what is known of the ascents."""
+    """Tabulate tau by radius, with what is known of the ascents; within cells and granulated where there are cells."""
+    designed = bool(zoo.cells)
     rows = []
     for name in WORST:
         for radius, label in list(zoo.catalogue.labels.get(name, {}).items())[:3]:
@@ -132,13 +133,13 @@ def radius_table(zoo: Zoo) -> str:
                     f"{radius:g}",
                     figure(statistics.median(zoo.catalogue.values(label))),
                     str(zoo.design.tau(label, GAP, zoo.within)),
-                    str(zoo.design.granulated(label, GAP, zoo.along)),
+                    *([str(zoo.design.granulated(label, GAP, zoo.along))] if designed else []),
                     percent(beyond),
                     percent(late),
                 ]
             )
-    columns = ["Measure", "Radius", "Median rise (nats)", "Within cells", "Granulated", "Beyond reach", "Still rising"]
-    return table(columns, rows)
+    taus = ["Within cells", "Granulated"] if designed else ["tau-b"]
+    return table(["Measure", "Radius", "Median rise (nats)", *taus, "Beyond reach", "Still rising"], rows)
 
 
 def along_table(zoo: Zoo, names: Iterable[str]) -> str:
