@@ -100,6 +100,15 @@ def test_what_is_said_of_the_berts_is_in_the_record() -> None:
     loss = settings.design.tau("train_loss", "error_gap", everywhere)
     assert f"as by inv, {inv}, and mix, {mix}; but" in text
     assert f"loss has {loss} by itself" in text
+    converged = records.converged["sentiment"]
+    least = [
+        min(min(shares) for shares in converged.shares(label))
+        for label in (
+            "euclidean worst-case sharpness, steps 10, radius 0.045",
+            "adaptive worst-case sharpness, steps 10, radius 1.1",
+        )
+    ]
+    assert "ascents found {:.2f} and adaptive ones {:.2f} in the worst of the three models".format(*least) in text
     signs = [settings.design.tau(label, "error_gap", everywhere) for label in settings.measures.values()]
     assert sum(tau is not None and tau.sign < 0 for tau in signs) > len(signs) / 2
 
