@@ -225,8 +225,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                 "inside of any wrapper"
             )
         self._of_pairs = {name: params[name] for name in named if name in params}
-        self._trained = self._with_requirement()
         chosen = [pair for pair in self._symmetries.pairs if is_optimized(pair, params, place)]
+        self._trained = self._with_requirement()  # only now: what is refused is refused again
         trained = {name: p.detach() for name, p in params.items()}
         outside = scales_outside(chosen, trained)  # refuses pairs that share elements
         self._owned = {name for pair in chosen for name in pair.names if name not in outside}
