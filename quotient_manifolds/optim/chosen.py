@@ -15,6 +15,7 @@ Parameters = Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 
 
 def listed(params: Parameters) -> list[Any]:
+    """Return named parameters, or groups of them, as a list; TypeError for a module or a tensor."""
     if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):
         raise TypeError(
             "params should be named parameters, model.named_parameters(), or groups of such; found "

@@ -62,13 +62,8 @@ class PairBatch:
         return grad
 
     def _read(self, params: Params) -> Both:
-        G, H = (
-            torch.cat([part.to(self.dtype) for part in parts])
-            for parts in (
-                [pair.G.read(params) for pair in self.pairs],
-                [pair.H.read(params) for pair in self.pairs],
-            )
-        )
+        G = torch.cat([pair.G.read(params).to(self.dtype) for pair in self.pairs])
+        H = torch.cat([pair.H.read(params).to(self.dtype) for pair in self.pairs])
         return G, H
 
     def write(self, G: Tensor, H: Tensor) -> None:

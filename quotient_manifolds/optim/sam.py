@@ -20,15 +20,15 @@ class SAM(torch.optim.Optimizer):
     """Step an optimizer along the gradients at w + xi, where |xi| = radius and xi rises most steeply from w.
 
     xi is the first step of the ascent that measures worst-case sharpness, in the same coordinates: `Euclidean()` is SAM
-    (Foret et al., arXiv 2010.01412), `Adaptive(0.01)` is ASAM (Kwon et al., arXiv 2102.11600) but for the power of |w|
-    that biases get there, `Quotient("mix", symmetries=...)` follows the second-order geodesic of every pair (or what
-    `geodesic` says), all other weights being measured as `Adaptive` does. What it steps to does not depend on the
+    (Foret et al., arXiv 2010.01412), `Adaptive(0.01)` has the ball of ASAM (Kwon et al., arXiv 2102.11600) for all
+    parameters alike, biases too, `Quotient("mix", symmetries=...)` follows the second-order geodesic of every pair (or
+    what `geodesic` says), all other weights being measured as `Adaptive` does. What it steps to does not depend on the
     representative of a pair, if the base's steps do not: `QuotientSGD` or `QuotientAdam`.
 
     base: the optimizer, whose groups, state and `state_dict` these are. model: whose parameters the base steps. radius:
     in the geometry's norm; parameters that the base does not step stay. Buffers, such as running statistics, see both
-    passes. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of
-    theirs count, where the weights are, and nothing else.
+    passes. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of theirs count,
+    where the weights are, and nothing else.
 
     A step takes two passes, `step(closure)`, where the closure sets gradients to zero, computes the loss (of all
     micro-batches, if there are several) and calls backward. With a gradient scaler, or for a loop of one's own, the

@@ -13,6 +13,7 @@ from quotient_manifolds.linalg import spectral_norm
 from quotient_manifolds.optim.frame import Both, Frame, pair_frame
 
 CROOKED = 10.0
+"""How many times the rounding of balanced factors those of a pair may have before it is moved."""
 
 
 @final
