@@ -130,7 +130,7 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _pairs(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+def adapter_pairs(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
     """Return (A, B) of every adapter."""
     found = _trained(model)
     return [(p, found[name.replace("lora_A", "lora_B")]) for name, p in found.items() if "lora_A" in name]
@@ -150,7 +150,7 @@ def _quotient(kind: Any, **options: Any) -> Make:
 
 
 def _muon(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:
-    matrices, others = _by_dimension(model)
+    matrices, others = by_dimension(model)
     return Together(
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.0), torch.optim.AdamW(others, lr=1e-2, weight_decay=0.0)
     )
@@ -159,12 +159,12 @@ def _muon(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.
 def _third_muon(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:
     import pytorch_optimizer as third
 
-    matrices, others = _by_dimension(model)
+    matrices, others = by_dimension(model)
     groups = [{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}]
     return third.Muon(groups, lr=rate, adamw_lr=1e-2)
 
 
-def _by_dimension(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def by_dimension(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     trained = list(_trained(model).values())
     return [p for p in trained if p.ndim == 2], [p for p in trained if p.ndim != 2]
 
@@ -173,7 +173,7 @@ def _lora_rite(**options: Any) -> Make:
     def make(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:
         import pytorch_optimizer as third
 
-        factors = [p for pair in _pairs(model) for p in pair]  # it wants A, B, A, B, ...
+        factors = [p for pair in adapter_pairs(model) for p in pair]  # it wants A, B, A, B, ...
         return Together(third.LoRARite(factors, lr=rate, **options), _head(model, 1e-2))
 
     return make
@@ -190,7 +190,7 @@ def _preconditioned(kind: Any, **options: Any) -> Make:
 
 
 def _on_manifolds(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:
-    return Together(OnManifolds(_pairs(model), rate), _head(model, 1e-2))
+    return Together(OnManifolds(adapter_pairs(model), rate), _head(model, 1e-2))
 
 
 def _sam(model: nn.Module, symmetries: Symmetries, rate: float) -> torch.optim.Optimizer:

@@ -47,8 +47,10 @@ def fetched() -> Path:
     return Path("results/sentences") / ARCHIVE
 
 
-def read_sentences(archive: Path, tokenizer: Path) -> dict[str, list[Sentence]]:
+def read_sentences(archive: Path, tokenizer: Path, longest: int = LONGEST) -> dict[str, list[Sentence]]:
     """Return the clearly rated, short, different sentences of every source, in an order drawn once and for all.
+
+    longest: tokens of a sentence, at most.
 
     Raises ValueError for an archive that is not there or has another hash: nothing of it is then opened.
     """
@@ -65,7 +67,7 @@ def read_sentences(archive: Path, tokenizer: Path) -> dict[str, list[Sentence]]:
         short = [
             Sentence(text, int(rating > 0))
             for (text, rating), length in zip(clear.items(), lengths, strict=True)
-            if length <= LONGEST
+            if length <= longest
         ]
         order = np.random.default_rng([0, place]).permutation(len(short))
         kept[source] = [short[index] for index in order]

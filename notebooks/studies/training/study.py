@@ -1,0 +1,178 @@
+"""Make all runs, each cell once, and go on where an interrupted run stopped.
+
+Fixed before anything was measured. Learning rates are half a decade apart, over three decades around a middle that one
+run each of seed 0 chose (rank 16). Of every optimizer, rank and start the rate is that of the least mean loss on the
+sentences to choose by; what is reported is the loss on others. Primary comparison: the mean over seeds of the test loss
+of `OURS` less that of AdamW, at rank 16, from the usual start, after an equal number of steps. Everything else is
+exploratory. The radii of SAM are chosen likewise, those around a middle that runs of seed 0 chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+from quotient_manifolds.demo.zoo import each_finished
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.version import VERSION
+from studies.records import read_record, save_record
+from studies.training.adapters import Cell, Cost, Trained, measure_costs, train_cell
+from studies.training.choices import chosen
+from studies.training.few import TASKS
+from studies.training.optimizers import ADAMW, CANDIDATES
+from studies.training.sharpness_aware import BARE, UNITS, Ball, Flattened, train_ball
+
+PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer")
+Done = TypeVar("Done", Trained, Flattened)
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """Hold what is run. sizes: sentences to train on, to choose by, to test on; rates: over the middle one.
+
+    Starts other than the usual one are at `middle_rank`, of the first `moved_seeds` seeds.
+    """
+
+    sizes: tuple[int, int, int] = (1600, 300, 900)
+    ranks: tuple[int, ...] = (2, 16, 64)
+    middle_rank: int = 16
+    moved: tuple[float, ...] = (1 / 16, 16.0)
+    moved_seeds: int = 3
+    rates: tuple[float, ...] = tuple(float(f"{10 ** (power / 2):.3g}") for power in range(-3, 4))
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
+    steps: int = 100
+    rounds: int = 30
+    radii: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+    ball_seeds: tuple[int, ...] = tuple(range(1, 11))
+    passes: float = 1.0
+
+    @classmethod
+    def fast(cls) -> Plan:
+        """Return two steps of everything, to try the code."""
+        return cls(
+            sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0, 3.0), seeds=(1, 2),
+            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), passes=0.01,
+        )  # fmt: skip
+
+    def cells(self) -> list[Cell]:
+        """Return the cells of equal steps."""
+        starts = [(rank, 1.0, self.seeds) for rank in self.ranks]
+        starts += [(self.middle_rank, scale, self.seeds[: self.moved_seeds]) for scale in self.moved]
+        return [
+            Cell(name, rank, scale, float(f"{candidate.middle * over:.3g}"), self.steps, seeds)
+            for rank, scale, seeds in starts
+            for over in self.rates
+            for name, candidate in CANDIDATES.items()
+        ]
+
+    def balls(self) -> list[Ball]:
+        """Return what SAM is run with."""
+        return [
+            Ball(task, kind, float(f"{unit * radius:.3g}"), max(2, round(few.passes * self.passes)), self.ball_seeds)
+            for task, few in TASKS.items()
+            for kind, unit in UNITS.items()
+            for radius in (self.radii if kind != BARE else (0.0,))
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class Training:
+    """Hold what was run; `save` and `load` are inverse to each other. timed: as many steps as AdamW's time allows."""
+
+    plan: Plan
+    trained: tuple[Trained, ...]
+    timed: tuple[Trained, ...]
+    costs: tuple[Cost, ...]
+    flattened: tuple[Flattened, ...]
+    versions: dict[str, str]
+    command: str
+    version: str
+
+    def save(self, path: Path) -> None:
+        save_record(path, self)
+
+    @classmethod
+    def load(cls, path: Path) -> Training:
+        return read_record(cls, path)
+
+
+@final
+@dataclass(frozen=True)
+class _Costs:
+    costs: tuple[Cost, ...]
+
+
+def study_training(
+    out: Path, archive: Path, plan: Plan, *, command: str, workers: int = 1, progress: Progress | None = None
+) -> Training:
+    """Make all runs. archive: of the sentences; out: receives a file for each cell, and those that are there stay."""
+    folder = out / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    costs = _costs(out / "costs.json", archive, plan)
+    all_of = partial(_all, folder=folder, archive=archive, plan=plan, workers=workers, progress=progress)
+    trained = all_of("adapters", plan.cells(), train_cell, Trained)
+    timed = all_of("adapters, equal time", _timed_cells(trained, costs), train_cell, Trained)
+    flattened = all_of("SAM", plan.balls(), train_ball, Flattened)
+    versions = {name: version(name) for name in PACKAGES}
+    return Training(plan, trained, timed, costs, flattened, versions, command, VERSION)
+
+
+def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:
+    """Measure what steps cost, before the processors are busy with runs."""
+    if not file.is_file():
+        found = [cost for rank in plan.ranks for cost in measure_costs(rank, archive, plan.sizes, plan.rounds)]
+        save_record(file, _Costs(tuple(found)))
+    return read_record(_Costs, file).costs
+
+
+def _timed_cells(trained: Sequence[Trained], costs: Sequence[Cost]) -> list[Cell]:
+    """Return cells at the chosen rates, with as many steps as AdamW's whole run leaves time for."""
+    seconds = {(cost.optimizer, cost.rank): cost.passes + cost.step for cost in costs}
+    best = [chosen(trained, name, rank) for rank in sorted({cost.rank for cost in costs}) for name in CANDIDATES]
+    return [
+        Cell(
+            cell.optimizer,
+            cell.rank,
+            cell.scale,
+            cell.rate,
+            max(1, int(cell.steps * seconds[ADAMW, cell.rank] / seconds[cell.optimizer, cell.rank])),
+            cell.seeds,
+        )
+        for cell in (each.cell for each in best)
+    ]
+
+
+def _all(
+    what: str,
+    listed: Sequence[Any],
+    run: Callable[..., Done],
+    kind: type[Done],
+    *,
+    folder: Path,
+    archive: Path,
+    plan: Plan,
+    workers: int,
+    progress: Progress | None,
+) -> tuple[Done, ...]:
+    """Make the runs that are not there yet, and return all in the order of the list."""
+    files = [folder / f"{each.name}.json" for each in listed]
+    jobs = [
+        partial(_once, run, each, archive, plan.sizes, file)
+        for each, file in zip(listed, files, strict=True)
+        if not file.is_file()
+    ]
+    done = len(listed) - len(jobs)
+    for number, _ in enumerate(each_finished(jobs, workers)):
+        if progress is not None:
+            progress(what, done + number + 1, len(listed))
+    return tuple(read_record(kind, file) for file in files)
+
+
+def _once(run: Callable[..., Done], each: Any, archive: Path, sizes: tuple[int, ...], file: Path) -> None:
+    save_record(file, run(each, archive, sizes))
