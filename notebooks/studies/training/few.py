@@ -37,10 +37,11 @@ TASKS: Final = {IMAGES: Few(250, 64, 1e-3, 800), SENTENCES: Few(64, 16, 1e-4, 96
 @final
 @dataclass(frozen=True)
 class Setting:
-    """Hold a model to train, its symmetries, the loss of some rows of the training set, and how a model is judged."""
+    """Hold a model to train, its symmetries, the loss of some of its examples, and how a model is judged."""
 
     model: nn.Module
     symmetries: Symmetries
+    examples: int
     loss: Callable[[Tensor], Tensor]
     judge: Callable[[], Outcome]
 
@@ -66,7 +67,7 @@ def _images(examples: int, seed: int) -> Setting:
             (chosen, drawn.labels[examples:]), (model(pixel_values=test.images).logits, test.labels)
         )
 
-    return Setting(model, _symmetries_of_vision(), loss, judge)
+    return Setting(model, _symmetries_of_vision(), examples, loss, judge)
 
 
 def _vision_transformer(seed: int) -> Any:
@@ -95,4 +96,4 @@ def _sentences(examples: int, seed: int, archive: Path, sizes: tuple[int, ...]) 
     def judge() -> Outcome:
         return outcome_of_logits(*((logits_of(model, part), part.labels) for part in (validation, test)))
 
-    return Setting(model, symmetries_of_upper(), loss, judge)
+    return Setting(model, symmetries_of_upper(), len(drawn), loss, judge)

@@ -66,7 +66,7 @@ def _trained(ball: Ball, seed: int, archive: Path, sizes: tuple[int, ...]) -> Ou
     schedule = LambdaLR(below, lambda step: share_of_rate(step, steps))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        rows = torch.randperm(few.examples, generator=generator)[: few.batch]
+        rows = torch.randperm(subject.examples, generator=generator)[: few.batch]
 
         def closure(rows: Tensor = rows) -> Tensor:
             subject.model.zero_grad()
