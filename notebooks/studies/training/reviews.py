@@ -48,7 +48,7 @@ class Reviews:
 @functools.cache
 @torch.no_grad()
 def read_reviews(archive: Path, sizes: tuple[int, ...]) -> tuple[Reviews, ...]:
-    """Return so many sentences each, to train on, to choose by, and to test on. Raises ValueError if too few are there."""
+    """Return so many sentences each, to train on, to choose by, and to test on. ValueError if too few are there."""
     sentences = read_sentences(archive, pretrained_encoder(), LONGEST)["films"]
     if len(sentences) < sum(sizes):
         raise ValueError(f"Expected at least {sum(sizes)} clear and short film reviews. Found {len(sentences)}.")
