@@ -20,7 +20,9 @@ from quotient_manifolds.geometry.parameters import (
     is_measured,
     measured_parameters,
     of_lower_rank,
+    require_finite,
     scales_outside,
+    trained_parameters,
     without_needless_biases,
 )
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
@@ -40,12 +42,13 @@ class Geometry(ABC):
     def at(self, model: nn.Module) -> TangentSpace:
         """Return the tangent space at the model's parameters; the model is read, never written."""
 
+    @abstractmethod
     def around(self, model: nn.Module) -> TangentSpace:
         """Return the tangent space at the model's parameters as they are, at no other place of their orbit.
 
-        For steps of training, which begin where the gradients are. Of symmetries, pairs alone are divided by.
+        For steps of training, which begin where the gradients are, and take no time for checks that gradients make
+        needless. Of symmetries, pairs alone are divided by.
         """
-        return self.at(model)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the geometry with only such symmetries of the model as loss(model, batch) bears out.
@@ -79,7 +82,12 @@ class Euclidean(Geometry):
         return _named("euclidean", self.norm)
 
     def at(self, model: nn.Module) -> TangentSpace:
-        point = measured_parameters(model)
+        return self._space(measured_parameters(model))
+
+    def around(self, model: nn.Module) -> TangentSpace:
+        return self._space(trained_parameters(model))
+
+    def _space(self, point: Params) -> TangentSpace:
         return TangentSpace(point, dict.fromkeys(point), (), self.norm)
 
 
@@ -106,7 +114,12 @@ class Adaptive(Geometry):
         return _named("adaptive", self.norm) + (f" (eta {self.eta:g})" if self.eta else "")
 
     def at(self, model: nn.Module) -> TangentSpace:
-        point = measured_parameters(model)
+        return self._space(measured_parameters(model))
+
+    def around(self, model: nn.Module) -> TangentSpace:
+        return self._space(trained_parameters(model))
+
+    def _space(self, point: Params) -> TangentSpace:
         # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
         scale = {name: w.abs().add_(self.eta) for name, w in point.items()} if self.eta else point
         return TangentSpace(point, scale, (), self.norm)
@@ -197,10 +210,11 @@ class Quotient(Geometry):
         return TangentSpace(point, scales, self._blocks(pairs, point))
 
     def around(self, model: nn.Module) -> TangentSpace:
-        point, symmetries = measured_parameters(model), self._known(model)
+        point, symmetries = trained_parameters(model), self._known(model)
         every = {name: w.detach() for name, w in model.named_parameters()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
-        return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point))
+        require_finite({name: point[name] for pair in pairs for name in pair.names})
+        return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
 
     def _known(self, model: nn.Module) -> Symmetries:
         if isinstance(self.symmetries, Symmetries):
@@ -210,9 +224,9 @@ class Quotient(Geometry):
             "every measure does, or give symmetries=find_symmetries(model, batch)"
         )
 
-    def _blocks(self, pairs: list[SymmetricPair], point: Params) -> tuple[PairBlock, ...]:
+    def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
-        return pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive")
+        return pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive", brief=brief)
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
         """Return the quotient by those symmetries that leave the loss alone; ValueError naming pairs that do not.

@@ -58,6 +58,13 @@ class PairBlock:
         with torch.no_grad():
             return float(self.space.relative_speed(z).max())
 
+    def gradient(self, grads: Gradients, point: Params) -> Tensor:
+        """Compute the gradient in z at 0, from the Euclidean ones; missing ones count as 0."""
+        own = {name: grads.get(name) for pair in self.pairs for name in pair.names}
+        read = {name: torch.zeros_like(point[name]) if grad is None else grad for name, grad in own.items()}
+        egrad = torch.cat([pair.read(read) for pair in self.pairs])
+        return self.space.project(self.space.covector(egrad.to(self.space.point)))
+
     def move(self, z: Tensor, out: Params, order: str | None = None) -> None:
         """Write the pairs, moved along the geodesic of z, into `out`."""
         self._write(self.space.follow(z, order or self.order)[0], out)
@@ -93,11 +100,12 @@ class PairBlock:
 
 
 def pair_blocks(
-    manifolds: Mapping[SymmetricPair, PairManifold], point: Params, order: str, *, relative: bool
+    manifolds: Mapping[SymmetricPair, PairManifold], point: Params, order: str, *, relative: bool, brief: bool = False
 ) -> tuple[PairBlock, ...]:
     """Build the blocks of pairs on their manifolds, pairs of one shape next to each other.
 
-    relative: coordinates are xi / x, entry by entry, in place of those that are orthonormal in the metric.
+    relative: coordinates are xi / x, entry by entry, in place of those that are orthonormal in the metric. brief: for
+    one step, which is not worth a factorisation in float64 of a model in less.
     """
     groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
     for pair in manifolds:
@@ -108,7 +116,7 @@ def pair_blocks(
             x = torch.cat([pair.read(point) for pair in pairs])  # (heads of all pairs, n + m, h)
             dtype = torch.float64 if order == "exact" else torch.promote_types(x.dtype, torch.float32)
             manifold = manifolds[pairs[0]]
-            space: HorizontalSpace = manifold.at(x.to(torch.float64), dtype=dtype)
+            space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
             space = RelativeSpace(space) if relative else space
             key = f"pairs {len(blocks)} ({pairs[0].name})"
             blocks.append(PairBlock(key, tuple(pairs), manifold, space, order, space.linearised(order)))

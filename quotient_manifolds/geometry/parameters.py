@@ -32,17 +32,28 @@ def measured_parameters(model: nn.Module) -> Params:
             raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
         if w.is_complex():
             raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
+    require_finite(dict(model.named_parameters()))
+    return trained_parameters(model)
+
+
+def require_finite(params: Params) -> None:
+    """Raise ValueError for a parameter that holds NaN or infinity."""
+    for name, w in params.items():
         if w.is_floating_point() and not bool(torch.isfinite(w.detach()).all()):
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
-    measured = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
+
+
+def trained_parameters(model: nn.Module) -> Params:
+    """Return the parameters that require a gradient, detached, by the first of their names; ValueError for none."""
+    trained = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
     # Autograd would not take a tensor made in inference mode.
-    measured = {name: w.clone() if w.is_inference() else w for name, w in measured.items()}
-    if not measured:
+    trained = {name: w.clone() if w.is_inference() else w for name, w in trained.items()}
+    if not trained:
         raise ValueError(
             f"{type(model).__name__} has no parameter to measure: every one has requires_grad=False (or there is "
             f"none); call model.requires_grad_(True) on those that shall count"
         )
-    return measured
+    return trained
 
 
 def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:

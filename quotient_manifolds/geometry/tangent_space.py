@@ -115,17 +115,31 @@ class TangentSpace:
     def _truncated(self) -> list[PairBlock]:
         return [block for block in self.pairs if block.order != "exact"]
 
-    def move(self, z: Params, out: Params | None = None, *, order: str | None = None) -> Params:
-        """Move to gamma_z(1), or the end of gamma_z if that is earlier: all measured parameters by name.
+    def move(self, z: Params, out: Params | None = None, *, order: str | None = None, times: float = 1.0) -> Params:
+        """Move to gamma_z(times), or the end of gamma_z if that is earlier: all measured parameters by name.
 
         Without `out` the result is new, and differentiable as often as asked where z requires grad. With `out`, a
-        result of an earlier call, it is written there. order: of the geodesics of pairs, in place of the space's own.
+        result of an earlier call or the parameters themselves, it is written there. order: of the geodesics of pairs,
+        in place of the space's own.
         """
         with self._undisturbed():
-            out = self._outside_pairs(z, out)
+            out = self._outside_pairs(z, out, times)
             for block in self.pairs:
-                block.move(z[block.key], out, order)
+                block.move(times * z[block.key], out, order)
         return out
+
+    def gradient(self, grads: Gradients) -> Params:
+        """Compute the gradient in z at 0 of loss(move(z)) from the loss's gradients at the point; missing ones are 0.
+
+        What `pull_back` returns at 0, without following a geodesic. Blocks may be the gradients themselves.
+        """
+        z: Params = {}
+        for name, scale in self.scale.items():
+            grad = grads.get(name)
+            grad = torch.zeros_like(self.point[name]) if grad is None else grad
+            z[name] = grad if scale is None else grad * scale
+        with self._undisturbed():
+            return z | {block.key: block.gradient(grads, self.point) for block in self.pairs}
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
         """Compute the gradient in z of loss(move(z)) from the loss's gradients at move(z); missing ones count as 0."""
@@ -150,17 +164,17 @@ class TangentSpace:
 
         return out, pull_back
 
-    def _outside_pairs(self, z: Params, out: Params | None) -> Params:
-        """Compute w + scale z where no pair owns the element; what pairs own is left for them to write."""
+    def _outside_pairs(self, z: Params, out: Params | None, times: float = 1.0) -> Params:
+        """Compute w + times scale z where no pair owns the element; what pairs own is left for them to write."""
         moved: Params = {}
         for name, w in self.point.items():
             target = None if out is None else out[name]
             if name not in self.scale:
                 moved[name] = torch.empty_like(w) if target is None else target
             elif (scale := self.scale[name]) is None:
-                moved[name] = torch.add(w, z[name], out=target)
+                moved[name] = torch.add(w, z[name], alpha=times, out=target)
             else:
-                moved[name] = torch.addcmul(w, scale, z[name], out=target)
+                moved[name] = torch.addcmul(w, scale, z[name], value=times, out=target)
         return moved
 
     def _scaled(self, grads: Gradients) -> Params:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Euclidean, Geometry
+from quotient_manifolds.geometry.parameters import measured_parameters
 
 Closure = Callable[[], Any]
 
@@ -49,7 +50,8 @@ class SAM(torch.optim.Optimizer):
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):
             raise ValueError("base should step parameters of the model; it has some that are none of its: make it anew")
-        geometry.around(model)  # refuses what cannot be measured
+        measured_parameters(model)  # refuses what cannot be measured
+        geometry.around(model)
         super().__init__(base.param_groups, base.defaults)
         self._share()
 
@@ -88,35 +90,34 @@ class SAM(torch.optim.Optimizer):
         kept = {name: p.detach().clone() for name, p in params.items()}
         try:
             with torch.no_grad():
-                moved = self._risen()
-                for name, value in moved.items():
-                    params[name].copy_(value)
+                self._rise({name: p.detach() for name, p in params.items()})
             yield
         finally:
             with torch.no_grad():
                 for name, p in params.items():
                     p.copy_(kept[name])
 
-    def _risen(self) -> dict[str, torch.Tensor]:
-        """Return the parameters at the end of the first step of ascent, none of them if there is no such."""
+    def _rise(self, params: dict[str, torch.Tensor]) -> None:
+        """Move the parameters to the end of the first step of ascent, if there is such."""
         stepped = {id(p) for group in self.base.param_groups for p in group["params"]}
-        named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        grads = {name: p.grad if id(p) in stepped else None for name, p in named.items()}
-        if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
-            return {}
+        named = dict(self._model.named_parameters())
+        grads = {name: named[name].grad if id(named[name]) in stepped else None for name in params}
         space = self._geometry.around(self._model)
-        z = space.pull_back(space.zero(), grads)
-        if space.norm == "linf":
-            return space.move({key: self.radius * block.sign() for key, block in z.items()})
+        z = space.gradient(grads)
         length = space.length(z)
         if not math.isfinite(length):
+            if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
+                return
             raise ValueError(
                 f"the gradient should be finite in the coordinates of {self._geometry.name}, and is not: leave out "
                 "pairs that lack rank (Symmetries.without)"
             )
         if length == 0:
-            return {}
-        return space.move({key: block * (self.radius / length) for key, block in z.items()})
+            return
+        if space.norm == "linf":
+            space.move({key: block.sign() for key, block in z.items()}, params, times=self.radius)
+        else:
+            space.move(z, params, times=self.radius / length)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base."""

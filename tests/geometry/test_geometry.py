@@ -115,6 +115,26 @@ def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) ->
 
 
 @by_name
+def test_the_gradient_at_the_point_is_the_pull_back_at_zero(geometry: Geometry) -> None:
+    """Of a loss that symmetries leave alone. A step of it may be written into the parameters themselves."""
+    model = encoder(layers=1)
+    model(torch.randn(2, 4, 6, dtype=torch.float64, generator=generator())).square().mean().backward()
+    grads = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
+    kept = {name: grad.clone() for name, grad in grads.items()}
+    if isinstance(geometry, Quotient):
+        geometry = replace(geometry, symmetries=symmetries_of(model))
+    space = geometry.around(model)
+    gradient, pulled = space.gradient(grads), space.pull_back(space.zero(), grads)
+    for key, block in pulled.items():
+        torch.testing.assert_close(gradient[key], block, rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(grads[name], kept[name]) for name in grads)
+    ahead = space.move({key: 0.01 * block for key, block in gradient.items()})
+    space.move(gradient, {name: w.detach() for name, w in model.named_parameters()}, times=0.01)
+    for name, w in model.named_parameters():
+        torch.testing.assert_close(w.detach(), ahead[name], rtol=1e-12, atol=1e-12)
+
+
+@by_name
 def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) -> None:
     """`move` differentiated through, and the adjoint written by hand."""
     space = space_at(geometry, encoder(layers=1))
