@@ -24,7 +24,7 @@ from studies.training.adapters import Cell, Cost, Trained, measure_costs, train_
 from studies.training.choices import chosen
 from studies.training.few import TASKS
 from studies.training.optimizers import ADAMW, CANDIDATES
-from studies.training.sharpness_aware import BARE, UNITS, Ball, Flattened, train_ball
+from studies.training.sharpness_aware import UNITS, Ball, Flattened, train_ball
 
 PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer")
 Done = TypeVar("Done", Trained, Flattened)
@@ -35,7 +35,8 @@ Done = TypeVar("Done", Trained, Flattened)
 class Plan:
     """Hold what is run. sizes: sentences to train on, to choose by, to test on; rates: over the middle one.
 
-    Starts other than the usual one are at `middle_rank`, of the first `moved_seeds` seeds.
+    Starts other than the usual one are at `middle_rank`, of the first `moved_seeds` seeds. radii: in units of the task
+    and of the kind of SAM; share: of the passes of a task.
     """
 
     sizes: tuple[int, int, int] = (1600, 300, 900)
@@ -49,14 +50,14 @@ class Plan:
     rounds: int = 30
     radii: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     ball_seeds: tuple[int, ...] = tuple(range(1, 11))
-    passes: float = 1.0
+    share: float = 1.0
 
     @classmethod
     def fast(cls) -> Plan:
         """Return two steps of everything, to try the code."""
         return cls(
             sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0, 3.0), seeds=(1, 2),
-            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), passes=0.01,
+            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), share=0.01,
         )  # fmt: skip
 
     def cells(self) -> list[Cell]:
@@ -73,10 +74,16 @@ class Plan:
     def balls(self) -> list[Ball]:
         """Return what SAM is run with."""
         return [
-            Ball(task, kind, float(f"{unit * radius:.3g}"), max(2, round(few.passes * self.passes)), self.ball_seeds)
+            Ball(
+                task,
+                kind,
+                float(f"{few.unit * unit * radius:.3g}"),
+                max(2, round(few.passes * self.share)),
+                self.ball_seeds,
+            )
             for task, few in TASKS.items()
             for kind, unit in UNITS.items()
-            for radius in (self.radii if kind != BARE else (0.0,))
+            for radius in (self.radii if unit > 0 else (0.0,))
         ]
 
 
