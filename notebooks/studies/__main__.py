@@ -98,6 +98,28 @@ def audit(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [drift_table(found)], Page=out / "optimizers.md", Record=out / "audit.json")
 
 
+@_with_options("training", "Two steps of everything")
+def training(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study whether optimizers on the quotient and geodesic SAM train better than others.
+
+    OUT receives training.json, which Training.load reads, usefulness.md, the page of the documentation, its figure, and
+    runs/, by which an interrupted run goes on. About three hours of one processor core.
+    """
+    from studies.sentiment.sentences import fetched
+    from studies.training.page import FIGURE, PAGE, training_page
+    from studies.training.pictures import rates_figure
+    from studies.training.study import Plan, study_training
+    from studies.training.tables import losses_table, sam_table
+
+    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cores())
+    with progress_bars(quiet=quiet) as progress:
+        found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
+    found.save(out / "training.json")
+    rates_figure(found).save(out / f"{FIGURE}.svg")
+    write_text(out / PAGE, training_page(found, f"{FIGURE}.svg"))
+    _show(quiet, [losses_table(found), sam_table(found)], Page=out / PAGE, Record=out / "training.json")
+
+
 @_with_options("fibres", "Three small models")
 def fibres(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how many of the directions that leave the function alone are found, in models of many kinds.

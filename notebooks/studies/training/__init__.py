@@ -1,1 +1,1 @@
-"""Whether training on the quotient is any good: adapters of every optimizer, and four kinds of SAM."""
+"""Whether training on the quotient is any good: adapters trained by seven optimizers, and the kinds of SAM."""

@@ -13,6 +13,7 @@ import scipy.stats
 from studies.training.adapters import Trained
 from studies.training.outcome import Outcome
 from studies.training.sharpness_aware import Flattened
+from studies.wording import minus
 
 GOOD = 1.02  # a loss over the least, up to which a learning rate is good
 
@@ -35,10 +36,17 @@ class Mean:
 def mean_of(values: Sequence[float]) -> Mean:
     """Return the mean of values of several seeds; of values that are all alike the interval is a point."""
     value = float(np.mean(values))
-    if len(values) < 2 or float(np.ptp(values)) == 0 or not math.isfinite(value):
+    if len(values) < 2 or not math.isfinite(value) or float(np.ptp(values)) == 0:
         return Mean(value, value, value)
     interval = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
     return Mean(value, float(interval.low), float(interval.high))
+
+
+def interval(mean: Mean) -> str:
+    """Return 0.376 [0.370, 0.382]."""
+    if not math.isfinite(mean.value):
+        return "not finite"
+    return minus(f"{mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}]")
 
 
 def tests(outcomes: Sequence[Outcome]) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import load_object
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from studies.mnist.images import load_mnist, training_set
+from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE
 from studies.training.outcome import Outcome, logits_of, outcome_of_logits
 from studies.training.reviews import read_reviews, symmetries_of_upper, upper_layers
@@ -57,7 +57,7 @@ def setting(task: str, seed: int, archive: Path, sizes: tuple[int, ...]) -> Sett
 
 
 def _images(examples: int, seed: int) -> Setting:
-    pool, test = load_mnist()
+    pool, test = _mnist()
     drawn = training_set(pool, points=len(pool.labels), noise=0.0, seed=seed)
     model = _vision_transformer(seed)
 
@@ -72,6 +72,11 @@ def _images(examples: int, seed: int) -> Setting:
         )
 
     return Setting(model, _symmetries_of_vision(), examples, loss, judge)
+
+
+@functools.cache
+def _mnist() -> tuple[Images, Images]:
+    return load_mnist()
 
 
 def _vision_transformer(seed: int) -> Any:

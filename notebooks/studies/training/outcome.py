@@ -44,4 +44,4 @@ def outcome_of_logits(validation: tuple[Tensor, Tensor], test: tuple[Tensor, Ten
     if not all(map(math.isfinite, losses)):
         return Outcome(None, None, None)
     logits, labels = test
-    return Outcome(*losses, float((logits.argmax(1) != labels).double().mean()))
+    return Outcome(losses[0], losses[1], float((logits.argmax(1) != labels).double().mean()))

@@ -8,6 +8,7 @@ import numpy as np
 
 from quotient_manifolds.plots import Plot
 from quotient_manifolds.plots.canvas import canvas, style_of
+from studies.training.adapters import Trained
 from studies.training.choices import curve, tests
 from studies.training.optimizers import CANDIDATES
 from studies.training.study import Training
@@ -49,8 +50,5 @@ def rates_figure(found: Training) -> Plot:
     return Plot(figure, f"Mean test loss against the learning rate. Least: {'; '.join(words)}.")
 
 
-def _height(each: object) -> float:
-    from studies.training.adapters import Trained
-
-    assert isinstance(each, Trained)
+def _height(each: Trained) -> float:
     return float(np.mean(tests(each.outcomes)))

@@ -47,11 +47,13 @@ class Reviews:
 
 @functools.cache
 @torch.no_grad()
-def read_reviews(archive: Path, sizes: tuple[int, ...]) -> tuple[Reviews, ...]:
-    """Return so many sentences each, to train on, to choose by, and to test on. ValueError if too few are there."""
-    sentences = read_sentences(archive, pretrained_encoder(), LONGEST)["films"]
+def read_reviews(archive: Path, sizes: tuple[int, ...], source: str = "films") -> tuple[Reviews, ...]:
+    """Return parts of so many sentences of a source. ValueError if too few are there."""
+    sentences = read_sentences(archive, pretrained_encoder(), LONGEST)[source]
     if len(sentences) < sum(sizes):
-        raise ValueError(f"Expected at least {sum(sizes)} clear and short film reviews. Found {len(sentences)}.")
+        raise ValueError(
+            f"Expected at least {sum(sizes)} clear and short sentences of {source}. Found {len(sentences)}."
+        )
     texts = [LabelledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
     (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
     labels, bert = batch.pop("labels"), _encoder()
@@ -115,11 +117,12 @@ def adapted_layers(rank: int, scale: float, seed: int) -> nn.Module:
             exclude_modules=r".*pooler.*",
             modules_to_save=["classifier"],
         )
-        model: nn.Module = peft.get_peft_model(Upper(), lora).eval()  # type: ignore[arg-type]
+        layers: Any = Upper()
+        model: nn.Module = peft.get_peft_model(layers, lora).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_A" in name:
-                p *= scale
+                p.mul_(scale)
     return model
 
 

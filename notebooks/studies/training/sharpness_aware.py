@@ -40,7 +40,8 @@ class Ball:
     @property
     def name(self) -> str:
         """Return a name for a file."""
-        return f"{self.task}-{self.kind.replace(', ', '-').replace(' ', '-')}-radius{self.radius:g}-passes{self.passes}-{len(self.seeds)}"
+        kind = self.kind.replace(", ", "-").replace(" ", "-")
+        return f"{self.task}-{kind}-radius{self.radius:g}-passes{self.passes}-{len(self.seeds)}"
 
 
 @final

@@ -10,7 +10,7 @@ exploratory. The radii of SAM are chosen likewise, those around a middle that ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,11 +23,12 @@ from studies.records import read_record, save_record
 from studies.training.adapters import Cell, Cost, Trained, measure_costs, train_cell
 from studies.training.choices import chosen
 from studies.training.few import TASKS
+from studies.training.merging import Merge, Mixed, Size, merge_seed
 from studies.training.optimizers import ADAMW, CANDIDATES
 from studies.training.sharpness_aware import UNITS, Ball, Flattened, train_ball
 
 PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer")
-Done = TypeVar("Done", Trained, Flattened)
+Done = TypeVar("Done", Trained, Flattened, Mixed)
 
 
 @final
@@ -51,13 +52,14 @@ class Plan:
     radii: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
     ball_seeds: tuple[int, ...] = tuple(range(1, 11))
     share: float = 1.0
+    merging: Size = field(default_factory=Size)
 
     @classmethod
     def fast(cls) -> Plan:
         """Return two steps of everything, to try the code."""
         return cls(
-            sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0, 3.0), seeds=(1, 2),
-            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), share=0.01,
+            sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0,), seeds=(1, 2),
+            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), share=0.01, merging=Size(24, 16, 2, 2),
         )  # fmt: skip
 
     def cells(self) -> list[Cell]:
@@ -97,6 +99,7 @@ class Training:
     timed: tuple[Trained, ...]
     costs: tuple[Cost, ...]
     flattened: tuple[Flattened, ...]
+    mixed: tuple[Mixed, ...]
     versions: dict[str, str]
     command: str
     version: str
@@ -126,8 +129,9 @@ def study_training(
     trained = all_of("adapters", plan.cells(), train_cell, Trained)
     timed = all_of("adapters, equal time", _timed_cells(trained, costs), train_cell, Trained)
     flattened = all_of("SAM", plan.balls(), train_ball, Flattened)
+    mixed = all_of("merging", [Merge(seed, plan.merging) for seed in plan.seeds], merge_seed, Mixed)
     versions = {name: version(name) for name in PACKAGES}
-    return Training(plan, trained, timed, costs, flattened, versions, command, VERSION)
+    return Training(plan, trained, timed, costs, flattened, mixed, versions, command, VERSION)
 
 
 def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:

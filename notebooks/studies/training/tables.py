@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from quotient_manifolds.report import Table
-from studies.training.choices import GOOD, Mean, chosen, chosen_ball, curve, difference, mean_of, tests, width
+from studies.training.choices import GOOD, chosen, chosen_ball, curve, difference, interval, mean_of, tests, width
 from studies.training.few import TASKS
+from studies.training.merging import OURS as MERGED
+from studies.training.merging import Score
 from studies.training.optimizers import ADAMW, CANDIDATES
 from studies.training.outcome import Outcome
 from studies.training.sharpness_aware import BARE, UNITS
 from studies.training.study import Training
-from studies.wording import minus
 
 NONE = "—"
 
@@ -157,17 +158,37 @@ def radii_table(found: Training) -> Table:
     return Table("radii", "All radii", columns, rows, [False] * 2 + [True] * len(found.plan.radii))
 
 
+def merging_table(found: Training) -> Table:
+    """Return what ways to merge lead to, and whether they see how an adapter is written."""
+    by_method = {score.method: place for place, score in enumerate(found.mixed[0].scores)}
+    of = {name: [each.scores[place] for each in found.mixed] for name, place in by_method.items()}
+    ours = [score.loss for score in of[MERGED]]
+    rows = [
+        [
+            name,
+            interval(mean_of([score.loss for score in scores])),
+            NONE if name == MERGED else interval(mean_of([a.loss - b for a, b in zip(scores, ours, strict=True)])),
+            f"{float(np.mean([score.error for score in scores])):.3f}",
+            _changed(scores),
+        ]
+        for name, scores in of.items()
+    ]
+    columns = ["merged by", "test loss", "less that of merge_adapters", "error", "change of the loss by refactoring"]
+    return Table("merging", "Merged adapters", columns, rows, [False] + [True] * 4)
+
+
+def _changed(scores: Sequence[Score]) -> str:
+    """Return the largest change of the loss over seeds."""
+    changes = [abs(score.moved - score.loss) for score in scores if score.moved is not None]
+    if not changes:
+        return NONE
+    return f"{max(changes):.3f}" if max(changes) > 1e-3 else f"{max(changes):.0e}".replace("e-0", "e-")
+
+
 def errors(one: Sequence[Outcome], other: Sequence[Outcome]) -> str:
     """Return the mean difference of errors with its interval, in words."""
     gaps = [_or_all(a.error) - _or_all(b.error) for a, b in zip(one, other, strict=True)]
     return interval(mean_of(gaps))
-
-
-def interval(mean: Mean) -> str:
-    """Return 0.376 [0.370, 0.382]."""
-    if not math.isfinite(mean.value):
-        return "not finite"
-    return minus(f"{mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}]")
 
 
 def _or_all(error: float | None) -> float:
