@@ -49,7 +49,7 @@ def interval(mean: Mean) -> str:
     return minus(f"{mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}]")
 
 
-def tests(outcomes: Sequence[Outcome]) -> list[float]:
+def losses_of(outcomes: Sequence[Outcome]) -> list[float]:
     """Return the test losses, infinite of runs that left the finite numbers."""
     return [math.inf if each.test is None else each.test for each in outcomes]
 
@@ -78,7 +78,7 @@ def _validation(outcomes: Sequence[Outcome]) -> float:
 
 def difference(one: Sequence[Outcome], other: Sequence[Outcome]) -> Mean:
     """Return the mean over seeds of the test loss of one less that of the other."""
-    return mean_of([a - b for a, b in zip(tests(one), tests(other), strict=True)])
+    return mean_of([a - b for a, b in zip(losses_of(one), losses_of(other), strict=True)])
 
 
 def width(cells: Sequence[Trained], good: float | None = None) -> tuple[float, bool]:
@@ -88,7 +88,7 @@ def width(cells: Sequence[Trained], good: float | None = None) -> tuple[float, b
     good rate; of itself `GOOD` times the least.
     """
     rates = np.log10([each.cell.rate for each in cells])
-    losses = np.minimum([np.mean(tests(each.outcomes)) for each in cells], 10.0)  # no slope leads to infinity
+    losses = np.minimum([np.mean(losses_of(each.outcomes)) for each in cells], 10.0)  # no slope leads to infinity
     best = int(np.argmin(losses))
     limit = GOOD * float(losses[best]) if good is None else good
     if losses[best] > limit:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from studies.training.choices import Mean, chosen, chosen_ball, curve, difference, interval, tests
+from studies.training.choices import Mean, chosen, chosen_ball, curve, difference, interval, losses_of
 from studies.training.few import TASKS
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.sharpness_aware import BARE, SHORT, UNITS
@@ -60,12 +60,14 @@ def _moved(found: Training) -> str:
     for name in CANDIDATES:
         best = chosen(found.trained, name, rank)
         moved = [
-            _mean(tests(each.outcomes))
+            _mean(losses_of(each.outcomes))
             for scale in scales
             for each in curve(found.trained, name, rank, scale)
             if each.cell.rate == best.cell.rate
         ]
-        said.append(" / ".join(_number(loss) for loss in (_mean(tests(best.outcomes[:seeds])), *moved)) + f" {name}")
+        said.append(
+            " / ".join(_number(loss) for loss in (_mean(losses_of(best.outcomes[:seeds])), *moved)) + f" {name}"
+        )
     factors = " / ".join(f"{scale:g}" for scale in scales)
     return f"Test loss with A as it is / multiplied by {factors} at the start, at one learning rate: {'; '.join(said)}."
 

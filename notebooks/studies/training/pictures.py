@@ -9,7 +9,7 @@ import numpy as np
 from quotient_manifolds.plots import Plot
 from quotient_manifolds.plots.canvas import canvas, style_of
 from studies.training.adapters import Trained
-from studies.training.choices import curve, tests
+from studies.training.choices import curve, losses_of
 from studies.training.optimizers import CANDIDATES
 from studies.training.study import Training
 
@@ -26,7 +26,7 @@ def rates_figure(found: Training) -> Plot:
         for axes, (rank, scale) in zip(panels, starts, strict=True):
             for place, name in enumerate(CANDIDATES):
                 cells, style = curve(found.trained, name, rank, scale), style_of(place)
-                losses = [float(np.mean(tests(each.outcomes))) for each in cells]
+                losses = [float(np.mean(losses_of(each.outcomes))) for each in cells]
                 drawn = [
                     (each.cell.rate, loss) for each, loss in zip(cells, losses, strict=True) if math.isfinite(loss)
                 ]
@@ -51,4 +51,4 @@ def rates_figure(found: Training) -> Plot:
 
 
 def _height(each: Trained) -> float:
-    return float(np.mean(tests(each.outcomes)))
+    return float(np.mean(losses_of(each.outcomes)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quotient_manifolds.report import Table
-from studies.training.choices import GOOD, chosen, chosen_ball, curve, difference, interval, mean_of, tests, width
+from studies.training.choices import GOOD, chosen, chosen_ball, curve, difference, interval, losses_of, mean_of, width
 from studies.training.few import TASKS
 from studies.training.merging import OURS as MERGED
 from studies.training.merging import Score
@@ -29,7 +29,7 @@ def losses_table(found: Training) -> Table:
             candidate.source,
             str(rank),
             f"{best.cell.rate:g}",
-            interval(mean_of(tests(best.outcomes))),
+            interval(mean_of(losses_of(best.outcomes))),
             NONE if name == ADAMW else interval(difference(best.outcomes, chosen(found.trained, ADAMW, rank).outcomes)),
             _error(best.outcomes),
         ]
@@ -58,7 +58,7 @@ def widths_table(found: Training) -> Table:
 
 def least(found: Training, optimizer: str, rank: int) -> float:
     """Return the least mean test loss over rates."""
-    return min(float(np.mean(tests(each.outcomes))) for each in curve(found.trained, optimizer, rank))
+    return min(float(np.mean(losses_of(each.outcomes))) for each in curve(found.trained, optimizer, rank))
 
 
 def _width(found: Training, optimizer: str, rank: int, good: float | None = None) -> str:
@@ -112,7 +112,7 @@ def time_table(found: Training) -> Table:
                 f"{cost.passes:.0f}",
                 f"{cost.step:.1f}",
                 str(run.cell.steps),
-                interval(mean_of(tests(run.outcomes))),
+                interval(mean_of(losses_of(run.outcomes))),
                 NONE if cost.optimizer == ADAMW else interval(difference(run.outcomes, usual.outcomes)),
             ]
         )
@@ -133,7 +133,7 @@ def sam_table(found: Training) -> Table:
                     task,
                     kind,
                     NONE if plain else f"{best.ball.radius:g}",
-                    interval(mean_of(tests(best.outcomes))),
+                    interval(mean_of(losses_of(best.outcomes))),
                     NONE if same else interval(difference(best.outcomes, bare.outcomes)),
                     _error(best.outcomes),
                     NONE if same else errors(best.outcomes, bare.outcomes),
@@ -200,7 +200,7 @@ def _error(outcomes: Sequence[Outcome]) -> str:
 
 
 def _loss(outcomes: Sequence[Outcome]) -> str:
-    value = float(np.mean(tests(outcomes)))
+    value = float(np.mean(losses_of(outcomes)))
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
 
 
