@@ -115,8 +115,9 @@ def training(out: Path, fast: bool, quiet: bool, command: str) -> None:
     with progress_bars(quiet=quiet) as progress:
         found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
     found.save(out / "training.json")
-    rates_figure(found).save(out / f"{FIGURE}.svg")
-    write_text(out / PAGE, training_page(found, f"{FIGURE}.svg"))
+    (out / FIGURE).parent.mkdir(exist_ok=True)
+    rates_figure(found).save(out / FIGURE)
+    write_text(out / PAGE, training_page(found))
     _show(quiet, [losses_table(found), sam_table(found)], Page=out / PAGE, Record=out / "training.json")
 
 

@@ -26,11 +26,11 @@ from studies.training.tables import (
 )
 
 PAGE = "usefulness.md"
-FIGURE = "rates"  # beside the page
+FIGURE = "images/learning_rates.svg"  # as seen from the page
 
 
-def training_page(found: Training, figure: str) -> str:
-    """Return the page as Markdown; figure: where it is, as seen from the page."""
+def training_page(found: Training) -> str:
+    """Return the page as Markdown."""
     plan, (training, validation, test) = found.plan, found.plan.sizes
     tasks = {f"{name}_{key}": value for name, key, value in _tasks()}
     tables = {
@@ -64,7 +64,7 @@ def training_page(found: Training, figure: str) -> str:
         merge_test=plan.merging.test,
         merge_rate=f"{RATE:g}",
         condition=f"{CONDITION:g}",
-        figure=figure,
+        figure=FIGURE,
         versions=", ".join(f"{name} {number}" for name, number in found.versions.items()),
         command=found.command,
     )
