@@ -14,6 +14,7 @@ from quotient_manifolds.version import VERSION as __version__
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds the same objects on first use
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
+    from quotient_manifolds.callbacks import SharpnessCallback
     from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
     from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
     from quotient_manifolds.manifolds import (
@@ -90,6 +91,7 @@ __all__ = [
     "RotaryQuotient",
     "RoundingWarning",
     "ScaleQuotient",
+    "SharpnessCallback",
     "SharpnessRecord",
     "SymmetricPair",
     "Symmetries",
@@ -126,7 +128,7 @@ __all__ = [
 ]
 
 
-_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge")
+_ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "callbacks")
 """Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
 
 

@@ -36,6 +36,7 @@ LEVELS = {
     "plots": 5,
     "report": 6,
     "merge": 6,
+    "callbacks": 6,
     "compare": 7,
     "demo": 8,
     "cli": 9,
@@ -45,7 +46,7 @@ LEVELS = {
 
 # The modules or rooms in which an optional package may be imported.
 DOORS: dict[str, str | tuple[str, ...]] = {
-    "transformers": "load.huggingface",
+    "transformers": ("load.huggingface", "callbacks"),
     "safetensors": "load",
     "PIL": "load",
     "sklearn": "demo",
@@ -133,7 +134,9 @@ def test_optional_package_has_one_door(package: str) -> None:
 
 def test_importing_the_package_loads_no_optional_package() -> None:
     modules = [
-        module for module in DOTTED if not module.startswith((f"{NAME}.cli.", f"{NAME}.compare", f"{NAME}.__main__"))
+        module
+        for module in DOTTED
+        if not module.startswith((f"{NAME}.cli.", f"{NAME}.compare", f"{NAME}.callbacks", f"{NAME}.__main__"))
     ]
     code = (
         f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\n"

@@ -1,0 +1,99 @@
+"""Measure sharpness while Hugging Face's Trainer trains. Importing this takes transformers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.messages import first_line
+from quotient_manifolds.sharpness import Loss, MeasureResult, worst_case_sharpness
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        'A callback of Hugging Face\'s Trainer needs its library: pip install "quotient-manifolds[transformers]".'
+    ) from error
+
+__all__ = ["SharpnessCallback"]
+
+
+@final
+class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Measure worst-case sharpness before training and after every so many steps, into the trainer's own logs.
+
+        trainer.add_callback(SharpnessCallback(trainer, loss, batches, geometry="mix", radius=0.05, every=100))
+
+    trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
+    radius and options (steps, restarts, tolerance, seed): of `worst_case_sharpness`; batches are kept, and those of the
+    training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's, unless
+    given. `results` holds what was measured, by step.
+
+    The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
+    first process alone; a run ends at the weights at which it ends without the callback. ValueError for models that are
+    spread over processes. What cannot be measured before the first step is an error; later, when there is something to
+    lose, a warning.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        loss: Loss,
+        batches: Iterable[Any],
+        *,
+        geometry: Geometry | str | float,
+        radius: float,
+        every: int = 100,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every should be a number of steps, at least 1; found {every!r}")
+        if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
+            raise ValueError(
+                "sharpness is measured on whole models, and the trainer spreads this one over processes: measure its "
+                "checkpoints"
+            )
+        self._trainer, self._loss, self._batches = trainer, loss, list(batches)
+        self._settings = {"geometry": geometry, "radius": radius, **options}
+        self._every, self._name = every, name
+        self.results: dict[int, MeasureResult] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Measure before the first step, or where a run is taken up again."""
+        self._measure(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Measure, if it is time to."""
+        if state.global_step % self._every:
+            return
+        try:
+            self._measure(state)
+        except ValueError as error:
+            warnings.warn(f"sharpness after step {state.global_step}: {first_line(error)}", stacklevel=2)
+
+    def _measure(self, state: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        model: nn.Module = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        device = next(model.parameters()).device
+        batches = tree_map_only(Tensor, lambda tensor: tensor.to(device), self._batches)
+        modes = {module: module.training for module in model.modules()}
+        model.eval()
+        try:
+            with torch.enable_grad():
+                found = worst_case_sharpness(model, self._loss, batches, **self._settings)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        self.results[state.global_step] = found
+        name = self._name or f"sharpness_{re.sub('[^a-z0-9]+', '_', found.geometry.lower()).strip('_')}"
+        errors = {} if found.standard_error is None else {f"{name}_standard_error": found.standard_error}
+        self._trainer.log({name: found.mean, **errors})

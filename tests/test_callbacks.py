@@ -1,0 +1,120 @@
+"""Sharpness in the logs of Hugging Face's Trainer: what it measures, and that training does not notice."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quotient_manifolds as qm
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+MEASURED: dict[str, Any] = {"geometry": "mix", "radius": 0.05, "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def start() -> nn.Module:
+    """A causal language model with dropout."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 30, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1))
+    return model
+
+
+def sequences(count: int) -> torch.Tensor:
+    return torch.randint(30, (count, 6), generator=torch.Generator().manual_seed(1))
+
+
+def trainer_of(model: nn.Module, folder: Path, **settings: Any) -> Any:
+    rows = [{"input_ids": ids, "labels": ids} for ids in sequences(16)]
+    chosen = {"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), seed=0, save_strategy="no", **{**chosen, **settings}
+    )
+    return transformers.Trainer(model, arguments, train_dataset=rows)
+
+
+def added(trainer: Any, **options: Any) -> qm.SharpnessCallback:
+    batches = [{"input_ids": sequences(4)}]
+    chosen: dict[str, Any] = {"every": 2, **MEASURED, **options}
+    callback = qm.SharpnessCallback(trainer, qm.next_token_cross_entropy, batches, **chosen)
+    trainer.add_callback(callback)
+    return callback
+
+
+def test_it_logs_what_the_measure_says_and_training_does_not_notice(start: nn.Module, tmp_path: Path) -> None:
+    model, twin = copy.deepcopy(start), copy.deepcopy(start)
+    trainer_of(twin, tmp_path / "twin").train()
+    trainer = trainer_of(model, tmp_path / "run")
+    callback = added(trainer)
+    trainer.train()
+    for name, p in model.named_parameters():
+        assert torch.equal(p, twin.get_parameter(name)), name
+    assert all(module.training for module in model.modules())
+    logged = {row["step"]: row["sharpness_mix_second_order"] for row in trainer.state.log_history if len(row) == 3}
+    assert logged == {step: found.mean for step, found in callback.results.items()}
+    assert list(logged) == [0, 2, 4]
+    batch = [{"input_ids": sequences(4)}]
+    for step, weights in ((0, start), (4, model)):
+        measured = qm.worst_case_sharpness(
+            copy.deepcopy(weights).eval(), qm.next_token_cross_entropy, batch, **MEASURED
+        )
+        assert logged[step] == pytest.approx(measured.mean, rel=1e-5)
+
+
+def test_it_measures_in_the_precision_of_the_run(start: nn.Module, tmp_path: Path) -> None:
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, bf16=True, max_steps=1)
+    callback = added(trainer, geometry=qm.Euclidean(), name="rise", radius=0.5)
+    trainer.train()
+    (plain,) = [
+        qm.worst_case_sharpness(
+            copy.deepcopy(start).eval(),
+            qm.next_token_cross_entropy,
+            [{"input_ids": sequences(4)}],
+            geometry="euclidean",
+            radius=0.5,
+            steps=3,
+        )
+    ]
+    found = callback.results[0].mean
+    assert found != plain.mean
+    assert found == pytest.approx(plain.mean, rel=0.1)
+    assert any(row.get("rise") == found for row in trainer.state.log_history)
+
+
+def test_a_measurement_that_fails_late_does_not_end_the_run(start: nn.Module, tmp_path: Path) -> None:
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        value = qm.next_token_cross_entropy(model, batch)
+        return value if calls < 50 else value * torch.nan
+
+    trainer = trainer_of(copy.deepcopy(start), tmp_path)
+    batches = [{"input_ids": sequences(4)}]
+    callback = qm.SharpnessCallback(trainer, loss, batches, every=1, **{**MEASURED, "geometry": "euclidean"})
+    trainer.add_callback(callback)
+    calls = 0
+    trainer.train()
+    assert 0 in callback.results
+    calls = 1000
+    with pytest.warns(UserWarning, match=r"sharpness after step \d: The loss"):
+        callback.on_step_end(trainer.args, trainer.state, trainer.control)
+    with pytest.raises(ValueError, match="finite"):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    assert trainer.state.global_step == 4
+
+
+def test_bad_input_is_one_sentence(start: nn.Module, tmp_path: Path) -> None:
+    trainer = trainer_of(copy.deepcopy(start), tmp_path)
+    with pytest.raises(ValueError, match="every should be a number of steps"):
+        added(trainer, every=0)
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ValueError, match="spreads this one over processes"):
+        added(trainer)
