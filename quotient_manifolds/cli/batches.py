@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.cli.errors import BadInput
+from quotient_manifolds.cli.options import LANGUAGE
 from quotient_manifolds.cli.subject import taking
 from quotient_manifolds.load import DataSource, call_object
 from quotient_manifolds.replica import private_batch, replica
@@ -34,7 +35,7 @@ def batches_from(
     """
     if ":" in data and not Path(data).exists():
         return _of_function(data, settings), {}, ()
-    if not own_loss:
+    if not own_loss and settings.get("task") not in LANGUAGE:
         _check_classifier(model, network)
     source = DataSource(data, **{_RENAMED.get(name, name): value for name, value in settings.items()})
     taken = getattr(network, "main_input_name", None)
@@ -45,6 +46,8 @@ def batches_from(
     record: dict[str, Any] = {"batch_size": source.batch_size, "examples": found.examples}
     if source.kind == "text":
         record |= {"max_length": found.max_length, "truncated": found.truncated}
+    if source.is_language:
+        record["task"] = source.task
     if source.seed is not None:
         record["draw"] = source.seed
     return list(found), record, found.notes
@@ -71,9 +74,9 @@ def _check_classifier(model: str, network: nn.Module) -> None:
     kind, config = type(network).__name__, getattr(network, "config", None)
     if kind.endswith(("ForCausalLM", "LMHeadModel")):
         raise BadInput(
-            f"{model} is a causal language model ({kind}), whose loss is not that of labelled examples: give batches "
-            "by --data package.module:function and --loss quotient_manifolds:next_token_cross_entropy, or measure it "
-            "in Python with qm.next_token_cross_entropy."
+            f"{model} is a causal language model ({kind}), whose loss is not that of labelled examples: give --task "
+            "causal and text, or batches by --data package.module:function and --loss "
+            "quotient_manifolds:next_token_cross_entropy."
         )
     classes = getattr(config, "num_labels", None)
     regression = getattr(config, "problem_type", None) == "regression" or classes == 1
@@ -83,8 +86,8 @@ def _check_classifier(model: str, network: nn.Module) -> None:
         )
     if type(network).__module__.startswith("transformers.") and "Classification" not in kind:
         raise BadInput(
-            f"Expected a classifier, found {model} ({kind}); give --loss package.module:function, a function "
-            "loss(model, batch), for other models."
+            f"Expected a classifier, found {model} ({kind}); give --task masked or seq2seq for such a language model, "
+            "or --loss package.module:function, a function loss(model, batch)."
         )
 
 

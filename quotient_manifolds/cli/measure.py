@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from quotient_manifolds.cli.exits import INTERRUPTED
-from quotient_manifolds.cli.options import check_outputs, command, common_options, report_option, symmetries_option
+from quotient_manifolds.cli.options import (
+    LANGUAGE,
+    check_outputs,
+    command,
+    common_options,
+    report_option,
+    symmetries_option,
+)
 from quotient_manifolds.cli.terminal import Terminal, command_line, progress_bars
 from quotient_manifolds.files import is_special
 
@@ -110,6 +117,12 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
     help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
 )
 @click.option("--tokenizer", metavar="DIRECTORY", help="Of texts, where the model's directory has none.")
+@click.option(
+    "--task",
+    type=click.Choice(("classification", *LANGUAGE)),
+    help="What a model of text has to tell: a label, or the tokens of a language model, for which DATA needs no labels "
+    "and may be a .txt file.  [default: classification]",
+)
 @click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
 @click.option(
     "--labels", callback=_classes, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
@@ -156,7 +169,13 @@ def measure(
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.geometry import GEOMETRY_OPTIONS, KnownSymmetries
     from quotient_manifolds.load import load_object, load_symmetries
-    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning, WorstCase, cross_entropy
+    from quotient_manifolds.sharpness import (
+        SharpnessRecord,
+        SharpnessWarning,
+        WorstCase,
+        cross_entropy,
+        next_token_cross_entropy,
+    )
     from quotient_manifolds.symmetries import Scope
 
     scope = symmetries if symmetries in get_args(Scope) else None
@@ -166,7 +185,9 @@ def measure(
     network = model_named(model)
     if symmetries is not None and scope is None:
         wanted = with_symmetries(wanted, load_symmetries(symmetries, network))
-    function = cross_entropy if loss is None else load_object(loss, "a function loss(model, batch)")
+    causal = others["task"] == "causal"
+    usual = next_token_cross_entropy if causal else cross_entropy
+    function = usual if loss is None else load_object(loss, "a function loss(model, batch)")
     loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)
     network.to(device=device, dtype=dtype)
     batches = [like(batch, next(network.parameters())) for batch in loaded]

@@ -28,6 +28,8 @@ Exit codes:
   141  whoever read the output has left, as in `| head -1`; files are written
 """
 
+LANGUAGE = ("causal", "masked", "seq2seq")  # tasks of language models, as `load` calls them
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

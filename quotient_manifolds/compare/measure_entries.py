@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, final
 
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
+from quotient_manifolds.load.language import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
     GradientNorm,
@@ -19,6 +20,7 @@ from quotient_manifolds.sharpness import (
     TruncationError,
     WorstCase,
     cross_entropy,
+    next_token_cross_entropy,
     normalised_logits,
 )
 from quotient_manifolds.sharpness.result import Setting
@@ -34,7 +36,9 @@ MEASURES: dict[str, type[Measure]] = {
     "truncation-error": TruncationError,
 }
 
-_NORMALISED = normalised_logits(cross_entropy)  # one object, so that what was found for it is known again
+# One object each, so that what was found for it is known again.
+_PLAIN: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
+_NORMALISED = {shifted: normalised_logits(loss) for shifted, loss in _PLAIN.items()}
 _OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
 
 
@@ -47,9 +51,9 @@ class MeasureEntry:
     normalise_logits: bool = False
     warm_start: bool = False
 
-    @property
-    def loss(self) -> Loss:
-        return _NORMALISED if self.normalise_logits else cross_entropy
+    def loss(self, task: str | None = None) -> Loss:
+        """Return the loss of models with such a task, see `DataSource`."""
+        return (_NORMALISED if self.normalise_logits else _PLAIN)[task == CAUSAL]
 
     @property
     def label(self) -> str:

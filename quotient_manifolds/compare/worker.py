@@ -21,10 +21,11 @@ from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.unit import Unit, plain, unit_key
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient
 from quotient_manifolds.load import Batches, Checkpoint, DataSource, load_checkpoint, load_symmetries
+from quotient_manifolds.load.language import CAUSAL
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel, TruncationError
-from quotient_manifolds.sharpness.losses import logits_and_labels
+from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.version import VERSION
@@ -122,6 +123,7 @@ class Loaded:
     test: list[Any]
     symmetries: Symmetries | None
     identity: Identity
+    task: str | None = None
     known: KnownSymmetries = field(default_factory=KnownSymmetries)
 
     def geometry(self, entry: MeasureEntry) -> Geometry:
@@ -138,7 +140,9 @@ class Loaded:
         for probe in range(len(self.data)):
             try:
                 geometry = self.geometry(entry)
-                return PreparedModel.of(self.model, entry.loss, self.data, geometry, probe=probe, known=self.known)
+                return PreparedModel.of(
+                    self.model, entry.loss(self.task), self.data, geometry, probe=probe, known=self.known
+                )
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model is the user's
@@ -149,7 +153,8 @@ class Loaded:
         """Compute mean cross-entropy and error over the labels that count, and how many these are."""
         batch = (self.data if split == "data" else self.test)[index]
         with torch.no_grad():
-            logits, labels = logits_and_labels(replica(self.model, {}), private_batch(batch))
+            read = next_token_logits_and_labels if self.task == CAUSAL else logits_and_labels
+            logits, labels = read(replica(self.model, {}), private_batch(batch))
             loss = float(F.cross_entropy(logits, labels))
         if not math.isfinite(loss):
             raise ValueError(
@@ -177,7 +182,7 @@ def load(job: Job) -> Loaded:
     model = model.to(device, dtype)
     seen, unseen = (tuple(map(batch_hash, batches)) for batches in (data, test))
     said = None if declared is None else f"{job.symmetries} {symmetries_hash(declared)[:16]}"
-    return Loaded(model, data, test, declared, Identity(model_hash(model), seen, unseen, said, notes))
+    return Loaded(model, data, test, declared, Identity(model_hash(model), seen, unseen, said, notes), job.data.task)
 
 
 def measure_job(job: Job, emit: Emit) -> None:

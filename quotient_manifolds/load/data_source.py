@@ -20,13 +20,15 @@ from quotient_manifolds.load.huggingface import tokenizer_files
 from quotient_manifolds.load.image_arrays import ArrayExamples
 from quotient_manifolds.load.images import MODES, FolderExamples
 from quotient_manifolds.load.labelled_examples import Batches, Examples, Head, Labels, check_label, check_renaming
+from quotient_manifolds.load.language import LANGUAGE, LanguageText
 from quotient_manifolds.load.preparation import Normalisation
-from quotient_manifolds.load.text import COLUMNS, TEXT_SUFFIXES, read_examples
-from quotient_manifolds.load.tokens import TextExamples
+from quotient_manifolds.load.text import COLUMNS, PLAIN_SUFFIX, TEXT_SUFFIXES, read_examples
+from quotient_manifolds.load.tokens import TextExamples, tokenizer_of
 from quotient_manifolds.messages import shown
 
+CLASSIFICATION = "classification"
 FORMATS = {  # and the settings that mean something there
-    "text": {"max_length", "tokenizer", "columns"},
+    "text": {"max_length", "tokenizer", "columns", "task"},
     "npz": {"mean", "std"},
     "images": {"size", "channels", "mean", "std"},
 }
@@ -40,6 +42,9 @@ class DataSource:
     ("text", "npz", "images") says which where the name does not. max_batches: that many batches of batch_size, the last
     possibly smaller; all if None. max_examples: so many examples at most. labels: the model's classes in place of the
     data's, {"entailment": 1, ...} or the new class of 0, 1, ....
+
+    task: what a model of text has to tell: a label ("classification"), or the tokens of a language model ("causal",
+    "masked", "seq2seq"), whose text needs no labels and may be in a .txt file, see `LanguageText`.
 
     Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the
     checkpoint's; columns: what text, text_pair and label are called in the file. Images: size (folders: the shorter
@@ -61,6 +66,7 @@ class DataSource:
     mean: Sequence[float] | str | None = None
     std: Sequence[float] | None = None
     max_examples: int | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a setting that is out of range or means nothing for the format."""
@@ -70,6 +76,12 @@ class DataSource:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1, found {value!r}.")
+        if self.task not in (None, CLASSIFICATION, *LANGUAGE):
+            raise ValueError(f"task must be one of {', '.join((CLASSIFICATION, *LANGUAGE))}, found {self.task!r}.")
+        if self.kind == "text" and Path(self.path).suffix.lower() == PLAIN_SUFFIX and not self.is_language:
+            raise ValueError(f"{self.path} has no labels: give a task, {', '.join(LANGUAGE)}.")
+        if self.is_language and self.labels is not None:
+            raise ValueError(f"labels mean nothing for the task {self.task}; leave them out.")
         for name in sorted(set().union(*FORMATS.values()) - FORMATS[self.kind]):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -88,7 +100,12 @@ class DataSource:
         if self.format != "auto":
             return self.format
         suffix = Path(self.path).suffix.lower()
-        return "text" if suffix in TEXT_SUFFIXES else "npz" if suffix == ".npz" else "images"
+        return "text" if suffix in (*TEXT_SUFFIXES, PLAIN_SUFFIX) else "npz" if suffix == ".npz" else "images"
+
+    @property
+    def is_language(self) -> bool:
+        """Return whether tokens are to be told, and no labels."""
+        return self.task in LANGUAGE
 
     def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
         """Return what cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
@@ -100,6 +117,10 @@ class DataSource:
         Raises ValueError naming the file, and the line or row, of what cannot be read, of a label that the model does
         not have, and where nothing says how pixels are normalised.
         """
+        if self.is_language:
+            path, homes = expanded(self.path), _homes(model, checkpoint)
+            tokenizer = None if self.tokenizer is None else expanded(self.tokenizer)
+            return self._language().batches(model, tokenizer_of(tokenizer, homes, model, path))
         examples = self._examples()
         rows, head = self._rows(examples), Head.of(model)
         classes = examples.classes(rows, head)
@@ -116,6 +137,9 @@ class DataSource:
 
         Words that only a model's configuration can say the class of are left to `batches`.
         """
+        if self.is_language:
+            self._language().check()
+            return
         examples = self._examples()
         for row in self._rows(examples):
             if isinstance(label := examples.labels[row], int):
@@ -157,6 +181,17 @@ class DataSource:
         texts = read_examples(path, labels=self.labels, columns=self.columns, first=first)
         tokenizer = None if self.tokenizer is None else expanded(self.tokenizer)
         return TextExamples(path, texts, tokenizer=tokenizer, max_length=self.max_length, batch_size=self.batch_size)
+
+    def _language(self) -> LanguageText:
+        return LanguageText(
+            path=expanded(self.path),
+            task=str(self.task),
+            max_length=self.max_length,
+            columns=self.columns,
+            batch_size=self.batch_size,
+            most=self._most,
+            seed=self.seed,
+        )
 
     @property
     def _most(self) -> int | None:

@@ -17,6 +17,7 @@ from quotient_manifolds.messages import brief, shown
 
 COLUMNS = ("text", "text_pair", "label")
 TEXT_SUFFIXES = (".jsonl", ".csv", ".tsv")
+PLAIN_SUFFIX = ".txt"
 LONGEST = 10_000_000  # characters of a line: one that has more is no example
 
 
@@ -69,22 +70,71 @@ def read_examples(
     Without `labels`, a label that is a word stays that word.
     """
     path = expanded(file)
-    if path.suffix.lower() not in TEXT_SUFFIXES:
-        raise ValueError(f"Expected data in a .jsonl, .csv or .tsv file, found {shown(path)}.")
-    if not path.is_file():
-        raise ValueError(f"There is no data file {shown(path)}.")
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
-    try:
-        read = _jsonl_records(path) if path.suffix.lower() == ".jsonl" else _table_records(path, names["label"])
-        records = list(itertools.islice(read, first))
-    except csv.Error as error:
-        raise ValueError(f"{shown(path)} cannot be read as a table: {error}.") from error
-    except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{shown(path)} cannot be read as UTF-8 text: {error}.") from error
+    records = _records(path, names["label"], first)
     if not records:
         raise ValueError(f"{shown(path)} is empty: expected lines with a text and a label.")
     given = set(columns or ())
     return [_example(path, line, record, names, given, labels) for line, record in records]
+
+
+def read_texts(
+    file: str | Path, *, pairs: bool = False, columns: Mapping[str, str] | None = None, first: int | None = None
+) -> list[tuple[int, str, str | None]]:
+    """Return the line, the text and, of `pairs`, the text_pair of every example, or of so many of the first.
+
+    Of a .txt file every line that is not blank is a text. Raises ValueError as `read_text_labels` does; a label is
+    neither needed nor read.
+    """
+    path = expanded(file)
+    names = {column: (columns or {}).get(column, column) for column in COLUMNS}
+    records = _records(path, "", first)
+    if not records:
+        raise ValueError(f"{shown(path)} is empty: expected lines with a text.")
+    found = []
+    for line, record in records:
+        text, pair = record.get(names["text"]), record.get(names["text_pair"]) if pairs else None
+        for column, value in (("text", text), *((("text_pair", pair),) if pairs else ())):
+            if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError(
+                    f"{shown(path)}, line {line}: {names[column]!r} must be a text, found {brief(value)}; give columns "
+                    "if it is called otherwise."
+                )
+        found.append((line, str(text), pair))
+    return found
+
+
+def read_plain(path: Path) -> str:
+    """Return all of a .txt file, its lines each within the limit. Raises ValueError if it is not there or not UTF-8."""
+    if not path.is_file():
+        raise ValueError(f"There is no data file {shown(path)}.")
+    try:
+        text = "".join(_lines(path))
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{shown(path)} cannot be read as UTF-8 text: {error}.") from error
+    if not text.strip():
+        raise ValueError(f"{shown(path)} is empty: expected text.")
+    return text
+
+
+def _records(path: Path, label_column: str, first: int | None) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the lines of a file and what they hold by column, or so many of the first."""
+    suffix = path.suffix.lower()
+    if suffix not in (*TEXT_SUFFIXES, PLAIN_SUFFIX):
+        raise ValueError(f"Expected data in a .jsonl, .csv or .tsv file, found {shown(path)}.")
+    if not path.is_file():
+        raise ValueError(f"There is no data file {shown(path)}.")
+    try:
+        read: Iterator[tuple[int, Mapping[str, Any]]]
+        if suffix == PLAIN_SUFFIX:
+            read = ((line, {"text": text.strip()}) for line, text in enumerate(_lines(path), 1) if text.strip())
+        else:
+            read = _jsonl_records(path) if suffix == ".jsonl" else _table_records(path, label_column)
+        return list(itertools.islice(read, first))
+    except csv.Error as error:
+        raise ValueError(f"{shown(path)} cannot be read as a table: {error}.") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{shown(path)} cannot be read as UTF-8 text: {error}.") from error
 
 
 def _example(

@@ -67,12 +67,7 @@ class TextEncoder:
         self._count(texts, pairs, places)
         padding = {"padding": len(chunk) > 1, "return_tensors": "pt"}
         encoded = self._tokens(texts, pairs, places, truncation=True, max_length=self.max_length, **padding)
-        largest = int(encoded["input_ids"].max())
-        if self.vocabulary is not None and largest >= self.vocabulary:
-            raise ValueError(
-                f"The tokenizer in {shown(self.source)} gives token {largest}, but the model knows {self.vocabulary} "
-                "tokens only."
-            )
+        self._check_known(int(encoded["input_ids"].max()))
         if self.types == 1:  # the second text of a pair has no type of its own here
             encoded.pop("token_type_ids", None)
         return {**encoded}
@@ -83,6 +78,26 @@ class TextEncoder:
         except Exception as error:  # of a tokenizer that is not what it says it is: any kind
             what = f"The tokenizer in {shown(self.source)} fails on the text of {places[0]}"
             raise ValueError(f"{what}: {first_line(error)}") from error
+
+    def ids(self, texts: list[str], where: str, *, target: bool = False) -> list[list[int]]:
+        """Return the tokens of texts, not cut; target: as a decoder has to tell them. `where` is the first one's."""
+        given = {"text_target": texts} if target else {"text": texts}
+        options = {"return_token_type_ids": False, "return_attention_mask": False, "verbose": False}
+        try:
+            found = self.tokenizer(**given, **options)["input_ids"]
+        except Exception as error:  # as in `_tokens`
+            what = f"The tokenizer in {shown(self.source)} fails on the text of {where}"
+            raise ValueError(f"{what}: {first_line(error)}") from error
+        largest = max((token for row in found for token in row), default=0)
+        self._check_known(largest)
+        return [list(row) for row in found]
+
+    def _check_known(self, largest: int) -> None:
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            raise ValueError(
+                f"The tokenizer in {shown(self.source)} gives token {largest}, but the model knows {self.vocabulary} "
+                "tokens only."
+            )
 
     def _count(self, texts: list[str], pairs: Any, places: Sequence[str]) -> None:
         """Look at all tokens, the ones that will be cut as well. Raises ValueError for a text that has none at all."""
@@ -135,6 +150,17 @@ def tokenised_batches(
     return Batches(batches, examples=len(examples), **encode.summary())
 
 
+def tokenizer_of(given: Path | None, homes: Sequence[Path], model: nn.Module, path: Path) -> Path:
+    """Return the directory of the tokenizer for the text at `path`: the one given, or one the model was loaded from."""
+    source = given or next(filter(has_tokenizer, homes), None) or next(iter(homes), None)
+    if source is None:
+        raise ValueError(
+            f"{type(model).__name__} was not loaded from a directory, so there is no tokenizer for {shown(path)}: name "
+            "the directory of one."
+        )
+    return source
+
+
 def are_pairs(examples: Sequence[LabelledText]) -> bool:
     """Return whether all examples are pairs of texts; ValueError if only some are."""
     kinds = {example.text_pair is not None for example in examples}
@@ -168,12 +194,7 @@ class TextExamples(Examples):
     def inputs(
         self, batches: Sequence[Sequence[int]], model: nn.Module, homes: Sequence[Path]
     ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
-        source = self._tokenizer or next(filter(has_tokenizer, homes), None) or next(iter(homes), None)
-        if source is None:
-            raise ValueError(
-                f"{type(model).__name__} was not loaded from a directory, so there is no tokenizer for "
-                f"{shown(self.path)}: name the directory of one."
-            )
+        source = tokenizer_of(self._tokenizer, homes, model, self.path)
         config = getattr(model, "config", None)
         encode = TextEncoder(source, config, self._max_length, batch_size=self._batch_size, pairs=self._pairs)
         made = [encode([self._examples[row] for row in rows], list(map(self.where, rows))) for rows in batches]

@@ -87,6 +87,16 @@ def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return logits.flatten(0, -2)[counted], labels.flatten()[counted]
 
 
+def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (n, vocabulary) and the next tokens (n,) where these count, as for `next_token_cross_entropy`."""
+    inputs, labels = inputs_and_labels(_with_labels(batch))
+    logits = _logits(model, inputs)
+    _check_labels(labels, logits)
+    logits, labels = logits[..., :-1, :].flatten(0, -2), labels[..., 1:].flatten()
+    counted = labels != IGNORED
+    return logits[counted], labels[counted]
+
+
 def _logits(model: nn.Module, inputs: Any) -> Tensor:
     if isinstance(inputs, Mapping):
         return logits_of(model(**inputs))

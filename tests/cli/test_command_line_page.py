@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from click.testing import CliRunner
 
 from quotient_manifolds.cli.app import cli
@@ -38,6 +39,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     hugging_face.bert_classifier(folder / "bert")
     hugging_face.gpt2(folder / "gpt2")
+    vocabulary = {token: i for i, token in enumerate(hugging_face.VOCABULARY)}
+    transformers.BertTokenizerFast(vocab=vocabulary).save_pretrained(folder / "gpt2")
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}}
     normal = {"image_mean": [0.5], "image_std": [0.5], "do_normalize": True, "do_rescale": True, "do_resize": True}
     vit = hugging_face.vit_classifier(folder / "vit")
@@ -54,6 +57,7 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / model.name).symlink_to(model)
     lines = [{"text": text, "label": int(word == "good")} for text, word in ROWS]
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "story.txt").write_text("\n".join(text for text, _ in ROWS))
     (tmp_path / "reviews.csv").write_text("sentence,mood\n" + "".join(f"{text},{word}\n" for text, word in ROWS))
     write_images(tmp_path)
     (written,) = re.findall(r"```python\n(# mine\.py\n.+?)```", PAGE, re.DOTALL)

@@ -1,0 +1,176 @@
+"""Make batches of language modelling: which tokens a model sees, and which it has to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.load.example_inputs import accepted_by
+from quotient_manifolds.load.labelled_examples import Batches
+from quotient_manifolds.load.text import PLAIN_SUFFIX, read_plain, read_texts
+from quotient_manifolds.load.tokens import TextEncoder
+from quotient_manifolds.messages import shown
+
+CAUSAL, MASKED, SEQ2SEQ = "causal", "masked", "seq2seq"
+LANGUAGE: Final = (CAUSAL, MASKED, SEQ2SEQ)
+IGNORED = -100  # Hugging Face's label of a token that does not count
+SHARE = 0.15  # of the tokens are masked, as in BERT [Devlin et al. 2019]
+
+Rows = Sequence[Sequence[int]]
+Tokens = dict[str, Tensor]
+
+
+@final
+@dataclass(frozen=True)
+class LanguageText:
+    """Describe text for a language model: where it is, what has to be told, and how much of it is wanted.
+
+    A causal model tells every token from those before it: of a .txt file in blocks of max_length tokens, one behind the
+    other; of rows of other files each cut at max_length. A masked one tells 15 % of the tokens of every row (of a .txt
+    file, line), which are replaced by its mask token; a sequence-to-sequence model the column text_pair from text.
+    """
+
+    path: Path
+    task: str
+    max_length: int | None
+    columns: Mapping[str, str] | None
+    batch_size: int
+    most: int | None  # of rows or blocks; None: all
+    seed: int | None  # draws rows or blocks, and what is masked
+
+    def batches(self, model: nn.Module, source: Path) -> Batches:
+        """Return dicts of the model's keywords and "labels", -100 where a token does not count.
+
+        Labels stand at the place of their token, as Hugging Face has them: `next_token_cross_entropy` shifts those of
+        causal models, `cross_entropy` takes the others. Raises ValueError for a model of another kind, text that is
+        none, and tokens that the model does not know.
+        """
+        _require_kind(model, self.task)
+        encoder = TextEncoder(source, getattr(model, "config", None), self.max_length, batch_size=1, pairs=False)
+        rows, targets, truncated = self._rows(encoder)
+        chosen = self._chosen(len(rows))
+        generator = torch.Generator().manual_seed(self.seed or 0)
+        make = {CAUSAL: _causal, MASKED: _masked, SEQ2SEQ: _seq2seq}[self.task]
+        accepted = accepted_by(model)
+        batches = []
+        for start in range(0, len(chosen), self.batch_size):
+            part = chosen[start : start + self.batch_size]
+            made = make(
+                [rows[row] for row in part], [targets[row] for row in part], encoder.tokenizer, model, generator
+            )
+            batches.append({name: value for name, value in made.items() if name in accepted or name == "labels"})
+        return Batches(batches, examples=len(chosen), truncated=truncated, max_length=encoder.max_length)
+
+    def check(self) -> None:
+        """Raise ValueError for a file that cannot be read or has no text."""
+        if self._in_blocks:
+            read_plain(self.path)
+        else:
+            read_texts(self.path, pairs=self.task == SEQ2SEQ, columns=self.columns, first=self._first)
+
+    @property
+    def _in_blocks(self) -> bool:
+        return self.task == CAUSAL and self.path.suffix.lower() == PLAIN_SUFFIX
+
+    @property
+    def _first(self) -> int | None:
+        """Return how many rows are looked at: with a seed all, to draw from."""
+        return self.most if self.seed is None else None
+
+    def _rows(self, encoder: TextEncoder) -> tuple[list[list[int]], list[list[int]], int]:
+        """Return the tokens of every row or block, those of its target (of sequences), and how many texts were cut."""
+        if self._in_blocks:
+            tokens = encoder.ids([read_plain(self.path)], shown(self.path))[0]
+            length = encoder.max_length
+            blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
+            blocks = [block for block in blocks if len(block) > 1][: self._first]
+            return self._told(blocks), [[] for _ in blocks], 0
+        texts = read_texts(self.path, pairs=self.task == SEQ2SEQ, columns=self.columns, first=self._first)
+        where = f"{shown(self.path)}, line {texts[0][0]}"
+        found = encoder.ids([text for _, text, _ in texts], where)
+        targets = encoder.ids([str(pair) for _, _, pair in texts], where, target=True) if self.task == SEQ2SEQ else []
+        cut = [row[: encoder.max_length] for row in found]
+        truncated = sum(len(row) > encoder.max_length for row in found)
+        cut_targets = [row[: encoder.max_length] for row in targets] or [[] for _ in cut]
+        if self.task == CAUSAL:  # of a single token there is nothing to tell
+            cut = [row for row in cut if len(row) > 1]
+            cut_targets = cut_targets[: len(cut)]
+        return self._told(cut), cut_targets, truncated
+
+    def _told(self, rows: list[list[int]]) -> list[list[int]]:
+        if not rows:
+            raise ValueError(f"{shown(self.path)} has no text of at least two tokens: nothing is to be told.")
+        return rows
+
+    def _chosen(self, count: int) -> list[int]:
+        wanted = count if self.most is None else min(count, self.most)
+        if self.seed is None:
+            return list(range(wanted))
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed))[:wanted].tolist()
+
+
+_ENDINGS: Final[dict[str, tuple[str, ...]]] = {
+    CAUSAL: ("ForCausalLM", "LMHeadModel"),
+    MASKED: ("ForMaskedLM", "ForPreTraining"),
+    SEQ2SEQ: ("ForConditionalGeneration", "ForSeq2SeqLM"),
+}
+
+
+def _require_kind(model: nn.Module, task: str) -> None:
+    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()  # of peft
+    kind = type(unwrapped).__name__
+    if type(unwrapped).__module__.startswith("transformers.") and not kind.endswith(_ENDINGS[task]):
+        raise ValueError(f"The task {task} needs a model whose class ends in {_ENDINGS[task][0]}, found {kind}.")
+
+
+def _padded(rows: Rows, filler: int) -> tuple[Tensor, Tensor]:
+    """Return tokens and attention_mask (rows, longest), shorter rows filled up on the right."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return tokens, mask
+
+
+def _filler(tokenizer: Any) -> int:
+    """Return the token that fills rows up, any one where the tokenizer has none: it is masked and never told."""
+    found = tokenizer.pad_token_id
+    return 0 if found is None else int(found)
+
+
+def _causal(rows: Rows, targets: Rows, tokenizer: Any, model: nn.Module, generator: torch.Generator) -> Tokens:
+    tokens, mask = _padded(rows, _filler(tokenizer))
+    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, IGNORED)}
+
+
+def _masked(
+    rows: Rows, targets: Rows, tokenizer: Any, model: nn.Module, generator: torch.Generator
+) -> dict[str, Tensor]:
+    if tokenizer.mask_token_id is None:
+        raise ValueError("The task masked needs a tokenizer with a mask token, found one without.")
+    tokens, mask = _padded(rows, _filler(tokenizer))
+    words = mask.bool() & ~torch.isin(tokens, torch.tensor(sorted(tokenizer.all_special_ids)))
+    chance = torch.rand(tokens.shape, generator=generator).masked_fill(~words, 2.0)
+    told = (chance < SHARE) | (words & (chance == chance.amin(1, keepdim=True)))  # one of every row at least
+    seen = tokens.masked_fill(told, tokenizer.mask_token_id)
+    return {"input_ids": seen, "attention_mask": mask, "labels": tokens.masked_fill(~told, IGNORED)}
+
+
+def _seq2seq(
+    rows: Rows, targets: Rows, tokenizer: Any, model: nn.Module, generator: torch.Generator
+) -> dict[str, Tensor]:
+    tokens, mask = _padded(rows, _filler(tokenizer))
+    answers, there = _padded(targets, _filler(tokenizer))
+    labels = answers.masked_fill(there == 0, IGNORED)
+    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()
+    shift: Callable[..., Tensor] | None = getattr(unwrapped, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        raise ValueError(
+            f"{type(unwrapped).__name__} does not say what its decoder is given (it has no "
+            "prepare_decoder_input_ids_from_labels): give batches by a function."
+        )
+    return {"input_ids": tokens, "attention_mask": mask, "decoder_input_ids": shift(labels=labels), "labels": labels}
