@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from studies.__main__ import study
 from studies.sentiment import sentences
 from studies.training import study as training
 from studies.training.adapters import Cell, Trained, share_of_rate
-from studies.training.choices import chosen, curve, difference, losses_of, mean_of, width
+from studies.training.choices import LEARNT, chosen, curve, difference, least, losses_of, mean_of, told_apart, width
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.outcome import Outcome
 from studies.training.page import PAGE
@@ -46,6 +47,20 @@ def test_means_are_paired_by_seed_with_students_interval() -> None:
     assert shifted.decided
     assert not mean_of([-1.0, 1.0]).decided
     assert mean_of(losses_of(cell(1.0, 0.3, None).outcomes)).value == math.inf
+
+
+def test_holm_stops_at_the_first_that_is_not_told() -> None:
+    """Limits 0.05 / 3, 0.05 / 2, 0.05: 0.03 is above its own, and 0.04, which is below, comes after it."""
+    gaps = {name: replace(mean_of([1.0]), p=p) for name, p in {"a": 0.04, "b": 0.01, "c": 0.03}.items()}
+    assert told_apart(gaps) == {"b"}
+    assert told_apart({"lost": mean_of([math.inf, 1.0]), "undefined": mean_of([math.inf, -math.inf])}) == {"lost"}
+
+
+def test_an_optimizer_that_does_not_train_has_no_width() -> None:
+    """Guessing has 0.693 nats: within 2 % of a loss that is hardly below it every rate would be good."""
+    cells = tuple(cell(rate, 0.683, 0.684) for rate in (0.1, 1.0))
+    assert width(cells) == (1.0, True)
+    assert least(cells, ADAMW, 2) > LEARNT
 
 
 def test_the_learning_rate_rises_and_falls() -> None:

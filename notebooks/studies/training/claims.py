@@ -7,48 +7,79 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from studies.training.choices import Mean, chosen, chosen_ball, curve, difference, interval, losses_of
+from studies.training.choices import (
+    LEARNT,
+    Mean,
+    chosen,
+    chosen_ball,
+    curve,
+    difference,
+    interval,
+    least,
+    losses_of,
+    told_apart,
+)
 from studies.training.few import TASKS
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.sharpness_aware import BARE, SHORT, UNITS
 from studies.training.study import Training
+from studies.training.tables import at_rate
 
 
 def in_short(found: Training) -> list[str]:
     """Return all of them."""
-    said = (_primary, _told, _rates, _moved, _timed)
-    return [*(each(found) for each in said), *(_kinds(found, task) for task in TASKS), _merging(found)]
+    said = (_primary, _told, _lost, _rates, _moved, _timed)
+    return [*filter(None, (each(found) for each in said)), *(_kinds(found, task) for task in TASKS), _merging(found)]
 
 
 def _primary(found: Training) -> str:
     rank = found.plan.middle_rank
     gap = difference(*(chosen(found.trained, name, rank).outcomes for name in (OURS, ADAMW)))
     return (
-        f"**Primary comparison**, fixed before anything was measured: test loss of {OURS} less that of {ADAMW} at rank "
-        f"{rank}, after equal steps, each at the learning rate chosen for it, {len(found.plan.seeds)} seeds: "
-        f"{interval(gap)} nats, {_verdict(gap)}."
+        f"**Primary comparison**, fixed before the runs: test loss of {OURS} less that of {ADAMW} at rank {rank}, "
+        f"after equal steps, each at the learning rate chosen for it, {len(found.plan.seeds)} seeds: {interval(gap)} "
+        f"nats, {_verdict(gap)}."
     )
 
 
 def _told(found: Training) -> str:
     """Say which optimizers are told from AdamW after equal steps."""
-    said = []
+    gaps = {}
     for rank in found.plan.ranks:
         usual = chosen(found.trained, ADAMW, rank).outcomes
-        gaps = {
-            name: difference(chosen(found.trained, name, rank).outcomes, usual) for name in CANDIDATES if name != ADAMW
-        }
-        better = [name for name, gap in gaps.items() if gap.high < 0]
-        worse = [name for name, gap in gaps.items() if gap.low > 0]
-        said.append(f"at rank {rank} {_listed(better)} better, {_listed(worse)} worse")
-    return f"After equal steps these are told from {ADAMW}: {'; '.join(said)}."
+        for name in CANDIDATES:
+            if name != ADAMW:
+                gaps[f"{name} at rank {rank}"] = difference(chosen(found.trained, name, rank).outcomes, usual)
+    told = told_apart(gaps)
+    better = [name for name in gaps if name in told and gaps[name].value < 0]
+    worse = [name for name in gaps if name in told and gaps[name].value > 0]
+    return (
+        f"Told from {ADAMW} after equal steps, given the chosen rates, by Holm's correction for {len(gaps)} "
+        f"comparisons: better {_listed(better)}; worse {_listed(worse)}."
+    )
+
+
+def _lost(found: Training) -> str:
+    """Say which optimizers left the finite numbers at several rates, and what they reached at others."""
+    said = []
+    for name in CANDIDATES:
+        for rank in found.plan.ranks:
+            cells = curve(found.trained, name, rank)
+            lost = [each for each in cells if not math.isfinite(_mean(losses_of(each.outcomes)))]
+            if len(lost) > 1:
+                best = min(_mean(losses_of(each.outcomes)) for each in cells)
+                said.append(
+                    f"{name} at rank {rank} at {len(lost)} of {len(cells)} rates (best of the others {_number(best)})"
+                )
+    return f"Runs left the finite numbers, or were refused for that: {'; '.join(said)}." if said else ""
 
 
 def _rates(found: Training) -> str:
     """Say how the chosen rates move with the rank."""
     said = [
-        f"{name} {', '.join(f'{chosen(found.trained, name, rank).cell.rate:g}' for rank in found.plan.ranks)}"
+        f"{name} {', '.join(f'{chosen(found.trained, name, rank).cell.rate:.2g}' for rank in found.plan.ranks)}"
         for name in CANDIDATES
+        if all(least(found.trained, name, rank) <= LEARNT for rank in found.plan.ranks)
     ]
     return f"Learning rates chosen at ranks {', '.join(map(str, found.plan.ranks))}: {'; '.join(said)}."
 
@@ -58,16 +89,10 @@ def _moved(found: Training) -> str:
     rank, seeds, scales = found.plan.middle_rank, found.plan.moved_seeds, found.plan.moved
     said = []
     for name in CANDIDATES:
-        best = chosen(found.trained, name, rank)
-        moved = [
-            _mean(losses_of(each.outcomes))
-            for scale in scales
-            for each in curve(found.trained, name, rank, scale)
-            if each.cell.rate == best.cell.rate
-        ]
-        said.append(
-            " / ".join(_number(loss) for loss in (_mean(losses_of(best.outcomes[:seeds])), *moved)) + f" {name}"
-        )
+        best = chosen(found.trained, name, rank, seeds=seeds)
+        if least(found.trained, name, rank) <= LEARNT:
+            cells = (best, *(at_rate(found, name, scale, best.cell.rate) for scale in scales))
+            said.append(" / ".join(_number(_mean(losses_of(each.outcomes))) for each in cells) + f" {name}")
     factors = " / ".join(f"{scale:g}" for scale in scales)
     return f"Test loss with A as it is / multiplied by {factors} at the start, at one learning rate: {'; '.join(said)}."
 
@@ -85,10 +110,11 @@ def _kinds(found: Training, task: str) -> str:
     kinds = [kind for kind, unit in UNITS.items() if unit > 0]
     of = {kind: chosen_ball(found.flattened, task, kind).outcomes for kind in UNITS}
     to_none = ", ".join(f"{kind} {interval(difference(of[kind], of[BARE]))}" for kind in kinds)
+    to_short = ", ".join(f"{kind} {interval(difference(of[kind], of[SHORT]))}" for kind in kinds)
     to_plain = ", ".join(f"{kind} {interval(difference(of[kind], of['euclidean']))}" for kind in kinds[1:])
     return (
-        f"Few {task}: test loss with SAM less that without at as many passes: {to_none}; with half the passes and "
-        f"without SAM {interval(difference(of[SHORT], of[BARE]))}. Less that of Euclidean SAM: {to_plain}."
+        f"Few {task}, test loss with SAM less that of {ADAMW} at as many passes: {to_none}. Less that of {ADAMW} at as "
+        f"many steps, half the passes: {to_short}. Less that of Euclidean SAM: {to_plain}."
     )
 
 

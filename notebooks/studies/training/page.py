@@ -8,11 +8,11 @@ from string import Template
 from quotient_manifolds.report import Table
 from studies.markdown import table
 from studies.training.adapters import BATCH
-from studies.training.choices import GOOD
+from studies.training.choices import GOOD, LEARNT
 from studies.training.claims import in_short
 from studies.training.few import IMAGES, SENTENCES, TASKS
 from studies.training.merging import CONDITION, RATE
-from studies.training.optimizers import HEAD_RATE
+from studies.training.optimizers import HEAD_RATE, LORA_PLUS
 from studies.training.reviews import LONGEST
 from studies.training.study import Training
 from studies.training.tables import (
@@ -58,6 +58,9 @@ def training_page(found: Training) -> str:
         moved_seeds=plan.moved_seeds,
         middle=plan.middle_rank,
         good=f"{100 * (GOOD - 1):.0f}",
+        ratio=f"{LORA_PLUS:g}",
+        learnt=f"{LEARNT:.2f}",
+        radii_tried=", ".join(f"{radius:g}" for radius in plan.radii),
         ball_seeds=len(plan.ball_seeds),
         merge_steps=plan.merging.steps,
         merge_training=plan.merging.training,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -76,8 +77,13 @@ def _trained(ball: Ball, seed: int, archive: Path, sizes: tuple[int, ...]) -> Ou
             loss.backward()
             return loss.detach()
 
-        if not bool(optimizer.step(closure).isfinite()):
-            return Outcome(None, None, None)
+        try:
+            if not bool(optimizer.step(closure).isfinite()):
+                return Outcome(None, None, None)
+        except ValueError as error:
+            if not re.search("finite|NaN", str(error)):
+                raise
+            return Outcome(None, None, None)  # SAM refuses what others step to
         schedule.step()
     return subject.judge()
 

@@ -1,10 +1,10 @@
 """Make all runs, each cell once, and go on where an interrupted run stopped.
 
-Fixed before anything was measured. Learning rates are half a decade apart, over three decades around a middle that one
-run each of seed 0 chose (rank 16). Of every optimizer, rank and start the rate is that of the least mean loss on the
-sentences to choose by; what is reported is the loss on others. Primary comparison: the mean over seeds of the test loss
-of `OURS` less that of AdamW, at rank 16, from the usual start, after an equal number of steps. Everything else is
-exploratory. The radii of SAM are chosen likewise, those around a middle that runs of seed 0 chose.
+Fixed before these runs. Learning rates are half a decade apart, over three decades around a middle that one run each of
+seed 0 chose (rank 16), and so are the units of the radii. Of every optimizer, rank and start the rate is that of the
+least mean loss on the sentences to choose by; what is reported is the loss on others. Primary comparison: the mean over
+seeds of the test loss of `OURS` less that of AdamW, at rank 16, from the usual start, after an equal number of steps.
+Everything else is exploratory. The radii of SAM are chosen likewise.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quotient_manifolds.demo.zoo import each_finished
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
 from studies.records import read_record, save_record
-from studies.training.adapters import Cell, Cost, Trained, measure_costs, train_cell
+from studies.training.adapters import BATCH, Cell, Cost, Trained, measure_costs, train_cell
 from studies.training.choices import chosen
-from studies.training.few import TASKS
+from studies.training.few import TASKS, Few
 from studies.training.merging import Merge, Mixed, Size, merge_seed
-from studies.training.optimizers import ADAMW, CANDIDATES
+from studies.training.optimizers import ADAMW, CANDIDATES, HEAD_RATE, LORA_PLUS
 from studies.training.sharpness_aware import UNITS, Ball, Flattened, train_ball
 
 PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer")
@@ -118,12 +118,30 @@ class _Costs:
     costs: tuple[Cost, ...]
 
 
+@final
+@dataclass(frozen=True)
+class _Settings:
+    """Hold what decides runs besides their own settings: those of other settings are no runs of this study."""
+
+    sizes: tuple[int, ...]
+    rounds: int
+    ranks: tuple[int, ...]
+    batch: int
+    head_rate: float
+    lora_plus: float
+    tasks: dict[str, Few]
+
+
 def study_training(
     out: Path, archive: Path, plan: Plan, *, command: str, workers: int = 1, progress: Progress | None = None
 ) -> Training:
-    """Make all runs. archive: of the sentences; out: receives a file for each cell, and those that are there stay."""
+    """Make all runs. archive: of the sentences; out: receives a file for each cell, and those that are there stay.
+
+    Raises ValueError if those are of other settings.
+    """
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
+    _require_same(out / "settings.json", plan)
     costs = _costs(out / "costs.json", archive, plan)
     all_of = partial(_all, folder=folder, archive=archive, plan=plan, workers=workers, progress=progress)
     trained = all_of("adapters", plan.cells(), train_cell, Trained)
@@ -132,6 +150,14 @@ def study_training(
     mixed = all_of("merging", [Merge(seed, plan.merging) for seed in plan.seeds], merge_seed, Mixed)
     versions = {name: version(name) for name in PACKAGES}
     return Training(plan, trained, timed, costs, flattened, mixed, versions, command, VERSION)
+
+
+def _require_same(file: Path, plan: Plan) -> None:
+    own = _Settings(plan.sizes, plan.rounds, plan.ranks, BATCH, HEAD_RATE, LORA_PLUS, TASKS)
+    if not file.is_file():
+        save_record(file, own)
+    elif read_record(_Settings, file) != own:
+        raise ValueError(f"{file.parent} has runs of other settings, see {file.name}: give another --out.")
 
 
 def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:
@@ -152,7 +178,7 @@ def _timed_cells(trained: Sequence[Trained], costs: Sequence[Cost]) -> list[Cell
             cell.rank,
             cell.scale,
             cell.rate,
-            max(1, int(cell.steps * seconds[ADAMW, cell.rank] / seconds[cell.optimizer, cell.rank])),
+            max(1, round(cell.steps * seconds[ADAMW, cell.rank] / seconds[cell.optimizer, cell.rank])),
             cell.seeds,
         )
         for cell in (each.cell for each in best)
@@ -176,13 +202,21 @@ def _all(
     jobs = [
         partial(_once, run, each, archive, plan.sizes, file)
         for each, file in zip(listed, files, strict=True)
-        if not file.is_file()
+        if not _is_made(file, each, kind)
     ]
     done = len(listed) - len(jobs)
     for number, _ in enumerate(each_finished(jobs, workers)):
         if progress is not None:
             progress(what, done + number + 1, len(listed))
     return tuple(read_record(kind, file) for file in files)
+
+
+def _is_made(file: Path, each: Any, kind: type[Done]) -> bool:
+    """Return whether a file holds the results of these runs, and not of others of its name."""
+    if not file.is_file():
+        return False
+    found = read_record(kind, file)
+    return each in (getattr(found, name, None) for name in ("cell", "ball", "merge"))
 
 
 def _once(run: Callable[..., Done], each: Any, archive: Path, sizes: tuple[int, ...], file: Path) -> None:

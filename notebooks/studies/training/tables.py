@@ -8,13 +8,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from quotient_manifolds.report import Table
-from studies.training.choices import GOOD, chosen, chosen_ball, curve, difference, interval, losses_of, mean_of, width
+from studies.training.adapters import Trained
+from studies.training.choices import (
+    GOOD,
+    LEARNT,
+    at_edge,
+    chosen,
+    chosen_ball,
+    curve,
+    difference,
+    interval,
+    least,
+    losses_of,
+    mean_of,
+    width,
+    without_one,
+)
 from studies.training.few import TASKS
 from studies.training.merging import OURS as MERGED
 from studies.training.merging import Score
 from studies.training.optimizers import ADAMW, CANDIDATES
 from studies.training.outcome import Outcome
-from studies.training.sharpness_aware import BARE, UNITS
+from studies.training.sharpness_aware import BARE, SHORT, UNITS, Flattened
 from studies.training.study import Training
 
 NONE = "—"
@@ -28,7 +43,7 @@ def losses_table(found: Training) -> Table:
             name,
             candidate.source,
             str(rank),
-            f"{best.cell.rate:g}",
+            rate_of(found, best),
             interval(mean_of(losses_of(best.outcomes))),
             NONE if name == ADAMW else interval(difference(best.outcomes, chosen(found.trained, ADAMW, rank).outcomes)),
             _error(best.outcomes),
@@ -40,37 +55,45 @@ def losses_table(found: Training) -> Table:
     return Table("losses", "Test loss (nats) after equal steps", columns, rows, [False] * 2 + [True] * 5)
 
 
+def rate_of(found: Training, best: Trained) -> str:
+    """Return a chosen rate, with a dagger where no better one may have been tried; a dash if none left all finite."""
+    if not math.isfinite(_mean(losses_of(best.outcomes))):
+        return NONE
+    return f"{best.cell.rate:.2g}{' †' if at_edge(found.trained, best) else ''}"
+
+
 def widths_table(found: Training) -> Table:
     """Return how many decades of rates are good, of an optimizer's own best loss and of the best of all."""
     ranks = found.plan.ranks
     columns = ["optimizer", *(f"rank {rank}" for rank in ranks), *(f"rank {rank}, of all" for rank in ranks)]
-    best = {rank: min(least(found, name, rank) for name in CANDIDATES) for rank in ranks}
+    best = {rank: min(least(found.trained, name, rank) for name in CANDIDATES) for rank in ranks}
     rows = [
         [
             name,
-            *(_width(found, name, rank) for rank in ranks),
-            *(_width(found, name, rank, GOOD * best[rank]) for rank in ranks),
+            *(_own_width(found, name, rank) for rank in ranks),
+            *(_width(curve(found.trained, name, rank), GOOD * best[rank]) for rank in ranks),
         ]
         for name in CANDIDATES
     ]
     return Table("widths", "Decades of good learning rates", columns, rows, [False] + [True] * 2 * len(ranks))
 
 
-def least(found: Training, optimizer: str, rank: int) -> float:
-    """Return the least mean test loss over rates."""
-    return min(float(np.mean(losses_of(each.outcomes))) for each in curve(found.trained, optimizer, rank))
-
-
-def _width(found: Training, optimizer: str, rank: int, good: float | None = None) -> str:
-    cells = curve(found.trained, optimizer, rank)
-    if not math.isfinite(least(found, optimizer, rank)):
+def _own_width(found: Training, optimizer: str, rank: int) -> str:
+    """Return the width, and its range when a seed is left out; a dash where no rate trains."""
+    if least(found.trained, optimizer, rank) > LEARNT:
         return NONE
+    cells = curve(found.trained, optimizer, rank)
+    others = [width(each)[0] for each in without_one(cells)]
+    return _width(cells) + (f" ({min(others):.1f} to {max(others):.1f})" if others else "")
+
+
+def _width(cells: Sequence[Trained], good: float | None = None) -> str:
     decades, cut = width(cells, good)
-    return f"{'≥ ' if cut else ''}{decades:.2f}"
+    return f"{'≥ ' if cut else ''}{decades:.1f}"
 
 
 def starts_table(found: Training) -> Table:
-    """Return the chosen rates and the losses from starts on one orbit; seeds that all starts have."""
+    """Return the chosen rates and the losses from starts on one orbit; of the seeds that all starts have."""
     scales = sorted({1.0, *found.plan.moved})
     seeds, rank = found.plan.moved_seeds, found.plan.middle_rank
     columns = [
@@ -81,21 +104,24 @@ def starts_table(found: Training) -> Table:
     ]
     rows = []
     for name in CANDIDATES:
-        best = {scale: chosen(found.trained, name, rank, scale) for scale in scales}
-        rate = best[1.0].cell.rate
-        kept = {
-            scale: next(each for each in curve(found.trained, name, rank, scale) if each.cell.rate == rate)
-            for scale in found.plan.moved
-        }
+        best = {scale: chosen(found.trained, name, rank, scale, seeds) for scale in scales}
+        kept = {scale: at_rate(found, name, scale, best[1.0].cell.rate) for scale in found.plan.moved}
         rows.append(
             [
                 name,
-                *(f"{best[scale].cell.rate:g}" for scale in scales),
-                *(_loss(best[scale].outcomes[:seeds]) for scale in scales),
+                *(rate_of(found, best[scale]) for scale in scales),
+                *(_loss(best[scale].outcomes) for scale in scales),
                 *(_loss(kept[scale].outcomes) for scale in found.plan.moved),
             ]
         )
     return Table("starts", "Starts on one orbit", columns, rows, [False] + [True] * (len(columns) - 1))
+
+
+def at_rate(found: Training, optimizer: str, scale: float, rate: float) -> Trained:
+    """Return the cell of a start, at the rank of all starts, with a rate."""
+    return next(
+        each for each in curve(found.trained, optimizer, found.plan.middle_rank, scale) if each.cell.rate == rate
+    )
 
 
 def time_table(found: Training) -> Table:
@@ -120,26 +146,34 @@ def time_table(found: Training) -> Table:
 
 
 def sam_table(found: Training) -> Table:
-    """Return the kinds of SAM at their chosen radii, beside the bare optimizer at as many passes."""
-    columns = ["task", "kind", "radius", "test loss", "less bare AdamW's", "error", "less bare AdamW's error"]
+    """Return the kinds of SAM at their chosen radii, beside the bare optimizer at as many passes, and as many steps."""
+    columns = ["task", "kind", "radius", "test loss", "less AdamW's", "less AdamW's of as many steps", "error"]
     rows = []
     for task in TASKS:
-        bare = chosen_ball(found.flattened, task, BARE)
-        for kind in UNITS:
+        bare, short = (chosen_ball(found.flattened, task, kind) for kind in (BARE, SHORT))
+        for kind, unit in UNITS.items():
             best = chosen_ball(found.flattened, task, kind)
-            same, plain = kind == BARE, UNITS[kind] == 0
             rows.append(
                 [
                     task,
                     kind,
-                    NONE if plain else f"{best.ball.radius:g}",
+                    _radius(found, best) if unit > 0 else NONE,
                     interval(mean_of(losses_of(best.outcomes))),
-                    NONE if same else interval(difference(best.outcomes, bare.outcomes)),
+                    *(
+                        NONE if kind == to.ball.kind else interval(difference(best.outcomes, to.outcomes))
+                        for to in (bare, short)
+                    ),
                     _error(best.outcomes),
-                    NONE if same else errors(best.outcomes, bare.outcomes),
                 ]
             )
     return Table("sam", "Kinds of SAM", columns, rows, [False] * 2 + [True] * 5)
+
+
+def _radius(found: Training, best: Flattened) -> str:
+    """Return a chosen radius, with a dagger where it is the least or the largest that was tried."""
+    ball = best.ball
+    tried = [each.ball.radius for each in found.flattened if (each.ball.task, each.ball.kind) == (ball.task, ball.kind)]
+    return f"{ball.radius:.2g}{' †' if ball.radius in (min(tried), max(tried)) else ''}"
 
 
 def radii_table(found: Training) -> Table:
@@ -185,23 +219,18 @@ def _changed(scores: Sequence[Score]) -> str:
     return f"{max(changes):.3f}" if max(changes) > 1e-3 else f"{max(changes):.0e}".replace("e-0", "e-")
 
 
-def errors(one: Sequence[Outcome], other: Sequence[Outcome]) -> str:
-    """Return the mean difference of errors with its interval, in words."""
-    gaps = [_or_all(a.error) - _or_all(b.error) for a, b in zip(one, other, strict=True)]
-    return interval(mean_of(gaps))
-
-
-def _or_all(error: float | None) -> float:
-    return 1.0 if error is None else error
-
-
 def _error(outcomes: Sequence[Outcome]) -> str:
-    return f"{float(np.mean([_or_all(each.error) for each in outcomes])):.3f}"
+    errors = [each.error for each in outcomes if each.error is not None]
+    return f"{_mean(errors):.3f}" if len(errors) == len(outcomes) else "not finite"
 
 
 def _loss(outcomes: Sequence[Outcome]) -> str:
-    value = float(np.mean(losses_of(outcomes)))
+    value = _mean(losses_of(outcomes))
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
 def _scale(scale: float) -> str:
