@@ -35,7 +35,7 @@ class Few:
 
 
 IMAGES, SENTENCES = "images", "sentences"
-TASKS: Final = {IMAGES: Few(250, 64, 1e-3, 800, 1.0), SENTENCES: Few(64, 16, 1e-4, 96, 0.1)}
+TASKS: Final = {IMAGES: Few(250, 64, 1e-3, 400, 1.0), SENTENCES: Few(64, 16, 1e-4, 96, 0.1)}
 
 
 @final
