@@ -57,14 +57,17 @@ class Point:
         of both steps would outgrow either; so it is at most as large as the whole step of H.
 
         A pair whose factors all but cancel moves to its representative of good condition besides: the same product.
+        ValueError for a step that overflows.
         """
         (to_G, to_H), weight = self._bases, self._weight
         z, w = direction[0] * weight, direction[1] * weight
+        _require_finite(z, w)
         d = abs(lr) * spectral_norm(z).to(z)[:, None, None]
         s = self.frame.s[:, None, :].to(d)
         w = w * torch.where(s + d > 0, s / (s + d), 1.0)
         G = torch.baddbmm(self.G, z, to_G.mT, beta=shrink, alpha=-lr)
         H = torch.baddbmm(self.H, w, to_H.mT, beta=shrink, alpha=-lr)
+        _require_finite(G, H)
         crooked = self._crooked
         if not bool(crooked.any()):
             return G, H
@@ -106,3 +109,12 @@ class Point:
             return A
         re, im = A[:, 0, 0] + A[:, 1, 1], A[:, 0, 1] - A[:, 1, 0]
         return torch.stack([torch.stack([re, im], dim=-1), torch.stack([-im, re], dim=-1)], dim=-2)
+
+
+def _require_finite(*parts: Tensor) -> None:
+    """Raise ValueError for a step that is NaN or infinite, or so near to it that its entries cannot be added up."""
+    if not bool(torch.isfinite(torch.stack([part.sum() for part in parts])).all()):
+        raise ValueError(
+            "steps of pairs should be finite; one overflows, and nothing was changed: go back to an earlier checkpoint "
+            "and take a smaller lr"
+        )

@@ -224,3 +224,24 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
             with pytest.raises(ValueError, match="another shape"):
                 fresh.load_state_dict(saved)
         assert not fresh.state
+
+
+@pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_step_that_overflows_is_refused(kind: Any, metric: str) -> None:
+    """Weights that are finite, and so are their squares in double precision, with a product beyond single precision."""
+    model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 5, bias=False)).eval()
+    found = qm.find_symmetries(model, torch.randn(4, 6))
+    optimizer = kind(model.named_parameters(), found, lr=0.1, metric=metric)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1e22)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 1e30)
+    before = weights(model)
+    try:
+        optimizer.step()
+    except ValueError as error:
+        assert "finite" in str(error)
+        assert same(weights(model), before)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
