@@ -239,9 +239,6 @@ def test_a_step_that_overflows_is_refused(kind: Any, metric: str) -> None:
     for p in model.parameters():
         p.grad = torch.full_like(p, 1e30)
     before = weights(model)
-    try:
+    with pytest.raises(ValueError, match="finite"):
         optimizer.step()
-    except ValueError as error:
-        assert "finite" in str(error)
-        assert same(weights(model), before)
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert same(weights(model), before)
