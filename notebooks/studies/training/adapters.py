@@ -70,7 +70,7 @@ def _trained(cell: Cell, seed: int, training: Reviews, validation: Reviews, test
         try:
             for each in made:
                 each.step()
-        except torch.linalg.LinAlgError:  # as of factorisations of what is not finite
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined] # as of factorisations of what is not finite
             return Outcome(None, None, None)
         except ValueError as error:
             if "finite" not in str(error):
