@@ -29,8 +29,9 @@ class QuotientAdam(QuotientOptimizer):
     params: named parameters, `model.named_parameters()`, or groups of them with settings of their own. symmetries:
     those of the model, `find_symmetries(model.eval(), batch)`, or as many as shall count; frozen pairs are left alone.
     metric: "mix", whose steps are changes of the product, or "inv", whose steps are relative to its singular values, so
-    that lr is much smaller. weight_decay is decoupled and shrinks G and H alike. max_norm: clips all gradients together
-    to this norm, which is the same along orbits; that of `torch.nn.utils.clip_grad_norm_` is not.
+    that lr is much smaller; from B = 0, where these are 0, take "mix". weight_decay is decoupled and shrinks G and H
+    alike. max_norm: clips all gradients together to this norm, which is the same along orbits; that of
+    `torch.nn.utils.clip_grad_norm_` is not.
 
     Factors of any rank are points. At B = 0, the start of low-rank adaptation, B moves by the gradient in the span of A
     and A stays. The step of H has to be divided by singular values; where one is smaller than the step of G, it is

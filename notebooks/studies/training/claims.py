@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from studies.training.choices import (
+    GOOD,
     LEARNT,
     Mean,
     chosen,
@@ -18,17 +19,18 @@ from studies.training.choices import (
     least,
     losses_of,
     told_apart,
+    width,
 )
 from studies.training.few import TASKS
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.sharpness_aware import BARE, SHORT, UNITS
 from studies.training.study import Training
-from studies.training.tables import at_rate
+from studies.training.tables import at_rate, said_scale
 
 
 def in_short(found: Training) -> list[str]:
     """Return all of them."""
-    said = (_primary, _told, _lost, _rates, _moved, _timed)
+    said = (_primary, _told, _widths, _moved, _rates, _timed, _lost)
     return [*filter(None, (each(found) for each in said)), *(_kinds(found, task) for task in TASKS), _merging(found)]
 
 
@@ -74,6 +76,20 @@ def _lost(found: Training) -> str:
     return f"Runs left the finite numbers, or were refused for that: {'; '.join(said)}." if said else ""
 
 
+def _widths(found: Training) -> str:
+    """Say how exactly the learning rate has to be known."""
+    ranks = found.plan.ranks
+    said = []
+    for name in CANDIDATES:
+        if all(least(found.trained, name, rank) <= LEARNT for rank in ranks):
+            widths = [width(curve(found.trained, name, rank)) for rank in ranks]
+            said.append(f"{name} {', '.join(f'{chr(8805) * cut}{decades:.1f}' for decades, cut in widths)}")
+    return (
+        f"Decades of learning rates within {100 * (GOOD - 1):.0f} % of an optimizer's own best loss, at ranks "
+        f"{', '.join(map(str, ranks))}: {'; '.join(said)}."
+    )
+
+
 def _rates(found: Training) -> str:
     """Say how the chosen rates move with the rank."""
     said = [
@@ -93,7 +109,7 @@ def _moved(found: Training) -> str:
         if least(found.trained, name, rank) <= LEARNT:
             cells = (best, *(at_rate(found, name, scale, best.cell.rate) for scale in scales))
             said.append(" / ".join(_number(_mean(losses_of(each.outcomes))) for each in cells) + f" {name}")
-    factors = " / ".join(f"{scale:g}" for scale in scales)
+    factors = " / ".join(said_scale(scale) for scale in scales)
     return f"Test loss with A as it is / multiplied by {factors} at the start, at one learning rate: {'; '.join(said)}."
 
 
@@ -134,7 +150,7 @@ def _verdict(gap: Mean) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names) if names else "none"
+    return ", ".join(names) if names else "none"
 
 
 def _number(loss: float) -> str:

@@ -98,9 +98,9 @@ def starts_table(found: Training) -> Table:
     seeds, rank = found.plan.moved_seeds, found.plan.middle_rank
     columns = [
         "optimizer",
-        *(f"rate, A × {_scale(scale)}" for scale in scales),
-        *(f"loss, A × {_scale(scale)}" for scale in scales),
-        *(f"loss, A × {_scale(scale)}, rate as of A × 1" for scale in found.plan.moved),
+        *(f"rate, A × {said_scale(scale)}" for scale in scales),
+        *(f"loss, A × {said_scale(scale)}" for scale in scales),
+        *(f"loss, A × {said_scale(scale)}, rate as of A × 1" for scale in found.plan.moved),
     ]
     rows = []
     for name in CANDIDATES:
@@ -233,5 +233,6 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _scale(scale: float) -> str:
+def said_scale(scale: float) -> str:
+    """Return 16 or 1/16."""
     return f"{scale:g}" if scale >= 1 else f"1/{1 / scale:g}"
