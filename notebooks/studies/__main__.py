@@ -103,7 +103,7 @@ def training(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study whether optimizers on the quotient and geodesic SAM train better than others.
 
     OUT receives training.json, which Training.load reads, usefulness.md, the page of the documentation, its figure, and
-    runs/, by which an interrupted run goes on. About three hours of one processor core.
+    runs/, by which an interrupted run goes on. About three and a half hours of one processor core.
     """
     from studies.sentiment.sentences import fetched
     from studies.training.page import FIGURE, PAGE, training_page

@@ -17,8 +17,11 @@ from studies.training.adapters import Cell, Trained, share_of_rate
 from studies.training.choices import LEARNT, chosen, curve, difference, least, losses_of, mean_of, told_apart, width
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.outcome import Outcome
-from studies.training.page import PAGE
+from studies.training.page import FIGURE, PAGE, training_page
+from studies.training.pictures import rates_figure
 from studies.training.study import Plan, Training
+
+ROOT = Path(__file__).parents[2]
 
 
 def cell(rate: float, *losses: float | None, validation: float | None = None) -> Trained:
@@ -97,3 +100,51 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
     again = CliRunner().invoke(study, ["training", "--fast", "--out", str(out), "--quiet"])
     assert (again.exit_code, again.output) == (0, "")
     assert (out / PAGE).read_text(encoding="utf-8") == page
+
+
+@pytest.fixture(scope="module")
+def record() -> Training:
+    return Training.load(ROOT / "notebooks" / "records" / "training.json")
+
+
+def test_the_record_is_of_the_whole_plan(record: Training) -> None:
+    plan = Plan()
+    assert record.plan == plan
+    assert [each.cell for each in record.trained] == plan.cells()
+    assert [each.ball for each in record.flattened] == plan.balls()
+    assert [each.merge.seed for each in record.mixed] == list(plan.seeds)
+    assert {(each.cell.optimizer, each.cell.rank) for each in record.timed} == {
+        (name, rank) for rank in plan.ranks for name in CANDIDATES
+    }
+    assert all(len(each.outcomes) == len(each.cell.seeds) for each in (*record.trained, *record.timed))
+    assert record.command == "make study NAME=training"
+
+
+def test_starts_on_one_orbit_end_alike_where_that_is_promised(record: Training) -> None:
+    for name in (OURS, "LoRA-RITE"):
+        best = chosen(record.trained, name, 16)
+        for scale in record.plan.moved:
+            moved = next(each for each in curve(record.trained, name, 16, scale) if each.cell.rate == best.cell.rate)
+            ends = zip(losses_of(best.outcomes), losses_of(moved.outcomes), strict=False)
+            assert all(abs(a - b) < 0.005 for a, b in ends), name
+
+
+def test_the_page_and_its_figure_show_the_record(record: Training) -> None:
+    assert (ROOT / "docs" / PAGE).read_text(encoding="utf-8") == training_page(record)
+    drawn = rates_figure(record).alt
+    for name in CANDIDATES:
+        assert name in drawn
+    assert (ROOT / "docs" / FIGURE).is_file()
+
+
+def test_numbers_typed_in_the_guide_are_those_of_the_record(record: Training) -> None:
+    text = " ".join((ROOT / "docs" / "training.md").read_text(encoding="utf-8").split())
+    rates = [chosen(record.trained, OURS, rank).cell.rate for rank in record.plan.ranks]
+    assert rates == [3.16e-3, 1e-3, 3.16e-4]
+    assert "the best rate fell from 3e-3 at rank 2 to 3e-4 at rank 64" in text
+    widths = {
+        name: [width(curve(record.trained, name, rank))[0] for rank in record.plan.ranks] for name in (OURS, ADAMW)
+    }
+    low, high = (f"{edge(widths[OURS]):.1f}" for edge in (min, max))
+    usual = [f"{edge(widths[ADAMW]):.1f}" for edge in (min, max)]
+    assert f"over {low} to {high} decades of rates, with AdamW over {usual[0]} to {usual[1]}" in text
