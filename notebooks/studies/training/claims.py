@@ -25,7 +25,7 @@ from studies.training.few import TASKS
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.sharpness_aware import BARE, SHORT, UNITS
 from studies.training.study import Training
-from studies.training.tables import at_rate, said_scale
+from studies.training.tables import at_rate, error_of, said_scale
 
 
 def in_short(found: Training) -> list[str]:
@@ -127,10 +127,12 @@ def _kinds(found: Training, task: str) -> str:
     of = {kind: chosen_ball(found.flattened, task, kind).outcomes for kind in UNITS}
     to_none = ", ".join(f"{kind} {interval(difference(of[kind], of[BARE]))}" for kind in kinds)
     to_short = ", ".join(f"{kind} {interval(difference(of[kind], of[SHORT]))}" for kind in kinds)
+    errors = ", ".join(f"{kind} {error_of(outcomes)}" for kind, outcomes in of.items())
     to_plain = ", ".join(f"{kind} {interval(difference(of[kind], of['euclidean']))}" for kind in kinds[1:])
     return (
-        f"Few {task}, test loss with SAM less that of {ADAMW} at as many passes: {to_none}. Less that of {ADAMW} at as "
-        f"many steps, half the passes: {to_short}. Less that of Euclidean SAM: {to_plain}."
+        f"Few {task}, test loss with SAM less that of {ADAMW} at as many passes: {to_none}. Less that of {ADAMW} at "
+        f"as many steps, half the passes: {to_short}. Less that of Euclidean SAM: {to_plain}. Errors on the test set: "
+        f"{errors}."
     )
 
 

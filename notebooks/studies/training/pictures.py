@@ -12,6 +12,7 @@ from studies.training.adapters import Trained
 from studies.training.choices import curve, losses_of
 from studies.training.optimizers import CANDIDATES
 from studies.training.study import Training
+from studies.training.tables import said_scale
 
 SIZE = (2.6, 3.4)  # inches a panel
 
@@ -40,13 +41,13 @@ def rates_figure(found: Training) -> Plot:
                     label=name,
                     markersize=4,
                 )
-            axes.set(xscale="log", title=f"rank {rank}, A × {scale:g}", ylim=(0.3, 0.8))
+            axes.set(xscale="log", title=f"rank {rank}, A × {said_scale(scale)}", ylim=(0.3, 0.8))
             best = {name: min(curve(found.trained, name, rank, scale), key=_height) for name in CANDIDATES}
             words.append(
-                f"rank {rank}, A × {scale:g}: "
+                f"rank {rank}, A × {said_scale(scale)}: "
                 + ", ".join(f"{name} {_height(each):.3f} at {each.cell.rate:g}" for name, each in best.items())
             )
-        panels[0].legend(fontsize=6)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     return Plot(figure, f"Mean test loss against the learning rate. Least: {'; '.join(words)}.")
 
 

@@ -46,7 +46,7 @@ def losses_table(found: Training) -> Table:
             rate_of(found, best),
             interval(mean_of(losses_of(best.outcomes))),
             NONE if name == ADAMW else interval(difference(best.outcomes, chosen(found.trained, ADAMW, rank).outcomes)),
-            _error(best.outcomes),
+            error_of(best.outcomes),
         ]
         for rank in found.plan.ranks
         for name, candidate in CANDIDATES.items()
@@ -163,7 +163,7 @@ def sam_table(found: Training) -> Table:
                         NONE if kind == to.ball.kind else interval(difference(best.outcomes, to.outcomes))
                         for to in (bare, short)
                     ),
-                    _error(best.outcomes),
+                    error_of(best.outcomes),
                 ]
             )
     return Table("sam", "Kinds of SAM", columns, rows, [False] * 2 + [True] * 5)
@@ -219,7 +219,8 @@ def _changed(scores: Sequence[Score]) -> str:
     return f"{max(changes):.3f}" if max(changes) > 1e-3 else f"{max(changes):.0e}".replace("e-0", "e-")
 
 
-def _error(outcomes: Sequence[Outcome]) -> str:
+def error_of(outcomes: Sequence[Outcome]) -> str:
+    """Return the mean error over seeds, if all runs have one."""
     errors = [each.error for each in outcomes if each.error is not None]
     return f"{_mean(errors):.3f}" if len(errors) == len(outcomes) else "not finite"
 
