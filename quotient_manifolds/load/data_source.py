@@ -120,7 +120,8 @@ class DataSource:
         if self.is_language:
             path, homes = expanded(self.path), _homes(model, checkpoint)
             tokenizer = None if self.tokenizer is None else expanded(self.tokenizer)
-            return self._language().batches(model, tokenizer_of(tokenizer, homes, model, path))
+            read, said = self._language().batches(model, tokenizer_of(tokenizer, homes, model, path))
+            return Batches([_batch(model, "input_ids", *each) for each in read], **said)
         examples = self._examples()
         rows, head = self._rows(examples), Head.of(model)
         classes = examples.classes(rows, head)

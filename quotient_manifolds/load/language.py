@@ -10,8 +10,6 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.example_inputs import accepted_by
-from quotient_manifolds.load.labelled_examples import Batches
 from quotient_manifolds.load.text import PLAIN_SUFFIX, read_plain, read_texts
 from quotient_manifolds.load.tokens import TextEncoder
 from quotient_manifolds.messages import shown
@@ -21,6 +19,10 @@ LANGUAGE: Final = (CAUSAL, MASKED, SEQ2SEQ)
 IGNORED = -100  # Hugging Face's label of a token that does not count
 SHARE = 0.15  # of the tokens are masked, as in BERT [Devlin et al. 2019]
 
+LETTERS, MARGIN = (
+    8,
+    16,
+)  # of a token, as a first guess; tokens that a text cut short may end in other than the whole one
 Rows = Sequence[Sequence[int]]
 Tokens = dict[str, Tensor]
 
@@ -43,12 +45,13 @@ class LanguageText:
     most: int | None  # of rows or blocks; None: all
     seed: int | None  # draws rows or blocks, and what is masked
 
-    def batches(self, model: nn.Module, source: Path) -> Batches:
-        """Return dicts of the model's keywords and "labels", -100 where a token does not count.
+    def batches(self, model: nn.Module, source: Path) -> tuple[list[tuple[Tokens, Tensor]], dict[str, Any]]:
+        """Return inputs by keyword and labels of every batch, and what `Batches` says of them.
 
-        Labels stand at the place of their token, as Hugging Face has them: `next_token_cross_entropy` shifts those of
-        causal models, `cross_entropy` takes the others. Raises ValueError for a model of another kind, text that is
-        none, and tokens that the model does not know.
+        Labels stand at the place of their token, as Hugging Face has them, -100 where it does not count:
+        `next_token_cross_entropy` shifts those of causal models, `cross_entropy` takes the others. source: directory of
+        the tokenizer. Raises ValueError for a model of another kind, text that is none, and tokens that the model does
+        not know.
         """
         _require_kind(model, self.task)
         encoder = TextEncoder(source, getattr(model, "config", None), self.max_length, batch_size=1, pairs=False)
@@ -56,15 +59,13 @@ class LanguageText:
         chosen = self._chosen(len(rows))
         generator = torch.Generator().manual_seed(self.seed or 0)
         make = {CAUSAL: _causal, MASKED: _masked, SEQ2SEQ: _seq2seq}[self.task]
-        accepted = accepted_by(model)
-        batches = []
+        made = []
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
-            made = make(
-                [rows[row] for row in part], [targets[row] for row in part], encoder.tokenizer, model, generator
-            )
-            batches.append({name: value for name, value in made.items() if name in accepted or name == "labels"})
-        return Batches(batches, examples=len(chosen), truncated=truncated, max_length=encoder.max_length)
+            taken = [rows[row] for row in part], [targets[row] for row in part]
+            inputs = make(*taken, encoder.tokenizer, model, generator)
+            made.append((inputs, inputs.pop("labels")))
+        return made, {"examples": len(chosen), "truncated": truncated, "max_length": encoder.max_length}
 
     def check(self) -> None:
         """Raise ValueError for a file that cannot be read or has no text."""
@@ -85,8 +86,8 @@ class LanguageText:
     def _rows(self, encoder: TextEncoder) -> tuple[list[list[int]], list[list[int]], int]:
         """Return the tokens of every row or block, those of its target (of sequences), and how many texts were cut."""
         if self._in_blocks:
-            tokens = encoder.ids([read_plain(self.path)], shown(self.path))[0]
             length = encoder.max_length
+            tokens = self._tokens(encoder, None if self._first is None else self._first * length)
             blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
             blocks = [block for block in blocks if len(block) > 1][: self._first]
             return self._told(blocks), [[] for _ in blocks], 0
@@ -101,6 +102,16 @@ class LanguageText:
             cut = [row for row in cut if len(row) > 1]
             cut_targets = cut_targets[: len(cut)]
         return self._told(cut), cut_targets, truncated
+
+    def _tokens(self, encoder: TextEncoder, wanted: int | None) -> list[int]:
+        """Return the tokens of all of the text, or, of a longer one, as many as are wanted and some more."""
+        text = read_plain(self.path)
+        end = len(text) if wanted is None else LETTERS * wanted
+        while True:
+            tokens = encoder.ids([text[:end]], shown(self.path))[0]
+            if end >= len(text) or wanted is None or len(tokens) > wanted + MARGIN:
+                return tokens
+            end *= 4
 
     def _told(self, rows: list[list[int]]) -> list[list[int]]:
         if not rows:

@@ -91,6 +91,24 @@ def test_a_causal_model_reads_blocks_one_behind_the_other(causal: Path, tmp_path
     assert [row.tolist() for batch in drawn for row in batch["input_ids"]] != seen[:3]
 
 
+def test_a_long_text_is_read_as_far_as_it_is_wanted(causal: Path, tmp_path: Path) -> None:
+    model, file = load_model(causal), tmp_path / "long.txt"
+    file.write_text("a very good film not bad\n" * 400)
+    settings: Any = {"task": "causal", "max_length": 8, "batch_size": 2}
+    whole = DataSource(file, **settings).batches(model)
+    few = DataSource(file, **settings, max_batches=3).batches(model)
+    assert len(few) == 3
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(few, whole, strict=False))
+
+
+def test_a_model_of_ones_own_gets_tokens_and_labels(causal: Path, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11)).eval()
+    source = DataSource(plain(tmp_path), task="causal", max_length=8, batch_size=2, tokenizer=causal)
+    for inputs, labels in source.batches(model):
+        assert inputs.shape == labels.shape
+        assert float(next_token_cross_entropy(model, (inputs, labels)).detach()) > 0
+
+
 def test_a_causal_model_reads_rows_cut_and_filled_up(causal: Path, tmp_path: Path) -> None:
     model = load_model(causal)
     found = DataSource(rows(tmp_path), task="causal", max_length=5, batch_size=4).batches(model)
