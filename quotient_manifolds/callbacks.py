@@ -76,7 +76,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             return
         try:
             self._measure(state)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # also of memory that does not suffice
             warnings.warn(f"sharpness after step {state.global_step}: {first_line(error)}", stacklevel=2)
 
     def _measure(self, state: Any) -> None:

@@ -17,12 +17,16 @@ from quotient_manifolds.messages import shown
 CAUSAL, MASKED, SEQ2SEQ = "causal", "masked", "seq2seq"
 LANGUAGE: Final = (CAUSAL, MASKED, SEQ2SEQ)
 IGNORED = -100  # Hugging Face's label of a token that does not count
+ENCODERS = frozenset(  # which decode only where their configuration says is_decoder
+    {
+        *("Bert", "BertGeneration", "BigBird", "Camembert", "Data2VecText", "Electra", "Ernie", "MegatronBert"),
+        *("RemBert", "RoCBert", "RoFormer", "Roberta", "RobertaPreLayerNorm", "XLMRoberta", "XLMRobertaXL", "Xmod"),
+    }
+)
 SHARE = 0.15  # of the tokens are masked, as in BERT [Devlin et al. 2019]
 
-LETTERS, MARGIN = (
-    8,
-    16,
-)  # of a token, as a first guess; tokens that a text cut short may end in other than the whole one
+LETTERS = 8  # of a token, as a first guess
+MARGIN = 16  # tokens in which a text that is cut short may end otherwise than the whole one
 Rows = Sequence[Sequence[int]]
 Tokens = dict[str, Tensor]
 
@@ -33,8 +37,9 @@ class LanguageText:
     """Describe text for a language model: where it is, what has to be told, and how much of it is wanted.
 
     A causal model tells every token from those before it: of a .txt file in blocks of max_length tokens, one behind the
-    other; of rows of other files each cut at max_length. A masked one tells 15 % of the tokens of every row (of a .txt
-    file, line), which are replaced by its mask token; a sequence-to-sequence model the column text_pair from text.
+    other; of rows of other files each cut at max_length. A masked one tells about 15 % of the tokens of every row (of a
+    .txt file, line), one at least and no special ones, which are replaced by its mask token; a sequence-to-sequence
+    model the column text_pair from text.
     """
 
     path: Path
@@ -65,7 +70,11 @@ class LanguageText:
             taken = [rows[row] for row in part], [targets[row] for row in part]
             inputs = make(*taken, encoder.tokenizer, model, generator)
             made.append((inputs, inputs.pop("labels")))
-        return made, {"examples": len(chosen), "truncated": truncated, "max_length": encoder.max_length}
+        return made, {
+            "examples": len(chosen),
+            "truncated": sum(truncated[row] for row in chosen),
+            "max_length": encoder.max_length,
+        }
 
     def check(self) -> None:
         """Raise ValueError for a file that cannot be read or has no text."""
@@ -83,25 +92,28 @@ class LanguageText:
         """Return how many rows are looked at: with a seed all, to draw from."""
         return self.most if self.seed is None else None
 
-    def _rows(self, encoder: TextEncoder) -> tuple[list[list[int]], list[list[int]], int]:
-        """Return the tokens of every row or block, those of its target (of sequences), and how many texts were cut."""
+    def _rows(self, encoder: TextEncoder) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+        """Return the tokens of every row or block, those of its target (of sequences), and whether it was cut."""
         if self._in_blocks:
             length = encoder.max_length
             tokens = self._tokens(encoder, None if self._first is None else self._first * length)
             blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
             blocks = [block for block in blocks if len(block) > 1][: self._first]
-            return self._told(blocks), [[] for _ in blocks], 0
-        texts = read_texts(self.path, pairs=self.task == SEQ2SEQ, columns=self.columns, first=self._first)
+            return self._told(blocks), [[] for _ in blocks], [False] * len(blocks)
+        pairs = self.task == SEQ2SEQ
+        texts = read_texts(self.path, pairs=pairs, columns=self.columns, first=self._first)
         where = f"{shown(self.path)}, line {texts[0][0]}"
-        found = encoder.ids([text for _, text, _ in texts], where)
-        targets = encoder.ids([str(pair) for _, _, pair in texts], where, target=True) if self.task == SEQ2SEQ else []
-        cut = [row[: encoder.max_length] for row in found]
-        truncated = sum(len(row) > encoder.max_length for row in found)
-        cut_targets = [row[: encoder.max_length] for row in targets] or [[] for _ in cut]
-        if self.task == CAUSAL:  # of a single token there is nothing to tell
-            cut = [row for row in cut if len(row) > 1]
-            cut_targets = cut_targets[: len(cut)]
-        return self._told(cut), cut_targets, truncated
+        kept, whole = encoder.cut_ids([text for _, text, _ in texts], where)
+        targets = (
+            encoder.cut_ids([str(pair) for _, _, pair in texts], where, target=True)[0] if pairs else [[]] * len(kept)
+        )
+        least = 2 if self.task == CAUSAL else 1  # of a single token a causal model has nothing to tell
+        for (line, _, _), row, target in zip(texts, kept, targets, strict=True):
+            if self.task != CAUSAL and (not row or (pairs and not target)):
+                raise ValueError(f"{shown(self.path)}, line {line}: the text has no tokens: nothing is left to read.")
+        long = [row for row, tokens in enumerate(kept) if len(tokens) >= least]
+        truncated = [whole[row] > encoder.max_length for row in long]
+        return self._told([kept[row] for row in long]), [targets[row] for row in long], truncated
 
     def _tokens(self, encoder: TextEncoder, wanted: int | None) -> list[int]:
         """Return the tokens of all of the text, or, of a longer one, as many as are wanted and some more."""
@@ -127,7 +139,7 @@ class LanguageText:
 
 _ENDINGS: Final[dict[str, tuple[str, ...]]] = {
     CAUSAL: ("ForCausalLM", "LMHeadModel"),
-    MASKED: ("ForMaskedLM", "ForPreTraining"),
+    MASKED: ("ForMaskedLM",),
     SEQ2SEQ: ("ForConditionalGeneration", "ForSeq2SeqLM"),
 }
 
@@ -137,13 +149,24 @@ def _require_kind(model: nn.Module, task: str) -> None:
     kind = type(unwrapped).__name__
     if type(unwrapped).__module__.startswith("transformers.") and not kind.endswith(_ENDINGS[task]):
         raise ValueError(f"The task {task} needs a model whose class ends in {_ENDINGS[task][0]}, found {kind}.")
+    if (
+        task == CAUSAL
+        and getattr(getattr(unwrapped, "config", None), "is_decoder", None) is False
+        and _may_see_ahead(kind)
+    ):
+        raise ValueError(f"{kind} sees the tokens it has to tell unless its configuration says is_decoder: true.")
+
+
+def _may_see_ahead(kind: str) -> bool:
+    """Tell whether a class is made of an encoder."""
+    return kind.removesuffix("LMHeadModel").removesuffix("ForCausalLM") in ENCODERS
 
 
 def _padded(rows: Rows, filler: int) -> tuple[Tensor, Tensor]:
     """Return tokens and attention_mask (rows, longest), shorter rows filled up on the right."""
     longest = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    tokens = torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows], dtype=torch.long)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
     return tokens, mask
 
 
@@ -166,6 +189,8 @@ def _masked(
     tokens, mask = _padded(rows, _filler(tokenizer))
     words = mask.bool() & ~torch.isin(tokens, torch.tensor(sorted(tokenizer.all_special_ids)))
     chance = torch.rand(tokens.shape, generator=generator).masked_fill(~words, 2.0)
+    if not bool(words.any(1).all()):
+        raise ValueError("Every text of the task masked needs a word that its tokenizer knows, found one without.")
     told = (chance < SHARE) | (words & (chance == chance.amin(1, keepdim=True)))  # one of every row at least
     seen = tokens.masked_fill(told, tokenizer.mask_token_id)
     return {"input_ids": seen, "attention_mask": mask, "labels": tokens.masked_fill(~told, IGNORED)}

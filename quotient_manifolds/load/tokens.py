@@ -92,6 +92,13 @@ class TextEncoder:
         self._check_known(largest)
         return [list(row) for row in found]
 
+    def cut_ids(self, texts: list[str], where: str, *, target: bool = False) -> tuple[list[list[int]], list[int]]:
+        """Return the tokens of texts, cut as the tokenizer cuts them, and how many there were before."""
+        whole = [len(row) for row in self.ids(texts, where, target=target)]
+        given = {"text_target": texts} if target else {"text": texts}
+        cut = self.tokenizer(**given, truncation=True, max_length=self.max_length, return_attention_mask=False)
+        return [list(row) for row in cut["input_ids"]], whole
+
     def _check_known(self, largest: int) -> None:
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise ValueError(

@@ -139,6 +139,27 @@ def test_a_masked_model_tells_what_it_does_not_see(masked: Path, tmp_path: Path)
         assert place == 11
 
 
+def test_texts_are_cut_as_the_tokenizer_cuts_them(masked: Path, tmp_path: Path) -> None:
+    """With the special token at the end, which the model expects there."""
+    model, tokenizer = load_model(masked), load_tokenizer(masked)
+    source = DataSource(rows(tmp_path), task="masked", max_length=4, batch_size=3, seed=1, max_examples=6)
+    found = source.batches(model)
+    last = [row[mask.bool()][-1] for b in found for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)]
+    assert set(map(int, last)) == {tokenizer.sep_token_id}
+    assert found.truncated <= found.examples == 6
+
+
+def test_what_has_nothing_to_tell_is_refused(masked: Path, seq2seq: Path, tmp_path: Path) -> None:
+    file = tmp_path / "odd.jsonl"
+    file.write_text('{"text": "zzz", "text_pair": "good"}\n')
+    with pytest.raises(ValueError, match="needs a word that its tokenizer knows"):
+        DataSource(file, task="masked").batches(load_model(masked))
+    config = transformers.RobertaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    sees_ahead = transformers.RobertaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="sees the tokens it has to tell"):
+        DataSource(plain(tmp_path), task="causal", tokenizer=masked).batches(sees_ahead)
+
+
 def test_a_sequence_model_tells_the_second_text(seq2seq: Path, tmp_path: Path) -> None:
     model = load_model(seq2seq)
     for batch in DataSource(rows(tmp_path, text_pair=""), task="seq2seq", batch_size=4).batches(model):
