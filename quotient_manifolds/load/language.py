@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from quotient_manifolds.load.text import PLAIN_SUFFIX, read_plain, read_texts
 from quotient_manifolds.load.tokens import TextEncoder
 from quotient_manifolds.messages import shown
+from quotient_manifolds.sharpness.losses import IGNORED
 
 CAUSAL, MASKED, SEQ2SEQ = "causal", "masked", "seq2seq"
 LANGUAGE: Final = (CAUSAL, MASKED, SEQ2SEQ)
-IGNORED = -100  # Hugging Face's label of a token that does not count
 ENCODERS = frozenset(  # which decode only where their configuration says is_decoder
     {
         *("Bert", "BertGeneration", "BigBird", "Camembert", "Data2VecText", "Electra", "Ernie", "MegatronBert"),
