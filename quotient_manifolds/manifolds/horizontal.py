@@ -154,13 +154,7 @@ class HorizontalSpace(abc.ABC):
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
         y, reached = self._exact(z)
         if has_values(y) and has_values(reached):
-            lost = int((~(reached > 0)).sum())
-            if lost or not bool(torch.isfinite(y).all()):
-                found = f"{lost} that could not start" if lost else "NaN or infinity"
-                raise GeodesicError(
-                    f"a geodesic should end at finite entries of {y.dtype} beyond t = 0; found {found}: take a shorter "
-                    "vector of finite entries"
-                )
+            require_reached(reached, y)
         return y, reached
 
     def linearised(self, order: str) -> Linearised:
@@ -359,6 +353,17 @@ def power(metric: Metric) -> float:
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
         return float(metric)
     raise ValueError(f"metric should be {' or '.join(map(repr, METRICS))} or a finite number; found {metric!r}")
+
+
+def require_reached(reached: Tensor, *ends: Tensor) -> None:
+    """Raise GeodesicError unless geodesics started, and end at finite entries."""
+    lost = int((~(reached > 0)).sum())
+    if lost or not all(bool(y.isfinite().all()) for y in ends):
+        found = f"{lost} that could not start" if lost else "NaN or infinity"
+        raise GeodesicError(
+            f"a geodesic should end at finite entries of {ends[0].dtype} beyond t = 0; found {found}: take a shorter "
+            "vector of finite entries"
+        )
 
 
 def require_finite_velocity(*z: Tensor) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from scipy.integrate import DOP853
 from torch import Tensor
@@ -46,16 +47,33 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple
     if torch.is_grad_enabled() and start.requires_grad:
         state = start
         for rows, sizes in plan:
-            state = state.index_copy(0, rows, _step(motion(rows), state[rows], sizes)[0])
+            f, y = motion(rows), state[rows]
+            state = state.index_copy(0, rows, _step(f, y, f(y), sizes)[0])
     return state, reached
 
 
 def inside(gram: Tensor) -> Tensor:
-    """Tell whether all eigenvalues of matrices (..., k, k) are between FLOOR and its inverse. Shape (...,)."""
+    """Tell whether all eigenvalues of symmetric matrices (..., k, k) are between FLOOR and its inverse. Shape (...)."""
     with torch.no_grad():
-        finite = gram.isfinite().all(-1).all(-1)[..., None, None]
-        eigenvalues = torch.linalg.eigvalsh(torch.where(finite, gram, 0.0))
-        return ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
+        return inverse_inside(gram)[1]
+
+
+def inverse_inside(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute inverses (anything outside) and `inside`, for which eigenvalues are needed only near the bounds.
+
+    For the norms of a matrix and of its inverse bound its eigenvalues. Not for derivatives.
+    """
+    finite = gram.isfinite().all(-1).all(-1)
+    L, failed = torch.linalg.cholesky_ex(torch.where(finite[..., None, None], gram, 0.0))
+    definite = finite & (failed == 0)
+    inverse = torch.cholesky_inverse(L if bool(definite.all()) else torch.where(definite[..., None, None], L, 1.0))
+    largest, least = torch.linalg.matrix_norm(gram), 1 / torch.linalg.matrix_norm(inverse)
+    within = definite & (least > FLOOR) & (largest < 1 / FLOOR)
+    near = definite & ~within
+    if bool(near.any()):
+        eigenvalues = torch.linalg.eigvalsh(gram[near])
+        within[near] = ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
+    return inverse, within
 
 
 def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:
@@ -76,14 +94,16 @@ def _plan(
     state, live = start.clone(), torch.arange(len(start), device=start.device)
     time = torch.zeros(len(start), dtype=start.dtype, device=start.device)
     size, wall = torch.ones_like(time), torch.full_like(time, torch.inf)  # wall: where it is known to be outside
+    slope = motion(live)(start)
     plan: list[tuple[Tensor, Tensor]] = []
     for _ in range(MAX_STEPS):
         if not len(live):
             return state, time, plan
         f, y, t, rest = motion(live), state[live], time[live], 1 - time[live]
         h = torch.minimum(size[live], rest)
-        new, error = _step(f, y, h)
-        accurate, inside = error < 1, f(new).isfinite().all(dim=-1)
+        new, error = _step(f, y, slope[live], h)
+        ahead = f(new)
+        accurate, inside = error < 1, ahead.isfinite().all(dim=-1)
         taken = accurate & inside
         # An accurate step that ends outside tells where the boundary is: go half the way there, again and again, so
         # that the curve ends at the end of its domain, to `RESOLUTION`, and not where a step happened to fail.
@@ -92,7 +112,7 @@ def _plan(
         change = torch.where(error.isfinite(), 0.9 * error.clamp_min(1e-16) ** -0.125, 0.5).clamp(0.2, 5.0)
         h_next = torch.minimum(h * torch.where(taken, change, change.clamp_max(0.9)), (bound - t) / 2)
         rows = live[taken]
-        state[rows], time[live], wall[live], size[live] = new[taken], t, bound, h_next
+        state[rows], slope[rows], time[live], wall[live], size[live] = new[taken], ahead[taken], t, bound, h_next
         plan.append((rows, h[taken]))
         live = live[(t < 1) & (h_next > RESOLUTION)]
     earliest = float(time[live].min())
@@ -101,14 +121,26 @@ def _plan(
     )
 
 
-def _step(f: Motion, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the states after steps of sizes h, and their errors over the tolerance, NaN where a stage was outside."""
-    A, B, E3, E5 = (torch.as_tensor(x).to(y) for x in (DOP853.A, DOP853.B, DOP853.E3[:-1], DOP853.E5[:-1]))
-    h = h[:, None]
-    k = f(y)[..., None]  # (rows, d, stages so far)
-    for i in range(1, DOP853.n_stages):
-        k = torch.cat([k, f(y + h * (k @ A[i, :i]))[..., None]], dim=-1)
-    new = y + h * (k @ B)
-    scale = TOLERANCE * (1 + torch.maximum(y.abs(), new.abs()).detach())
-    fifth, third = (((k.detach() @ E).abs() * h / scale).amax(dim=-1) for E in (E5, E3))
-    return new, fifth**2 / torch.hypot(fifth, 0.1 * third).clamp_min(torch.finfo(y.dtype).tiny)
+def _step(f: Motion, y: Tensor, first: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the states after steps of sizes h, and their errors over the tolerance, NaN where a stage was outside.
+
+    first: f(y), which the step before may have computed.
+    """
+    h, slopes = h[:, None], [first]
+    for row in DOP853.A[1 : DOP853.n_stages]:
+        slopes.append(f(torch.addcmul(y, _combined(slopes, row), h)))
+    new = torch.addcmul(y, _combined(slopes, DOP853.B), h)
+    with torch.no_grad():
+        scale = h / (TOLERANCE * (1 + torch.maximum(y.abs(), new.abs())))
+        fifth, third = (_combined(slopes, weights).mul_(scale).abs().amax(dim=-1) for weights in (DOP853.E5, DOP853.E3))
+        error = fifth**2 / torch.hypot(fifth, 0.1 * third).clamp_min(torch.finfo(y.dtype).tiny)
+    return new, error
+
+
+def _combined(slopes: list[Tensor], weights: np.ndarray) -> Tensor:
+    """Compute the sum of slopes by weights, many of which are 0."""
+    terms = [(slope, float(weight)) for slope, weight in zip(slopes, weights, strict=False) if weight]
+    total = terms[0][0] * terms[0][1]
+    for slope, weight in terms[1:]:
+        total = total.add_(slope, alpha=weight)
+    return total

@@ -95,13 +95,18 @@ def test_the_closed_form_is_what_the_equation_gives(metric: str | float) -> None
     left, right = (part / part.norm(dim=-2, keepdim=True) for part in manifold.split(it.x))
     radial = torch.linspace(-0.6, 0.6, 200, dtype=torch.float64)[:, None, None] / max(1.0, abs(manifold.t))
     velocities = [x * radial + v for x, v in ((left, 0.3 * right_angle(left)), (right, 0.2 * right_angle(right)))]
-    s = torch.ones(200, 1, dtype=torch.float64)
-    for closed, solved in zip(
-        rank_one(manifold.t, left, right, *velocities),
-        integrate(manifold.t, s, left, right, *velocities, False),
-        strict=True,
-    ):
+    bases = [torch.cat([x, right_angle_of(x, v)], dim=-1) for x, v in zip((left, right), velocities, strict=True)]
+    start = torch.stack([B.mT @ v for B, v in zip(bases, velocities, strict=True)], dim=1)
+    c, reached = integrate(manifold.t, torch.ones(200, 1, dtype=torch.float64), start, None, False)
+    ends = (B @ c_one for B, c_one in zip(bases, c.unbind(1), strict=True))
+    for closed, solved in zip(rank_one(manifold.t, left, right, *velocities), (*ends, reached), strict=True):
         torch.testing.assert_close(closed, solved, rtol=1e-7, atol=1e-7)
+
+
+def right_angle_of(x: Tensor, v: Tensor) -> Tensor:
+    """The direction of v - x x^T v, for unit vectors x (..., n, 1)."""
+    y = v - x * (x * v).sum(-2, keepdim=True)
+    return y / y.norm(dim=-2, keepdim=True)
 
 
 def right_angle(x: Tensor) -> Tensor:

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import apart
 from quotient_manifolds.manifolds.horizontal import GeodesicError
-from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
+from quotient_manifolds.manifolds.runge_kutta import inverse_inside, require_constant, solve
+
+_CACHED = 2**16
+"""How many numbers of a state are worked on at a time: half a megabyte."""
 
 
 class Slope(NamedTuple):
@@ -74,81 +77,99 @@ def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
     return (left @ rotation[..., :h, :] + Y @ (rotation[..., h:, :] / c)) @ torch.linalg.matrix_exp(M.mT)
 
 
-def integrate(
-    t: float, s: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor, relaxed: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxed: bool) -> tuple[Tensor, Tensor]:
     """Follow the exact geodesic to time 1 by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
 
-    Returns both factors in the frame (G = left from_left), and the time <= 1 that was reached.
+    Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns, left first, and c
+    (2h, h), and n and m do not matter. Returns c at the end, and the time <= 1 that was reached.
 
     Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
     value nears 0: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is the gradient of the energy
-    at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H), for `inv` P_G' = -G P_G^T P_G.
-
-    Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns and c (2h, h), and
-    n and m do not matter. Momenta are kept as velocities in units of the first, which the weights s^2t of the start
-    turn into momenta, so that all of a state is about 1.
+    at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H), for `inv` P_G' = -G P_G^T P_G. Momenta are kept as
+    velocities in units of the first, which the weights s^2t of the start turn into momenta, so that all of a state is
+    about 1.
     An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or whose largest
     grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when. With `relaxed`
     the Gram matrices are those of left and right plus the constants that make them the identity at time 0.
-    Raises GeodesicError. Shapes: s (..., h), left and a (..., n, h), right and b (..., m, h), which broadcast.
+    Raises GeodesicError.
+
+    Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases, that of G first; gram
+    (..., 2, k, k), that of the last k columns of each basis, the others being orthonormal to them and to each other:
+    None for 0, 2h for what is relaxed.
     """
-    if not bool(a.isfinite().all() & b.isfinite().all()):
+    if not bool(velocity.isfinite().all()):
         raise GeodesicError("a geodesic should start with a finite velocity; found NaN or infinity in it")
-    batch, h = torch.broadcast_shapes(s.shape[:-1], a.shape[:-2], b.shape[:-2]), a.shape[-1]
-    left, right, a, b = (x.double().expand(*batch, -1, -1).reshape(-1, *x.shape[-2:]) for x in (left, right, a, b))
-    s = s.double().expand(*batch, h).reshape(-1, h)
+    h = s.shape[-1]
+    given = [s[..., None, None, :], velocity, *(() if gram is None else (gram,))]
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in given))
+    flat = (x.double().expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in given)
+    # Entries do not depend on each other, and what a step works on should stay in a cache.
+    pieces = zip(*(x.split(max(1, _CACHED // (8 * h * h))) for x in flat), strict=True)
+    ends = (_integrate(t, relaxed, s[:, 0, 0], *rest) for s, *rest in pieces)
+    c, reached = (torch.cat(parts) for parts in zip(*ends, strict=True))
+    return c.reshape(*batch, 2, 2 * h, h), reached.reshape(batch)
+
+
+def _integrate(
+    t: float, relaxed: bool, s: Tensor, velocity: Tensor, gram: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     s = s / s[..., :1]  # a change of the unit of energy
     # Of a batch some curves hardly move; without units of their own their momenta would drown in the tolerance.
-    speed = torch.cat([a, b], dim=-2).detach().abs().amax((-2, -1))[:, None, None, None]
+    speed = velocity.detach().abs().amax((-3, -2, -1), keepdim=True)
     speed = torch.where(speed > 0, speed, 1.0)
-    bases, starts = zip(*(_basis(x, v / speed[:, 0]) for x, v in ((left, a), (right, b))), strict=True)
-    grams = torch.stack([B.mT @ B for B in bases], dim=1)  # (batch, 2, 2h, 2h)
-    block, eye = grams[..., :h, :h], torch.eye(2 * h, h, dtype=a.dtype, device=a.device)
-    system = _System(t, s, grams, eye[:h] - block if relaxed else torch.zeros_like(block), speed)
-    upper = eye.expand(*grams.shape[:-1], -1)
-    start = torch.stack([upper, torch.stack(starts, dim=1)], dim=1).flatten(1)
+    system = _System(t, s, speed, gram, relaxed)
+    here = torch.eye(*velocity.shape[-2:], dtype=s.dtype, device=s.device).expand_as(velocity)
+    start = torch.stack([here, velocity / speed], dim=1).flatten(1)
     cure = "take a shorter vector, metric='inv', whose geodesics are closed forms, or a smaller h"
     end, reached = solve(lambda rows: system.of(rows).motion, start, cure)
     cure = "the singular values of G H^T spread too far; take a smaller h, eps > 0 or metric='inv'"
     require_constant(system.energy, start, end, cure)
-    left, right = (B @ c for B, c in zip(bases, system.parts(end)[0].unbind(1), strict=True))
-    left, right, reached = (x.reshape(batch + x.shape[1:]) for x in (left, right, reached))
-    return left, right, reached
+    return system.parts(end)[0], reached
 
 
 class _System:
     """Hold Hamilton's equations of a batch, from what each geodesic keeps; G and H in one dimension of size 2."""
 
-    def __init__(self, t: float, s: Tensor, grams: Tensor, ridge: Tensor, speed: Tensor) -> None:
-        self.t, self.s, self.grams, self.ridge, self.speed = t, s, grams, ridge, speed
+    def __init__(self, t: float, s: Tensor, speed: Tensor, gram: Tensor | None, relaxed: bool) -> None:
+        self.t, self.s, self.speed, self.gram, self.relaxed = t, s, speed, gram, relaxed
         self.weight = s[:, None, None, :] ** (2 * t) * speed
         self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)
 
     def of(self, rows: Tensor) -> _System:
-        """Return the same for some entries of the batch."""
-        return _System(self.t, *(x[rows] for x in (self.s, self.grams, self.ridge, self.speed)))
+        """Return the same for some entries of the batch, which are in order."""
+        if len(rows) == len(self.s):
+            return self
+        gram = None if self.gram is None else self.gram[rows]
+        return _System(self.t, self.s[rows], self.speed[rows], gram, self.relaxed)
 
     def motion(self, state: Tensor) -> Tensor:
         """Compute the velocity of a state, NaN where it is outside the domain."""
         c, v = self.parts(state)
-        at = c.mT @ self.grams @ c + self.ridge
-        within = inside(at).all(-1)[:, None, None, None]  # those of G and of H
-        eye = torch.eye(at.shape[-1], dtype=state.dtype, device=state.device)
-        kinetic = self.kinetic(self.t, self.s, torch.where(within, at, eye))
+        gram = self._gram(c)
+        if state.requires_grad and torch.is_grad_enabled():  # a way that was gone before, all of it inside
+            return self._motion(c, v, self.kinetic(self.t, self.s, gram, torch.linalg.inv_ex(gram).inverse))
+        inverse, within = inverse_inside(gram)
+        within = within.all(-1)  # those of G and of H
+        if bool(within.all()):
+            return self._motion(c, v, self.kinetic(self.t, self.s, gram, inverse))
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        gram, inverse = (torch.where(within[:, None, None, None], x, eye) for x in (gram, inverse))
+        # NaN tells the solver that a trial step left the domain: it then steps up to the boundary, and no further.
+        return torch.where(within[:, None], self._motion(c, v, self.kinetic(self.t, self.s, gram, inverse)), torch.nan)
+
+    def _motion(self, c: Tensor, v: Tensor, kinetic: _Kinetic) -> Tensor:
         # Velocities from momenta. Positions and momenta rather than accelerations: these hold W^-1 twice, and blow up
         # long before the curve does where a singular value nears 0.
-        d = kinetic.velocity(v * self.weight)
-        change = c @ kinetic.force(d.mT @ self.grams @ d) / self.weight
-        # NaN tells the solver that a trial step left the domain: it then steps up to the boundary, and no further.
-        return torch.where(within.flatten(1), torch.stack([d, change], dim=1).flatten(1), torch.nan)
+        d = v @ (self.weight.mT * kinetic.inverse)
+        change = c @ (kinetic.force(self._products(d)) / self.weight)
+        return torch.stack([d, change], dim=1).flatten(1)
 
     def energy(self, state: Tensor) -> Tensor:
         """Compute tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
         c, v = self.parts(state)
-        p = v * self.weight
-        d = self.kinetic(self.t, self.s, c.mT @ self.grams @ c + self.ridge).velocity(p)
-        return (p * (self.grams @ d)).sum((-3, -2, -1))
+        gram = self._gram(c)
+        inverse = self.kinetic(self.t, self.s, gram, torch.linalg.inv_ex(gram).inverse).inverse
+        return (self.weight.mT * inverse * (self._products(v) * self.weight)).sum((-3, -2, -1))
 
     def parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
@@ -156,18 +177,32 @@ class _System:
         c, v = state.unflatten(-1, (2, 2, 2 * h, h)).unbind(1)
         return c, v
 
+    def _gram(self, c: Tensor) -> Tensor:
+        """Compute the Gram matrices of both factors, relaxed ones where the metric is."""
+        if not self.relaxed or self.gram is None:
+            return self._products(c)
+        h = self.s.shape[-1]
+        return self._products(c) + torch.eye(h, dtype=c.dtype, device=c.device) - self.gram[..., :h, :h]
+
+    def _products(self, c: Tensor) -> Tensor:
+        """Compute (B c)^T B c."""
+        if self.gram is None:
+            return c.mT @ c
+        first, last = c.tensor_split([c.shape[-2] - self.gram.shape[-1]], dim=-2)
+        return first.mT @ first + last.mT @ self.gram @ last
+
 
 class _Kinetic(abc.ABC):
-    """Compute the velocity p W^-1 and the force, the gradient in G, from the right, of tr(W_G N_G + W_H N_H) / 2.
+    """Hold W^-1 and compute the force, the gradient in G, from the right, of tr(W_G N_G + W_H N_H) / 2.
 
-    For H alike. gram: those of G and of H, shape (batch, 2, h, h).
+    For H alike. gram: those of G and of H, shape (batch, 2, h, h), and their inverses, whose condition numbers are
+    bounded: curves are stopped before.
     """
 
-    def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
-        self.t, self.s, self.gram = t, s, gram
+    inverse: Tensor
 
     @abc.abstractmethod
-    def velocity(self, p: Tensor) -> Tensor: ...
+    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None: ...
 
     @abc.abstractmethod
     def force(self, N: Tensor) -> Tensor: ...
@@ -177,56 +212,38 @@ class _Kinetic(abc.ABC):
 class _Inv(_Kinetic):
     """Hold W_G = (G^T G)^-1."""
 
-    def velocity(self, p: Tensor) -> Tensor:
-        return p @ self.gram
+    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
+        self.inverse, self._weight = gram, inverse
 
     def force(self, N: Tensor) -> Tensor:
-        K = torch.linalg.inv(self.gram)  # its condition number is bounded: `inside` stops the curve before
-        return -K @ N @ K
+        return -self._weight @ N @ self._weight
 
 
 @final
 class _Mix(_Kinetic):
     """Hold W_G = S H^T H S in the frame."""
 
-    def velocity(self, p: Tensor) -> Tensor:
-        column = self.s[:, None, None, :]
-        return torch.linalg.solve(self.gram.flip(1), p / column, left=False) / column
+    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
+        self._outer = (s[:, :, None] * s[:, None, :])[:, None]
+        self.inverse = inverse.flip(1) / self._outer
 
     def force(self, N: Tensor) -> Tensor:
-        return self.s[:, None, :, None] * self.s[:, None, None, :] * N.flip(1)
+        return self._outer * N.flip(1)
 
 
 @final
 class _Mean(_Kinetic):
     """Hold W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
 
-    def __init__(self, t: float, s: Tensor, gram: Tensor) -> None:
-        super().__init__(t, s, gram)
+    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
         L = torch.linalg.cholesky(gram)
-        U, self.now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
+        U, self._now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
         rotation = torch.stack([U, Vh.mT], dim=1)
-        self.frame = torch.linalg.solve_triangular(L.mT, rotation, upper=True)
-        self.back = rotation.mT @ L.mT  # the inverse of the frame
-
-    def velocity(self, p: Tensor) -> Tensor:
-        return p @ (self.back.mT * self.now[:, None, None, :] ** (-2 * self.t) @ self.back)
+        self._t, self._frame = t, torch.linalg.solve_triangular(L.mT, rotation, upper=True)
+        back = rotation.mT @ L.mT  # the inverse of the frame
+        self.inverse = back.mT * self._now[:, None, None, :] ** (-2 * t) @ back
 
     def force(self, N: Tensor) -> Tensor:
-        own, other = slope(self.now[:, None], self.t)
-        V = self.frame.mT @ N @ self.frame
-        return self.frame @ (own * V + other * V.flip(1)) @ self.frame.mT
-
-
-def _basis(left: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """Build a basis B (..., n, 2h) of the columns of left and a, left first, and c (..., 2h, h) with a = B c.
-
-    The second half is orthonormalised by a matrix that takes no part in differentiation: what B c(t) is does not depend
-    on it, and so a = 0 has a gradient. Without it, columns of a in the span of left would spoil the solver's errors.
-    """
-    M = left.mT @ a
-    Y = a - left @ M
-    with torch.no_grad():
-        lam, E = torch.linalg.eigh(Y.mT @ Y)
-        root = lam.clamp_min(torch.finfo(a.dtype).eps ** 2).sqrt()
-    return torch.cat([left, Y @ (E / root[..., None, :])], dim=-1), torch.cat([M, root[..., :, None] * E.mT], dim=-2)
+        own, other = slope(self._now[:, None], self._t)
+        V = self._frame.mT @ N @ self._frame
+        return self._frame @ (own * V + other * V.flip(1)) @ self._frame.mT

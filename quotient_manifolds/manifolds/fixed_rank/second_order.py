@@ -77,10 +77,10 @@ class Adjoint(NamedTuple):
 def expand(at: Pairing, z: Both) -> Step:
     """Prepare the step xi - Gamma(xi, xi) / 2 of one z: all of it that is h x h."""
     # z enters by its products with left, right and itself alone: all that follows is h x h, however tall G and H are.
-    inside = _cores((at.left, at.right), z)
+    inside = cores((at.left, at.right), z)
     M = inside * at.unit  # left^T a: the velocity within the span of the point, and M + M^T that of its Gram matrix
     turn = at.unit.mT * at.back - _change(at.along, M + M.mT) @ at.back
-    square = _cores(z, z)
+    square = cores(z, z)
     return Step(turn, _change(at.across, square) @ at.back, inside, square)
 
 
@@ -115,8 +115,8 @@ def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
     # The product rule, backwards: z stands in front of turn, in turn (through M, linear), and in bend (through N,
     # quadratic, whence the sum with the transpose). Gradients flow from turn and bend through the flipped Slope, for a
     # change of one factor's Gram matrix moves the weights of both.
-    below, turn = _cores((at.left, at.right), grad), step.turn.mT
-    along = _adjoint_change(at.along, _cores(z, grad) @ at.back.mT)
+    below, turn = cores((at.left, at.right), grad), step.turn.mT
+    along = _adjoint_change(at.along, cores(z, grad) @ at.back.mT)
     across = _adjoint_change(at.across, below @ at.back.mT)
     square = across + across.mT
     (turn_G, turn_H), (square_G, square_H) = turn.unbind(-3), square.unbind(-3)
@@ -149,6 +149,6 @@ def _adjoint_change(weights: Slope, W: Tensor) -> Tensor:
     return weights.own * W + (weights.other * W).flip(-3)
 
 
-def _cores(x: Both, y: Both) -> Tensor:
+def cores(x: Both, y: Both) -> Tensor:
     """Compute x_G^T y_G and x_H^T y_H."""
     return torch.stack([x[0].mT @ y[0], x[1].mT @ y[1]], dim=-3)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, in_no_graph, rank_floor, singular_frame, spectral_norm
 from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
-from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate, inv_exponential
+from quotient_manifolds.manifolds.fixed_rank import exact
+from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, inv_exponential
 from quotient_manifolds.manifolds.fixed_rank.lower_rank import completed, noise
 from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
 from quotient_manifolds.manifolds.fixed_rank.second_order import (
@@ -31,6 +32,7 @@ from quotient_manifolds.manifolds.horizontal import (
     Rows,
     join_rows,
     require_finite_velocity,
+    require_reached,
     unsqueeze,
 )
 
@@ -216,35 +218,45 @@ class FixedRankSpace(HorizontalSpace):
                 "take order='second', a straight line there"
             )
         frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
-        z_G, z_H = self._split(z)
-        a, b = z_G @ self._relative[0], z_H @ self._relative[1]
+        if self._integrates:
+            require_no_vmap("the exact geodesic of this metric", self.point, z)
+            pairing, parts = self._pairing(), self._turned(self._split(z))
+            step, reached = exact.expand(pairing, self._s, self._t, parts, self._relaxed)
+            return torch.cat(apply(pairing, parts, step, self._split(self.point)), dim=-2), reached
         # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
         # goes back to the representative, however badly balanced that is.
-        if self._t == 0 and not self._relaxed:
+        a, b = _times(self._split(z), self._relative)
+        if self._t == 0:
             left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
-        elif z.shape[-1] == 1 and not self._relaxed:
-            left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
         else:
-            require_no_vmap("the exact geodesic of this metric", self.point, z)
-            ends = integrate(self._t, frame.s, frame.left, frame.right, a, b, self._relaxed)
-            left, right, reached = (x.to(z.dtype) for x in ends)
+            left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
+    @property
+    def _integrates(self) -> bool:
+        """Tell whether exact geodesics have no closed form here."""
+        return self._relaxed or (self._t != 0 and self.point.shape[-1] > 1)
+
     def linearised(self, order: str) -> Linearised:
-        if (
-            order == "second" and self.full_rank
-        ):  # by hand: autograd takes longer, and its graph holds more tall matrices
-            return partial(self._linearise, self._pairing())
+        if order != "first" and self.full_rank and (order == "second" or self._integrates):
+            # by hand: autograd takes longer, and its graph holds more tall matrices
+            return partial(self._linearise, self._pairing(), order)
         return super().linearised(order)
 
     def _pairing(self) -> Pairing:
         return Pairing.of(self._frame, self._s, self._t)
 
-    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
+    def _linearise(self, pairing: Pairing, order: str, z: Tensor, out: Rows) -> PullBack:
         with torch.no_grad():
             parts = self._turned(self._split(z))
-            step = expand(pairing, parts)
+            if order == "second":
+                step, reached, back = expand(pairing, parts), None, adjoint
+            else:
+                step, reached = exact.linearise(pairing, self._s, self._t, parts, self._relaxed)
+                back = exact.adjoint
             moved = apply(pairing, parts, step)
+            if reached is not None:
+                require_reached(reached, *moved)
             for x, way, rows in zip(self._split(self.point), moved, self._halves(out), strict=True):
                 sizes = [part.shape[-2] for part in rows]
                 for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
@@ -253,7 +265,7 @@ class FixedRankSpace(HorizontalSpace):
         def pull_back(egrad: Rows, into: Tensor) -> None:
             with torch.no_grad():
                 grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
-                self._write_projected(pairing, adjoint(pairing, parts, step, (grad_G, grad_H)), into)
+                self._write_projected(pairing, back(pairing, parts, step, (grad_G, grad_H)), into)
 
         return pull_back
 

@@ -1,0 +1,103 @@
+"""Compute exact geodesics of the pair (G, H) where they have no closed form, with the adjoint of their derivative.
+
+The way to their ends is z_G turn_G + left bend_G, alike for H, as for those of second order; here turn and bend, all
+h x h, come from an ODE (`geodesics.integrate`). z enters it by `inside`, left^T z, and by `square`, the Gram matrix of
+the rest z - left left^T z. That makes adjoints a matter of h x h too: only turn and bend are differentiated by
+autograd, as functions of these two.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, integrate
+from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairing, Step, add, cores, plus
+from quotient_manifolds.manifolds.horizontal import GeodesicError
+
+_CONDITION = 1e8
+"""Up to which condition number a Gram matrix tells well enough how columns become orthonormal: to 1e-8 or better."""
+
+
+def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Step, Tensor]:
+    """Follow the exact geodesic of metric t; also returns the time reached. (...)
+
+    s: the singular values in float64. With `relaxed`, left and right are not orthonormal.
+    """
+    rest, inside = _rest(at, z)
+    return _expand(at, s, t, inside, cores(rest, rest), rest, relaxed)
+
+
+def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Step, Tensor]:
+    """Compute the same step, with turn and bend in a graph that begins at `inside` and `square`."""
+    rest, inside = _rest(at, z)
+    with torch.enable_grad():
+        leaves = inside.requires_grad_(), cores(rest, rest).requires_grad_()
+        return _expand(at, s, t, *leaves, rest, relaxed)
+
+
+def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
+    """Apply the adjoint of the derivative at z to the gradient at the point that was reached; once for a step."""
+    # The product rule, backwards: z stands in front of turn, in `inside`, and in the rest, twice in `square`.
+    below, beside = cores((at.left, at.right), grad), cores(z, grad)
+    along, square = torch.autograd.grad((step.bend, step.turn), (step.inside, step.square), (below, beside))
+    turn, inside, square = step.turn.detach().mT, step.inside.detach(), square + square.mT
+    (turn_G, turn_H), (square_G, square_H) = turn.unbind(-3), square.unbind(-3)
+    tall = plus(grad[0] @ turn_G, z[0], square_G), plus(grad[1] @ turn_H, z[1], square_H)
+    within = inside @ square
+    return Adjoint(tall, along - within, below @ turn + within)
+
+
+def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
+    """Compute z - left inside, which must not come from a difference of Gram matrices.
+
+    Where a geodesic goes straight to the end of its domain, what rounding left would turn it aside.
+    """
+    inside = cores((at.left, at.right), z)
+    in_G, in_H = inside.unbind(-3)
+    return (add(z[0], at.left, -in_G), add(z[1], at.right, -in_H)), inside
+
+
+def _expand(
+    at: Pairing, s: Tensor, t: float, inside: Tensor, square: Tensor, rest: Both, relaxed: bool
+) -> tuple[Step, Tensor]:
+    unit, back, M = (x.double() for x in (at.unit, at.back, inside))
+    products = unit.mT * square.double() * unit
+    basis, start, gram = _orthonormal(products, unit.mT, rest)
+    velocity = torch.cat([M * unit, start], dim=-2)
+    if relaxed:  # left is orthonormal neither in itself nor to the rest
+        own = cores((at.left, at.right), (at.left, at.right)).double()
+        across = (M - own @ M) * unit @ basis
+        lower = basis.mT @ products @ basis if gram is None else gram
+        rows = torch.cat([own.expand_as(across), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
+        gram = torch.cat(rows, dim=-2)
+    c, reached = integrate(t, s, velocity, gram, relaxed)
+    on_point, on_rest = c.tensor_split(2, dim=-2)
+    turn = unit.mT * (basis @ on_rest)
+    bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device) - M @ turn
+    turn, bend, reached = (x.to(at.back.dtype) for x in (turn @ back, bend @ back, reached))
+    return Step(turn, bend, inside, square), reached
+
+
+def _orthonormal(gram: Tensor, unit: Tensor, rest: Both) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a basis that makes the columns of rest diag(unit), whose `gram` it is, orthonormal, and its inverse.
+
+    Last comes the Gram matrix that was reached, None for I. The basis takes no part in differentiation: no geodesic
+    depends on it, and so a velocity of 0 has a gradient. Without it, columns in the span of left would spoil the
+    solver's errors. Columns that are rounding's own may get any length, and have it in the Gram matrix.
+    """
+    if not bool(gram.isfinite().all()):
+        raise GeodesicError("a geodesic should start with a velocity of finite length; found NaN or infinity")
+    with torch.no_grad():
+        size = gram.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None]
+        size = torch.where(size > 0, size, 1.0)
+        lam, E = torch.linalg.eigh(gram / size[..., None])
+        root = (lam.clamp_min(torch.finfo(gram.dtype).eps ** 2) * size).sqrt()
+        basis, inverse, reached = E / root[..., None, :], root[..., :, None] * E.mT, None
+        if not bool((lam[..., 0] * _CONDITION > lam[..., -1]).all()):
+            columns = [x.double() @ on for x, on in zip(rest, (unit * basis).unbind(-3), strict=True)]
+            reached = cores((columns[0], columns[1]), (columns[0], columns[1]))
+    if torch.is_grad_enabled() and gram.requires_grad:
+        graph = basis.mT @ gram @ basis
+        reached = graph if reached is None else reached + (basis.mT @ (gram - gram.detach()) @ basis)
+    return basis, inverse, reached
