@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,16 +53,24 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple
     return state, reached
 
 
+class Inverse(NamedTuple):
+    """Hold inverses (..., k, k), their condition numbers or more (...), and whether matrices are `inside` (...)."""
+
+    inverse: Tensor
+    condition: Tensor
+    within: Tensor
+
+
 def inside(gram: Tensor) -> Tensor:
     """Tell whether all eigenvalues of symmetric matrices (..., k, k) are between FLOOR and its inverse. Shape (...)."""
     with torch.no_grad():
-        return inverse_inside(gram)[1]
+        return invert(gram).within
 
 
-def inverse_inside(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute inverses (anything outside) and `inside`, for which eigenvalues are needed only near the bounds.
+def invert(gram: Tensor) -> Inverse:
+    """Compute inverses of symmetric matrices, anything outside; not for derivatives.
 
-    For the norms of a matrix and of its inverse bound its eigenvalues. Not for derivatives.
+    The norms of a matrix and of its inverse bound its eigenvalues, which are computed only near the ends of the domain.
     """
     finite = gram.isfinite().all(-1).all(-1)
     L, failed = torch.linalg.cholesky_ex(torch.where(finite[..., None, None], gram, 0.0))
@@ -73,7 +82,7 @@ def inverse_inside(gram: Tensor) -> tuple[Tensor, Tensor]:
     if bool(near.any()):
         eigenvalues = torch.linalg.eigvalsh(gram[near])
         within[near] = ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
-    return inverse, within
+    return Inverse(inverse, largest / least, within)
 
 
 def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:
@@ -97,8 +106,6 @@ def _plan(
     slope = motion(live)(start)
     plan: list[tuple[Tensor, Tensor]] = []
     for _ in range(MAX_STEPS):
-        if not len(live):
-            return state, time, plan
         f, y, t, rest = motion(live), state[live], time[live], 1 - time[live]
         h = torch.minimum(size[live], rest)
         new, error = _step(f, y, slope[live], h)
@@ -115,6 +122,8 @@ def _plan(
         state[rows], slope[rows], time[live], wall[live], size[live] = new[taken], ahead[taken], t, bound, h_next
         plan.append((rows, h[taken]))
         live = live[(t < 1) & (h_next > RESOLUTION)]
+        if not len(live):
+            return state, time, plan
     earliest = float(time[live].min())
     raise GeodesicError(
         f"a geodesic should end within {MAX_STEPS} steps, and one came no further than t = {earliest:.3g}: {cure}"

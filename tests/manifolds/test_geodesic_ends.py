@@ -18,7 +18,7 @@ from torch import Tensor
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, RotaryQuotient, runge_kutta
 from quotient_manifolds.manifolds.fixed_rank.geodesics import integrate
 from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
-from quotient_manifolds.manifolds.runge_kutta import FLOOR
+from quotient_manifolds.manifolds.runge_kutta import FLOOR, inside, invert
 
 METRICS = ["mix", 0.75, "inv", -0.5]
 NEAR = 1e-12
@@ -164,6 +164,65 @@ def test_ill_conditioned_pairs_end_in_one_of_two_ways(metric: str | float, seed:
         return
     assert bool(y.isfinite().all())
     assert bool(((reached > 0) & (reached <= 1)).all())
+
+
+@pytest.mark.parametrize(("metric", "h"), [("mix", 3), (0.75, 3), ("mix", 32)])
+@pytest.mark.parametrize("b", [-0.6, 0.3])
+def test_sums_of_pairs_of_one_column_follow_their_closed_forms(metric: str | float, h: int, b: float) -> None:
+    """One goes straight ahead, for b = -0.6 in `mix` to its end, and the others turn; in any basis of all."""
+    random = generator(1)
+    one, many = FixedRankQuotient(2, 2, metric), FixedRankQuotient(2 * h, 2 * h, metric)
+
+    def joined(columns: Tensor) -> Tensor:
+        return torch.cat([torch.block_diag(*part) for part in one.split(columns)])
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    x = draw(h, 4, 1)
+    space = one.at(x)
+    z = space.project(draw(h, 4, 1))
+    z[0] = b * space.coordinates(x)[0]
+    turn = torch.block_diag(*(torch.linalg.qr(draw(2 * h, 2 * h)).Q for _ in range(2)))
+    A = draw(h, h)
+
+    def elsewhere(v: Tensor) -> Tensor:
+        return many.action(A, turn @ joined(v))
+
+    there = many.at(elsewhere(x))
+    y, reached = there.follow(there.coordinates(elsewhere(space.vector(z))), "exact")
+    assert float(reached) == pytest.approx(float(space.follow(z, "exact")[1].min()), rel=1e-9)
+    expected = joined(space.follow(float(reached) * z, "exact")[0])
+    found = turn.mT @ many.action(torch.linalg.inv(A), y)
+    torch.testing.assert_close(found[:, 1:], expected[:, 1:], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found[:, 0], expected[:, 0], rtol=0, atol=1e-6)
+
+
+def test_inside_is_what_eigenvalues_say() -> None:
+    """Also where norms leave it open, for what is not definite, and for what is not finite."""
+    random = generator(0)
+    k, size = 5, 2000
+    exponents = math.log10(FLOOR) * (2.4 * torch.rand(size, k, generator=random, dtype=torch.float64) - 1.2)
+    eigenvalues = 10**exponents
+    eigenvalues[::3] = eigenvalues[::3].clamp(1.001 * FLOOR, 0.999 / FLOOR)
+    eigenvalues[::5, 1:] = 1.0  # Only one is near a bound, where the norms of wider spreads leave no doubt.
+    eigenvalues[::7, 0] *= -1
+    Q = torch.linalg.qr(torch.randn(size, k, k, generator=random, dtype=torch.float64)).Q
+    spread = eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1) < 1e7  # or the smallest are rounding's
+    gram = (Q * eigenvalues[:, None, :]) @ Q.mT
+    gram[1], gram[2], spread[1:3] = torch.nan, torch.inf, True
+    expected = ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
+    expected[1:3] = False
+    found, (inverse, condition, within) = inside(gram), invert(gram)
+    assert int(spread.sum()) > 300
+    assert 50 < int(expected[spread].sum()) < int(spread.sum()) - 50
+    assert torch.equal(found[spread], expected[spread])
+    assert torch.equal(within, found)
+    held = spread & found
+    assert bool((condition[held] >= 0.999 * torch.linalg.cond(gram[held])).all())
+    torch.testing.assert_close(
+        inverse[held] @ gram[held], torch.eye(k).double().expand_as(gram[held]), rtol=0, atol=1e-6
+    )
 
 
 @every_metric

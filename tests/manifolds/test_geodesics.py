@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, TranslationQuotient
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    FixedRankQuotient,
+    GeodesicError,
+    TranslationQuotient,
+    runge_kutta,
+)
 from tests.cases import EVERY_BUILT_IN, INVARIANT, Case
 
 every_case = pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
@@ -134,6 +140,24 @@ def test_moves_are_differentiable(case: Case, order: str) -> None:
     torch.testing.assert_close(grad, space.covector(torch.ones_like(x)), rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("case", [case for case in EVERY_BUILT_IN if len(case.shape) == 2], ids=str)
+@pytest.mark.parametrize("order", ["second", "exact"])
+@pytest.mark.parametrize("length", [0.0, 0.1])
+def test_linearised_moves_are_moves_with_the_gradient_of_autograd(case: Case, order: str, length: float) -> None:
+    x, xi = horizontal(case, 71, length)
+    space, c = case.manifold.at(x), case.vector(73)
+    z = space.coordinates(xi)
+    leaf = z.clone().requires_grad_()
+    expected = space.follow(leaf, order)[0]
+    (slope,) = torch.autograd.grad((c * expected).sum(), leaf)
+    linearise = space.linearised(order)
+    for _ in range(2):  # many from one point
+        y, gradient = torch.empty_like(x), torch.empty_like(z)
+        linearise(z, y.split([1, len(x) - 1]))(c.clone().split([1, len(x) - 1]), gradient)
+        torch.testing.assert_close(y, expected.detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(gradient, space.project(slope), rtol=1e-7, atol=1e-7)
+
+
 @every_case
 @pytest.mark.parametrize("method", ["inner", "proju", "egrad2rgrad", "retr", "expmap"])
 def test_methods_are_differentiable_in_point_and_vector(case: Case, method: str) -> None:
@@ -166,6 +190,26 @@ def test_square_mix_pairs_move_their_product_on_a_line() -> None:
     a, b = manifold.split(xi)
     P, Q = manifold.split(manifold.expmap(x, xi))
     torch.testing.assert_close(P @ Q.T, G @ H.T + a @ H.T + G @ b.T, rtol=1e-8, atol=1e-8)
+
+
+def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
+    """Fast ones too, which pass near lower rank, where the velocity stays in the span of the point but for rounding."""
+    manifold = FixedRankQuotient(3, 3, "mix")
+    random, whole = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        x, eta = (torch.randn(6, 3, generator=random, dtype=torch.float64) for _ in range(2))
+        space = manifold.at(x)
+        z = space.project(eta) / space.project(eta).norm()
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runge_kutta, "MAX_STEPS", 150)
+                y, reached = space.follow(z, "exact")
+        except GeodesicError:
+            continue
+        (G, H), (a, b), (P, Q) = (manifold.split(v) for v in (x, space.vector(z), y))
+        whole += bool(reached == 1)
+        torch.testing.assert_close(P @ Q.T, G @ H.T + reached * (a @ H.T + G @ b.T), rtol=1e-7, atol=1e-7)
+    assert whole > 20
 
 
 def test_one_entry_at_its_end_does_not_disturb_the_others() -> None:

@@ -16,7 +16,7 @@ from quotient_manifolds.manifolds.fixed_rank.second_order import Adjoint, Pairin
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 
 _CONDITION = 1e8
-"""Up to which condition number a Gram matrix tells well enough how columns become orthonormal: to 1e-8 or better."""
+"""How much longer squared lengths of columns may be than those that products tell, free of rounding, to 1e-8."""
 
 
 def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Step, Tensor]:
@@ -36,7 +36,7 @@ def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple
         return _expand(at, s, t, *leaves, rest, relaxed)
 
 
-def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
+def adjoint(at: Pairing, z: Both, step: Step, grad: Both, relaxed: bool) -> Adjoint:
     """Apply the adjoint of the derivative at z to the gradient at the point that was reached; once for a step."""
     # The product rule, backwards: z stands in front of turn, in `inside`, and in the rest, twice in `square`.
     below, beside = cores((at.left, at.right), grad), cores(z, grad)
@@ -44,8 +44,11 @@ def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:
     turn, inside, square = step.turn.detach().mT, step.inside.detach(), square + square.mT
     (turn_G, turn_H), (square_G, square_H) = turn.unbind(-3), square.unbind(-3)
     tall = plus(grad[0] @ turn_G, z[0], square_G), plus(grad[1] @ turn_H, z[1], square_H)
-    within = inside @ square
-    return Adjoint(tall, along - within, below @ turn + within)
+    within = inside @ square  # rest square = z square - left within
+    core = along - within
+    if relaxed:  # where left^T rest is not 0
+        core -= (inside - cores((at.left, at.right), (at.left, at.right)) @ inside) @ square
+    return Adjoint(tall, core, below @ turn + within)
 
 
 def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
@@ -63,15 +66,11 @@ def _expand(
 ) -> tuple[Step, Tensor]:
     unit, back, M = (x.double() for x in (at.unit, at.back, inside))
     products = unit.mT * square.double() * unit
-    basis, start, gram = _orthonormal(products, unit.mT, rest)
-    velocity = torch.cat([M * unit, start], dim=-2)
-    if relaxed:  # left is orthonormal neither in itself nor to the rest
-        own = cores((at.left, at.right), (at.left, at.right)).double()
-        across = (M - own @ M) * unit @ basis
-        lower = basis.mT @ products @ basis if gram is None else gram
-        rows = torch.cat([own.expand_as(across), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
-        gram = torch.cat(rows, dim=-2)
-    c, reached = integrate(t, s, velocity, gram, relaxed)
+    basis, start, clear = _orthonormal(products, M * unit)
+    gram = None if clear and not relaxed and not products.requires_grad else basis.mT @ products @ basis
+    if gram is not None and (relaxed or not clear):
+        gram = _whole_gram(at, M, gram, unit.mT * basis, None if clear else rest, relaxed)
+    c, reached = integrate(t, s, torch.cat([M * unit, start], dim=-2), gram, relaxed)
     on_point, on_rest = c.tensor_split(2, dim=-2)
     turn = unit.mT * (basis @ on_rest)
     bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device) - M @ turn
@@ -79,25 +78,32 @@ def _expand(
     return Step(turn, bend, inside, square), reached
 
 
-def _orthonormal(gram: Tensor, unit: Tensor, rest: Both) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a basis that makes the columns of rest diag(unit), whose `gram` it is, orthonormal, and its inverse.
+def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return a basis that makes columns of these products with each other orthonormal, its inverse, and if they are.
 
-    Last comes the Gram matrix that was reached, None for I. The basis takes no part in differentiation: no geodesic
-    depends on it, and so a velocity of 0 has a gradient. Without it, columns in the span of left would spoil the
-    solver's errors. Columns that are rounding's own may get any length, and have it in the Gram matrix.
+    Where columns are short beside the whole velocity, rounding is what they are made of: they may get any length then.
+    The basis takes no part in differentiation: no geodesic depends on it, and so a velocity of 0 has a gradient.
+    Without it, columns in the span of left would spoil the solver's errors. along: the other part of the velocity.
     """
-    if not bool(gram.isfinite().all()):
-        raise GeodesicError("a geodesic should start with a velocity of finite length; found NaN or infinity")
+    if not bool(products.isfinite().all()):
+        raise GeodesicError("a geodesic should start with a velocity of finite length; found NaN or infinity in it")
     with torch.no_grad():
-        size = gram.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None]
+        size = (products.diagonal(dim1=-2, dim2=-1) + along.square().sum(-2)).amax(-1)[..., None]
         size = torch.where(size > 0, size, 1.0)
-        lam, E = torch.linalg.eigh(gram / size[..., None])
-        root = (lam.clamp_min(torch.finfo(gram.dtype).eps ** 2) * size).sqrt()
-        basis, inverse, reached = E / root[..., None, :], root[..., :, None] * E.mT, None
-        if not bool((lam[..., 0] * _CONDITION > lam[..., -1]).all()):
-            columns = [x.double() @ on for x, on in zip(rest, (unit * basis).unbind(-3), strict=True)]
-            reached = cores((columns[0], columns[1]), (columns[0], columns[1]))
-    if torch.is_grad_enabled() and gram.requires_grad:
-        graph = basis.mT @ gram @ basis
-        reached = graph if reached is None else reached + (basis.mT @ (gram - gram.detach()) @ basis)
-    return basis, inverse, reached
+        lam, E = torch.linalg.eigh(products / size[..., None])
+        root = (lam.clamp_min(torch.finfo(lam.dtype).eps ** 2) * size).sqrt()
+        return E / root[..., None, :], root[..., :, None] * E.mT, bool((lam * _CONDITION > 1).all())
+
+
+def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both | None, relaxed: bool) -> Tensor:
+    """Compute the Gram matrix of left and rest basis, of which `lower` is known; to the last digit if rest is given."""
+    left = at.left.double(), at.right.double()
+    own = cores(left, left) if relaxed else torch.eye(M.shape[-1], dtype=M.dtype, device=M.device).expand_as(lower)
+    across = (M - own @ M) @ basis
+    if rest is not None:
+        with torch.no_grad():
+            columns = rest[0].double() @ basis[..., 0, :, :], rest[1].double() @ basis[..., 1, :, :]
+            errors = cores(left, columns) - across, cores(columns, columns) - lower
+        across, lower = across + errors[0], lower + errors[1]
+    rows = torch.cat([own.expand_as(lower), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
+    return torch.cat(rows, dim=-2)

@@ -7,6 +7,7 @@ relative: a = xi_G to_left, b = xi_H to_right. All formulas are the paper's afte
 from __future__ import annotations
 
 import abc
+import math
 from typing import NamedTuple, final
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import apart
 from quotient_manifolds.manifolds.horizontal import GeodesicError
-from quotient_manifolds.manifolds.runge_kutta import inverse_inside, require_constant, solve
+from quotient_manifolds.manifolds.runge_kutta import invert, require_constant, solve
 
 _CACHED = 2**16
 """How many numbers of a state are worked on at a time: half a megabyte."""
+_CONDITION = 1e5
+"""Up to which condition number of Gram matrices their inverses serve: errors stay below those of a step."""
 
 
 class Slope(NamedTuple):
@@ -147,29 +150,35 @@ class _System:
         c, v = self.parts(state)
         gram = self._gram(c)
         if state.requires_grad and torch.is_grad_enabled():  # a way that was gone before, all of it inside
-            return self._motion(c, v, self.kinetic(self.t, self.s, gram, torch.linalg.inv_ex(gram).inverse))
-        inverse, within = inverse_inside(gram)
+            inverse = torch.linalg.inv_ex(gram).inverse
+            norms = (torch.linalg.matrix_norm(x.detach()) for x in (gram, inverse))
+            return self._motion(c, v, gram, inverse, math.prod(norms))
+        inverse, condition, within = invert(gram)
         within = within.all(-1)  # those of G and of H
         if bool(within.all()):
-            return self._motion(c, v, self.kinetic(self.t, self.s, gram, inverse))
+            return self._motion(c, v, gram, inverse, condition)
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         gram, inverse = (torch.where(within[:, None, None, None], x, eye) for x in (gram, inverse))
         # NaN tells the solver that a trial step left the domain: it then steps up to the boundary, and no further.
-        return torch.where(within[:, None], self._motion(c, v, self.kinetic(self.t, self.s, gram, inverse)), torch.nan)
+        return torch.where(within[:, None], self._motion(c, v, gram, inverse, condition), torch.nan)
 
-    def _motion(self, c: Tensor, v: Tensor, kinetic: _Kinetic) -> Tensor:
+    def _motion(self, c: Tensor, v: Tensor, gram: Tensor, inverse: Tensor, condition: Tensor) -> Tensor:
         # Velocities from momenta. Positions and momenta rather than accelerations: these hold W^-1 twice, and blow up
         # long before the curve does where a singular value nears 0.
-        d = v @ (self.weight.mT * kinetic.inverse)
-        change = c @ (kinetic.force(self._products(d)) / self.weight)
+        kinetic = self.kinetic(self.t, self.s, self.weight, gram, inverse)
+        d = v @ kinetic.from_momentum
+        bad = (condition.amax(-1) > _CONDITION)[:, None, None, None]
+        if bool(bad.any()):
+            d = torch.where(bad, kinetic.velocity(v), d)
+        change = c @ (kinetic.force(self._products(d, d)) / self.weight)
         return torch.stack([d, change], dim=1).flatten(1)
 
     def energy(self, state: Tensor) -> Tensor:
         """Compute tr(P_G xi_G^T + P_H xi_H^T), which is constant. Shape (batch,)."""
         c, v = self.parts(state)
         gram = self._gram(c)
-        inverse = self.kinetic(self.t, self.s, gram, torch.linalg.inv_ex(gram).inverse).inverse
-        return (self.weight.mT * inverse * (self._products(v) * self.weight)).sum((-3, -2, -1))
+        d = self.kinetic(self.t, self.s, self.weight, gram, torch.linalg.inv_ex(gram).inverse).velocity(v)
+        return (self._products(v, d) * self.weight).diagonal(dim1=-2, dim2=-1).sum((-2, -1))
 
     def parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return c and the velocity that stands for the momentum, (batch, 2, 2h, h) each."""
@@ -180,29 +189,34 @@ class _System:
     def _gram(self, c: Tensor) -> Tensor:
         """Compute the Gram matrices of both factors, relaxed ones where the metric is."""
         if not self.relaxed or self.gram is None:
-            return self._products(c)
+            return self._products(c, c)
         h = self.s.shape[-1]
-        return self._products(c) + torch.eye(h, dtype=c.dtype, device=c.device) - self.gram[..., :h, :h]
+        return self._products(c, c) + torch.eye(h, dtype=c.dtype, device=c.device) - self.gram[..., :h, :h]
 
-    def _products(self, c: Tensor) -> Tensor:
-        """Compute (B c)^T B c."""
+    def _products(self, c: Tensor, d: Tensor) -> Tensor:
+        """Compute (B c)^T B d."""
         if self.gram is None:
-            return c.mT @ c
-        first, last = c.tensor_split([c.shape[-2] - self.gram.shape[-1]], dim=-2)
-        return first.mT @ first + last.mT @ self.gram @ last
+            return c.mT @ d
+        k = c.shape[-2] - self.gram.shape[-1]
+        return c[..., :k, :].mT @ d[..., :k, :] + c[..., k:, :].mT @ (self.gram @ d[..., k:, :])
 
 
 class _Kinetic(abc.ABC):
-    """Hold W^-1 and compute the force, the gradient in G, from the right, of tr(W_G N_G + W_H N_H) / 2.
+    """Compute velocities of G and H from momenta, and the force, the gradient in G of tr(W_G N_G + W_H N_H) / 2.
 
-    For H alike. gram: those of G and of H, shape (batch, 2, h, h), and their inverses, whose condition numbers are
-    bounded: curves are stopped before.
+    The force multiplies G from the right; for H alike. weight: what turns velocities at the start into momenta. gram:
+    those of G and of H, shape (batch, 2, h, h), with their inverses.
     """
 
-    inverse: Tensor
+    from_momentum: Tensor
+    """What multiplies momenta v weight, given as v, from the right: diag(weight) W^-1."""
 
     @abc.abstractmethod
-    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None: ...
+    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None: ...
+
+    def velocity(self, v: Tensor) -> Tensor:
+        """Compute the same where Gram matrices may be ill-conditioned."""
+        return v @ self.from_momentum
 
     @abc.abstractmethod
     def force(self, N: Tensor) -> Tensor: ...
@@ -212,20 +226,25 @@ class _Kinetic(abc.ABC):
 class _Inv(_Kinetic):
     """Hold W_G = (G^T G)^-1."""
 
-    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
-        self.inverse, self._weight = gram, inverse
+    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
+        self.from_momentum, self._inverse = weight.mT * gram, inverse
 
     def force(self, N: Tensor) -> Tensor:
-        return -self._weight @ N @ self._weight
+        return -self._inverse @ N @ self._inverse
 
 
 @final
 class _Mix(_Kinetic):
     """Hold W_G = S H^T H S in the frame."""
 
-    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
-        self._outer = (s[:, :, None] * s[:, None, :])[:, None]
-        self.inverse = inverse.flip(1) / self._outer
+    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
+        self._s, self._weight, self._gram = s[:, None, None, :], weight, gram.flip(1)
+        self._outer = self._s.mT * self._s
+        self.from_momentum = (weight.mT / self._outer) * inverse.flip(1)
+
+    def velocity(self, v: Tensor) -> Tensor:
+        # Unlike products with an inverse, to the last digits also where momenta are far from the largest p W^-1.
+        return torch.linalg.solve(self._gram, v * (self._weight / self._s), left=False) / self._s
 
     def force(self, N: Tensor) -> Tensor:
         return self._outer * N.flip(1)
@@ -235,13 +254,13 @@ class _Mix(_Kinetic):
 class _Mean(_Kinetic):
     """Hold W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
 
-    def __init__(self, t: float, s: Tensor, gram: Tensor, inverse: Tensor) -> None:
+    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
         L = torch.linalg.cholesky(gram)
         U, self._now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
         rotation = torch.stack([U, Vh.mT], dim=1)
         self._t, self._frame = t, torch.linalg.solve_triangular(L.mT, rotation, upper=True)
         back = rotation.mT @ L.mT  # the inverse of the frame
-        self.inverse = back.mT * self._now[:, None, None, :] ** (-2 * t) @ back
+        self.from_momentum = weight.mT * (back.mT * self._now[:, None, None, :] ** (-2 * t) @ back)
 
     def force(self, N: Tensor) -> Tensor:
         own, other = slope(self._now[:, None], self._t)

@@ -253,7 +253,7 @@ class FixedRankSpace(HorizontalSpace):
                 step, reached, back = expand(pairing, parts), None, adjoint
             else:
                 step, reached = exact.linearise(pairing, self._s, self._t, parts, self._relaxed)
-                back = exact.adjoint
+                back = partial(exact.adjoint, relaxed=self._relaxed)
             moved = apply(pairing, parts, step)
             if reached is not None:
                 require_reached(reached, *moved)
