@@ -84,12 +84,15 @@ def expand(at: Pairing, z: Both) -> Step:
     return Step(turn, _change(at.across, square) @ at.back, inside, square)
 
 
-def apply(at: Pairing, z: Both, step: Step, start: Both | None = None) -> Both:
-    """Compute the step in G and in H, or where it leads from `start`."""
+def apply(at: Pairing, z: Both, step: Step, start: Both | None = None, writable: bool = False) -> Both:
+    """Compute the step in G and in H, or where it leads from `start`; in `start` where that is `writable`."""
     (turn_G, turn_H), (bend_G, bend_H) = step.turn.unbind(-3), step.bend.unbind(-3)
-    way = (
-        (z[0] @ turn_G, z[1] @ turn_H) if start is None else (add(start[0], z[0], turn_G), add(start[1], z[1], turn_H))
-    )
+    if start is None:
+        way = z[0] @ turn_G, z[1] @ turn_H
+    elif writable:
+        way = plus(start[0], z[0], turn_G), plus(start[1], z[1], turn_H)
+    else:
+        way = add(start[0], z[0], turn_G), add(start[1], z[1], turn_H)
     return plus(way[0], at.left, bend_G), plus(way[1], at.right, bend_H)
 
 

@@ -114,7 +114,12 @@ class FixedRankSpace(HorizontalSpace):
 
     def project(self, z: Tensor) -> Tensor:
         parts = self._split(z)
-        return torch.cat(self._minus(parts, self._vertical(self._inside(parts))), dim=-2)
+        vertical = self._vertical(self._inside(parts))
+        if self._own(z):
+            out = z.clone(memory_format=torch.contiguous_format)
+            self._less(self._split(out), vertical)
+            return out
+        return torch.cat(self._minus(parts, vertical), dim=-2)
 
     # What follows are the formulas of the base class by fewer products with tall matrices, and fewer copies of them.
 
@@ -159,7 +164,11 @@ class FixedRankSpace(HorizontalSpace):
         """Compute where the second-order geodesic ends; the straight line where the rank is below h."""
         pairing, parts, x = self._pairing(), self._turned(z), self._split(self.point)
         step = expand(pairing, parts)
-        y = torch.cat(apply(pairing, parts, step, x), dim=-2)
+        if self._own(*z):
+            y = self.point.clone()
+            apply(pairing, parts, step, self._split(y), writable=True)
+        else:
+            y = torch.cat(apply(pairing, parts, step, x), dim=-2)
         if shorten and (less := shorter(pairing, step)):
             on_G, on_H = less.on.unbind(-3)
             way = torch.cat([add(x[0], z[0], on_G), add(x[1], z[1], on_H)], dim=-2)
@@ -299,7 +308,17 @@ class FixedRankSpace(HorizontalSpace):
         into_H.copy_(plus(tall_H, right, c_H - v_H))
 
     def _both(self, x: Tensor, on_G: Tensor, on_H: Tensor) -> Tensor:
+        if self._own(x) and x.ndim == 3:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            for half, on, into in zip(self._split(x), (on_G, on_H), self._split(out), strict=True):
+                torch.bmm(half, on, out=into)
+            return out
         return torch.cat(_times(self._split(x), (on_G, on_H)), dim=-2)
+
+    def _own(self, *x: Tensor) -> bool:
+        """Tell whether halves may be written into one tensor: joining them would be another pass over tall matrices."""
+        shape = self.point.shape[:-2]
+        return in_no_graph(self.point, *x) and all(y.shape[:-2] == shape and y.dtype == self.point.dtype for y in x)
 
     def _split(self, x: Tensor) -> Both:
         G, H = x.split([self._n, x.shape[-2] - self._n], dim=-2)
