@@ -1,9 +1,9 @@
 """Compute exact geodesics of the pair (G, H) where they have no closed form, with the adjoint of their derivative.
 
-The way to their ends is z_G turn_G + left bend_G, alike for H, as for those of second order; here turn and bend, all
-h x h, come from an ODE (`geodesics.integrate`). z enters it by `inside`, left^T z, and by `square`, the Gram matrix of
-the rest z - left left^T z. That makes adjoints a matter of h x h too: only turn and bend are differentiated by
-autograd, as functions of these two.
+The way to their ends is rest_G turn_G + left bend_G, alike for H, as that of second order with z in place of its rest
+z - left left^T z. Here turn and bend, all h x h, come from an ODE (`geodesics.integrate`), which z enters by `inside`,
+left^T z, and by `square`, the Gram matrix of the rest. That makes adjoints a matter of h x h too: only turn and bend
+are differentiated by autograd, as functions of these two.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ _CONDITION = 1e8
 """How much longer squared lengths of columns may be than those that products tell, free of rounding, to 1e-8."""
 
 
-def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Step, Tensor]:
-    """Follow the exact geodesic of metric t; also returns the time reached. (...)
+def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
+    """Follow the exact geodesic of metric t: the rest of z, the step that it takes, and the time reached. (...)
 
     s: the singular values in float64. With `relaxed`, left and right are not orthonormal.
     """
     rest, inside = _rest(at, z)
-    return _expand(at, s, t, inside, cores(rest, rest), rest, relaxed)
+    return rest, *_expand(at, s, t, inside, cores(rest, rest), rest, relaxed)
 
 
-def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Step, Tensor]:
-    """Compute the same step, with turn and bend in a graph that begins at `inside` and `square`."""
+def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
+    """Compute the same, with turn and bend in a graph that begins at `inside` and `square`."""
     rest, inside = _rest(at, z)
     with torch.enable_grad():
         leaves = inside.requires_grad_(), cores(rest, rest).requires_grad_()
-        return _expand(at, s, t, *leaves, rest, relaxed)
+        return rest, *_expand(at, s, t, *leaves, rest, relaxed)
 
 
-def adjoint(at: Pairing, z: Both, step: Step, grad: Both, relaxed: bool) -> Adjoint:
+def adjoint(at: Pairing, rest: Both, step: Step, grad: Both, relaxed: bool) -> Adjoint:
     """Apply the adjoint of the derivative at z to the gradient at the point that was reached; once for a step."""
-    # The product rule, backwards: z stands in front of turn, in `inside`, and in the rest, twice in `square`.
-    below, beside = cores((at.left, at.right), grad), cores(z, grad)
+    # The product rule, backwards: the rest stands in front of turn and, twice, in `square`.
+    left = at.left, at.right
+    below, beside = cores(left, grad), cores(rest, grad)
     along, square = torch.autograd.grad((step.bend, step.turn), (step.inside, step.square), (below, beside))
-    turn, inside, square = step.turn.detach().mT, step.inside.detach(), square + square.mT
+    turn, square = step.turn.detach().mT, square + square.mT
     (turn_G, turn_H), (square_G, square_H) = turn.unbind(-3), square.unbind(-3)
-    tall = plus(grad[0] @ turn_G, z[0], square_G), plus(grad[1] @ turn_H, z[1], square_H)
-    within = inside @ square  # rest square = z square - left within
-    core = along - within
+    tall = plus(grad[0] @ turn_G, rest[0], square_G), plus(grad[1] @ turn_H, rest[1], square_H)
+    within = below @ turn  # left^T tall
     if relaxed:  # where left^T rest is not 0
-        core -= (inside - cores((at.left, at.right), (at.left, at.right)) @ inside) @ square
-    return Adjoint(tall, core, below @ turn + within)
+        inside = step.inside.detach()
+        within = within + (inside - cores(left, left) @ inside) @ square
+    return Adjoint(tall, along - within, within)  # from the rest to z: less left left^T
 
 
 def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
@@ -73,7 +74,7 @@ def _expand(
     c, reached = integrate(t, s, torch.cat([M * unit, start], dim=-2), gram, relaxed)
     on_point, on_rest = c.tensor_split(2, dim=-2)
     turn = unit.mT * (basis @ on_rest)
-    bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device) - M @ turn
+    bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device)
     turn, bend, reached = (x.to(at.back.dtype) for x in (turn @ back, bend @ back, reached))
     return Step(turn, bend, inside, square), reached
 

@@ -230,8 +230,8 @@ class FixedRankSpace(HorizontalSpace):
         if self._integrates:
             require_no_vmap("the exact geodesic of this metric", self.point, z)
             pairing, parts = self._pairing(), self._turned(self._split(z))
-            step, reached = exact.expand(pairing, self._s, self._t, parts, self._relaxed)
-            return torch.cat(apply(pairing, parts, step, self._split(self.point)), dim=-2), reached
+            rest, step, reached = exact.expand(pairing, self._s, self._t, parts, self._relaxed)
+            return torch.cat(apply(pairing, rest, step, self._split(self.point)), dim=-2), reached
         # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
         # goes back to the representative, however badly balanced that is.
         a, b = _times(self._split(z), self._relative)
@@ -261,7 +261,7 @@ class FixedRankSpace(HorizontalSpace):
             if order == "second":
                 step, reached, back = expand(pairing, parts), None, adjoint
             else:
-                step, reached = exact.linearise(pairing, self._s, self._t, parts, self._relaxed)
+                parts, step, reached = exact.linearise(pairing, self._s, self._t, parts, self._relaxed)
                 back = partial(exact.adjoint, relaxed=self._relaxed)
             moved = apply(pairing, parts, step)
             if reached is not None:
