@@ -82,6 +82,22 @@ def ascents(out: Path, fast: bool, quiet: bool, command: str) -> None:
     _show(quiet, [case_table(found), ratio_table(found)], Record=out / "ascents.json")
 
 
+@_with_options("passes", "Two small models")
+def passes(out: Path, fast: bool, quiet: bool, command: str) -> None:
+    """Study how many passes each ascent needs for 99 % of the maximum, and how well a tolerance is kept.
+
+    OUT receives passes.json, which Passes.load reads, and cases/, by which an interrupted run goes on. About a quarter
+    of an hour of one processor core.
+    """
+    from studies.passes.study import study_passes
+    from studies.passes.tables import budgets_table, passes_table, stops_table
+
+    with progress_bars(quiet=quiet) as progress:
+        found = study_passes(out, fast=fast, command=command, progress=progress)
+    found.save(out / "passes.json")
+    _show(quiet, [passes_table(found), budgets_table(found), stops_table(found)], Record=out / "passes.json")
+
+
 @_with_options("audit", "Two steps and one move")
 def audit(out: Path, fast: bool, quiet: bool, command: str) -> None:
     """Study how far runs of optimizers from different points of one orbit drift apart.

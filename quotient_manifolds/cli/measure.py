@@ -94,6 +94,20 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option(
     "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Further ascents, per batch."
 )
+@click.option(
+    "--method",
+    type=click.Choice(("auto_pgd", "quasi_newton")),
+    default="auto_pgd",
+    show_default=True,
+    help="The ascent. quasi_newton needs fewer steps; it climbs no linf balls.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="End an ascent before --steps where so small a share of its rise is left, by estimate.",
+)
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
 @click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
 @click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
@@ -143,6 +157,8 @@ def measure(
     radii: tuple[float, ...],
     steps: int,
     restarts: int,
+    method: str,
+    tolerance: float,
     symmetries: str | None,
     loss: str | None,
     out: Path | None,
@@ -156,7 +172,7 @@ def measure(
     """Measure the worst-case sharpness of MODEL on DATA.
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
-    module. On every batch of DATA the loss is driven up, by Auto-PGD along geodesics, as far as it rises within the
+    module. On every batch of DATA the loss is driven up, by an ascent along geodesics, as far as it rises within the
     radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
     batch that is smaller weighs more per example.
 
@@ -209,7 +225,7 @@ def measure(
         known = KnownSymmetries()
 
         def ascend(geometry: Geometry, radius: float) -> MeasureResult:
-            ascent = WorstCase(geometry, radius, steps=steps, restarts=restarts, seed=seed)
+            ascent = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method)
             return ascent.of(network, function, batches, progress, known)
 
         record = _measured(record, wanted, ascend, out, show)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.sharpness.auto_pgd import Ascent, AutoPGD
+from quotient_manifolds.sharpness.ascent import Ascent
+from quotient_manifolds.sharpness.auto_pgd import AutoPGD
 from quotient_manifolds.sharpness.average_case import AverageCase, average_case_sharpness
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
 from quotient_manifolds.sharpness.gradient_norm import GradientNorm, gradient_norm
@@ -16,6 +17,7 @@ from quotient_manifolds.sharpness.measure import (
     TruncationWarning,
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
+from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
 from quotient_manifolds.sharpness.record import SharpnessRecord
 from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
@@ -40,6 +42,7 @@ __all__ = [
     "Measure",
     "MeasureResult",
     "PreparedModel",
+    "QuasiNewton",
     "RelativeFlatness",
     "RoundingWarning",
     "SharpnessRecord",

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from quotient_manifolds.sharpness.vector import combine, dots, largest, norm, scale, signed_step
+from quotient_manifolds.sharpness.vector import absolute_sum, combine, dot, dots, largest, norm, scale, signed_step
 from quotient_manifolds.symmetries import Params
 
 
@@ -47,6 +47,10 @@ class Ball(ABC):
     def spread(self, sample: Params) -> None:
         """Make a random point of the ball, to start from, of a sample of the space, in place."""
 
+    @abstractmethod
+    def gap(self, at: Iterate) -> float:
+        """Return max { <gradient, x - z> : |x| <= radius }, how much the linearised function can rise in the ball."""
+
     def shrink(self, z: Params) -> None:
         """Scale z into the ball, in place, where it is outside."""
         length = self.length(z)
@@ -78,6 +82,9 @@ class L2Ball(Ball):
             scale(out, self.radius / length)
         return min(length, self.radius)
 
+    def gap(self, at: Iterate) -> float:
+        return self.radius * math.sqrt(at.square) - at.product
+
     def spread(self, sample: Params) -> None:
         """Scale a Gaussian sample to a uniform point of the sphere, as in the authors' code."""
         scale(sample, self.radius / max(norm(sample), torch.finfo(torch.float64).tiny))
@@ -96,6 +103,9 @@ class LinfBall(Ball):
     def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
         signed_step(at.z, z_old, at.gradient, eta, a, self.radius, out)
         return self.radius
+
+    def gap(self, at: Iterate) -> float:
+        return self.radius * absolute_sum(at.gradient) - dot(at.gradient, at.z)
 
     def spread(self, sample: Params) -> None:
         """Scale a sample, uniform in [-1, 1], to a uniform point of the box."""

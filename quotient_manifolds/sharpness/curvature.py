@@ -13,7 +13,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.auto_pgd import check_whole
+from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessian
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure

@@ -12,7 +12,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.auto_pgd import Ascent, check_radius, check_whole
+from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel

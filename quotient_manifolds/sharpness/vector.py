@@ -47,6 +47,11 @@ def largest(x: Params) -> float:
     return max((float(torch.linalg.vector_norm(block, math.inf)) for block in x.values() if block.numel()), default=0.0)
 
 
+def absolute_sum(x: Params) -> float:
+    """Return sum |x_i| over all blocks."""
+    return _sum([torch.linalg.vector_norm(piece, 1) for (piece,) in _chunks(x)])
+
+
 def scale(x: Params, factor: float) -> None:
     """Multiply x by a factor, in place."""
     for block in x.values():

@@ -11,19 +11,25 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.auto_pgd import Ascent, AutoPGD, check_radius
+from quotient_manifolds.sharpness.ascent import Ascent, Method, check_radius
+from quotient_manifolds.sharpness.auto_pgd import AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, warned
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
+from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
 
+METHODS: dict[str, type[AutoPGD | QuasiNewton]] = {"auto_pgd": AutoPGD, "quasi_newton": QuasiNewton}
+"""The ascents by their names: what `method` may be."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class WorstCase(Measure):
     """Measure max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, see `worst_case_sharpness`.
 
-    after: smaller radii, ascending, climbed before; each climb starts where the one before it ended.
+    method: the ascent, by its name. after: smaller radii, ascending, climbed before; each climb starts where the one
+    before it ended.
     """
 
     name: ClassVar[str] = "worst-case sharpness"
@@ -34,18 +40,29 @@ class WorstCase(Measure):
     tolerance: float = 0.0
     seed: int = 0
     after: tuple[float, ...] = ()
+    method: str = "auto_pgd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.auto_pgd  # refuses what it cannot use
+        norm = getattr(self.geometry, "norm", "l2")
+        if norm not in self.ascent.norms and norm in AutoPGD.norms:
+            raise ValueError(f"The method {self.method!r} climbs balls of the norm l2. Found {norm!r}; take 'auto_pgd'")
         for smaller, larger in pairwise((*self.after, self.radius)):
             check_radius(smaller)
             if not smaller < larger:
                 raise ValueError(f"Radii must ascend. Found {self.radius!r} after {self.after!r}")
 
+    def __repr__(self) -> str:
+        # Stores of comparisons know a measure by this: one by the default method as before there was another.
+        shown = [each for each in fields(self) if each.name != "method" or self.method != each.default]
+        return f"{type(self).__name__}({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in shown)})"
+
     @property
-    def auto_pgd(self) -> AutoPGD:
-        return AutoPGD(steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
+    def ascent(self) -> Method:
+        """Return the settings of the ascent. Raises ValueError for what it cannot use."""
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
+        return METHODS[self.method](steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
 
     def ticks(self, model: nn.Module) -> int:
         return (1 + self.restarts) * (self.steps + 1)
@@ -82,7 +99,7 @@ class WorstCase(Measure):
             smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
             before = smaller.ascend(replace(objective, tick=idle), ascents)
             start, base = before.z, before.base
-        best = self.auto_pgd.maximise(
+        best = self.ascent.maximise(
             objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
         )
         if start is None and len(set(best.losses)) == 1 and not best.critical_start:
@@ -107,6 +124,7 @@ def worst_case_sharpness(
     restarts: int = 0,
     tolerance: float = 0.0,
     seed: int = 0,
+    method: str = "auto_pgd",
     progress: Progress | None = None,
 ) -> MeasureResult:
     """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
@@ -115,12 +133,16 @@ def worst_case_sharpness(
     an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `MeasureResult.mean`.
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
-    targets) and dicts with "labels"). Each batch is maximised on its own by Auto-PGD, from the model itself and from
-    `restarts` random points of its sphere; batch i draws them from the seed + i. With a tolerance > 0 a climb ends
-    early, at the first checkpoint where its rise has grown by less than that share since the one before. The model must
-    be in eval mode and deterministic, and is never written. Symmetries that a quotient geometry relies on are first
-    tried on this loss and the first batch, and refused where it changes along them. Parameters with requires_grad=False
-    stay fixed; parameters the loss does not use have gradient 0 and do no harm.
+    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
+    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
+    deterministic, and is never written. Symmetries that a quotient geometry relies on are first tried on this loss and
+    the first batch, and refused where it changes along them. Parameters with requires_grad=False stay fixed; parameters
+    the loss does not use have gradient 0 and do no harm.
+
+    method: "auto_pgd", which published values come from, or "quasi_newton" (`QuasiNewton`), which takes fewer steps and
+    climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends before `steps` of them, when
+    what is left of its rise is estimated to be a smaller share of it: the estimate is the larger of what the linearised
+    loss can still rise in the ball and what the last three steps gained, see `Method` in `sharpness/ascent.py`.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
     so on. A radius means something different in each.
@@ -139,7 +161,7 @@ def worst_case_sharpness(
 
     Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
     """
-    measure = WorstCase(as_geometry(geometry), radius, steps, restarts, tolerance, seed)
+    measure = WorstCase(as_geometry(geometry), radius, steps, restarts, tolerance, seed, method=method)
     return warned(measure.of(model, loss, batches, progress))
 
 
@@ -154,6 +176,7 @@ def worst_case_profile(
     restarts: int = 0,
     tolerance: float = 0.0,
     seed: int = 0,
+    method: str = "auto_pgd",
     progress: Progress | None = None,
 ) -> tuple[MeasureResult, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
@@ -165,7 +188,7 @@ def worst_case_profile(
         raise ValueError("There must be at least one radius. Found none")
     resolved = as_geometry(geometry)
     chain = [
-        WorstCase(resolved, radius, steps, restarts, tolerance, seed, after=tuple(radii[:k]))
+        WorstCase(resolved, radius, steps, restarts, tolerance, seed, tuple(radii[:k]), method)
         for k, radius in enumerate(radii)
     ]
     prepared = PreparedModel.of(model, loss, batches, resolved)
@@ -180,7 +203,7 @@ def worst_case_profile(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TruncationError(WorstCase):
     """Measure |L(truncated) - L(exact)| / (L(truncated) - L(w)) in the worst direction, see `truncation_error`.
 
@@ -231,6 +254,7 @@ def truncation_error(
     restarts: int = 0,
     tolerance: float = 0.0,
     seed: int = 0,
+    method: str = "auto_pgd",
     progress: Progress | None = None,
 ) -> MeasureResult:
     """Measure which part of worst-case sharpness is due to cutting geodesics off after the first or second order.
@@ -245,5 +269,5 @@ def truncation_error(
     Invariant along the orbit as the sharpness is. Arguments, checks and errors as for `worst_case_sharpness`; and
     ValueError for a loss that does not rise. progress counts forward passes.
     """
-    measure = TruncationError(as_geometry(geometry), radius, steps, restarts, tolerance, seed)
+    measure = TruncationError(as_geometry(geometry), radius, steps, restarts, tolerance, seed, method=method)
     return warned(measure.of(model, loss, batches, progress))

@@ -13,7 +13,8 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient
-from quotient_manifolds.sharpness import AutoPGD
+from quotient_manifolds.sharpness import AutoPGD, QuasiNewton
+from quotient_manifolds.sharpness.ascent import Method
 from quotient_manifolds.sharpness.auto_pgd import released_checkpoints, stated_checkpoints
 from quotient_manifolds.sharpness.vector import _CHUNK, combine, dot, largest, norm
 from quotient_manifolds.symmetries import Params
@@ -307,22 +308,31 @@ def test_without_a_tolerance_all_steps_are_made_bit_for_bit() -> None:
     assert stopped.loss == pytest.approx(trust_region_maximum(A, g, 1.0), rel=1e-2)
 
 
-def test_a_climb_ends_at_the_first_checkpoint_where_its_rise_grew_by_less_than_the_tolerance() -> None:
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("method", [AutoPGD, QuasiNewton])
+def test_a_climb_ends_where_gap_and_last_gains_are_below_the_tolerance(method: type[Method], norm: str) -> None:
+    """The rule once more, on the points and losses of the whole climb; the gap by the vertices, or as a length."""
+    if norm not in method.norms:
+        return
+    ends = []
     for seed in range(6):
         function, _, _ = quadratic(seed, 5)
-        whole, stopped = (
-            AutoPGD(steps=50, tolerance=tolerance).maximise(
-                Plain(lambda z, f=function: f(z) + 7, (5,)), 1.0, generator()
-            )
-            for tolerance in (0.0, 0.05)
-        )
-        best = [max(whole.losses[: k + 1]) for k in (0, *released_checkpoints(50))]
-        ends = [
-            done
-            for done, before, now in zip(released_checkpoints(50), best[:-1], best[1:], strict=True)
-            if now - before < 0.05 * (now - 7)
-        ]
-        assert len(stopped.losses) == ends[0] + 1
+        whole, stopped = (Plain(lambda z, f=function: f(z) + 7, (5,), norm=norm) for _ in range(2))
+        run = method(steps=50).maximise(whole, 1.0, generator(), norm=norm)
+        early = method(steps=50, tolerance=0.05).maximise(stopped, 1.0, generator(), norm=norm)
+        end = len(run.losses)
+        for k in range(4, len(run.losses)):
+            best = int(np.argmax(run.losses[:k]))
+            leaf = whole.points[best].clone().requires_grad_()
+            (g,) = torch.autograd.grad(function(leaf), leaf)
+            highest = float((vertices(5) @ g).max()) if norm == "linf" else float(g.norm())
+            left = max(highest - float(g @ leaf.detach()), max(run.losses[:k]) - max(run.losses[: k - 3]))
+            if left < 0.05 * (max(run.losses[:k]) - 7):
+                end = k
+                break
+        assert early.losses == run.losses[:end]
+        ends.append(end)
+    assert min(ends) < 20
 
 
 def test_every_climb_stops_on_its_own_and_passes_are_counted() -> None:

@@ -1,0 +1,219 @@
+"""Say what an ascent in a ball is, whatever its steps: objective, climbs, restarts, what is left, and the result.
+
+The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
+linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, final
+
+import torch
+
+from quotient_manifolds.sharpness.ball import BALLS, Ball, Iterate
+from quotient_manifolds.symmetries import Params
+
+RECENT = 3
+"""Steps over which a climb's last gains are summed, in the estimate of what is left of the rise."""
+
+
+class Objective(Protocol):
+    """Describe what is climbed: a function of z on a vector space of blocks."""
+
+    def zero(self) -> Params: ...
+
+    def sample(self, generator: torch.Generator) -> Params:
+        """Return a standard Gaussian in the space; uniform in [-1, 1] for the random points of a linf ball."""
+        ...
+
+    def value(self, z: Params) -> float: ...
+
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+        """Return the value and the gradient, in tensors that are new at every call: the ascent keeps them."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Ascent:
+    """Hold the best point that an ascent found, and the losses of the climb that found it, from its start on.
+
+    loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. critical_start: the gradient at
+    the start of the first climb was exactly 0, so its first step was random. The passes are those of all climbs.
+    """
+
+    z: Params
+    loss: float
+    base: float
+    losses: tuple[float, ...]
+    norm: float
+    critical_start: bool
+    forward_passes: int
+    backward_passes: int
+
+
+class Method(ABC):
+    """Hold the settings of a way to maximise an objective in a ball; `maximise` does it.
+
+    steps: of one climb, at most; each is a forward and a backward pass, and the last point needs a forward pass alone.
+    restarts: further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept.
+
+    tolerance: a climb ends after the step where an estimate of what is left is below this share of its rise over the
+    base; with 0 it never does. The estimate is the larger of two numbers at the best point z, with the gradient g:
+
+        the duality gap   max { <g, x - z> : |x| <= radius }, what the linearised loss can still rise in the ball
+        the last gains    by how much the best loss grew over the last three steps
+
+    The gap bounds what is left of a concave loss, and is what is left of a linear one. If the gains fall at least by
+    half in three steps, all that come after are smaller than the last three. Neither is sure for a loss of any form:
+    the tolerance is kept by estimate.
+    """
+
+    steps: int
+    restarts: int
+    tolerance: float
+    norms: ClassVar[tuple[str, ...]] = tuple(BALLS)
+
+    def check(self) -> None:
+        """Raise ValueError, one sentence, for settings that no climb can have."""
+        check_whole("steps", self.steps, 1)
+        check_whole("restarts", self.restarts, 0)
+        if not 0 <= self.tolerance < 1:
+            raise ValueError(f"tolerance must lie in [0, 1). Found {self.tolerance!r}")
+
+    @abstractmethod
+    def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:
+        """Return a climb that has not begun."""
+
+    def maximise(
+        self,
+        objective: Objective,
+        radius: float,
+        generator: torch.Generator,
+        *,
+        norm: str = "l2",
+        start: Params | None = None,
+        base: float | None = None,
+    ) -> Ascent:
+        """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
+
+        start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
+        z = 0, where it is known; without it a climb from a start evaluates it. Raises ValueError for a radius that is
+        not positive, a norm this method does not know, and a gradient that is not finite.
+        """
+        check_radius(radius)
+        if norm not in self.norms:
+            raise ValueError(f"norm must be one of {', '.join(self.norms)}. Found {norm!r}")
+        ball = BALLS[norm](radius)
+        forwards = 0
+        if start is None:
+            point = objective.zero()
+        else:
+            point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
+            ball.shrink(point)
+            if base is None:
+                base, forwards = objective.value(objective.zero()), 1
+        best = self.climb(objective, ball, generator, base).run(point)
+        base, critical = best.base, best.critical_start
+        forwards, backwards = forwards + best.forward_passes, best.backward_passes
+        for _ in range(self.restarts):
+            point = objective.sample(generator)
+            ball.spread(point)
+            again = self.climb(objective, ball, generator, base).run(point)
+            forwards, backwards = forwards + again.forward_passes, backwards + again.backward_passes
+            best = again if again.loss > best.loss else best
+        return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
+
+
+class Climb(ABC):
+    """Climb once from one start, and hold the state between the steps: `_begin` and `_step` are the method's own.
+
+    now, best: the current and the best point. Their tensors belong to the climb, and none is copied.
+    """
+
+    def __init__(
+        self, method: Method, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
+    ) -> None:
+        self.steps, self.tolerance = method.steps, method.tolerance
+        self.objective, self.ball, self.generator, self.base = objective, ball, generator, base
+        self.losses: list[float] = []
+        self.backwards = 0
+
+    def run(self, start: Params) -> Ascent:
+        """Climb from `start`, whose tensors become the climb's own."""
+        gradient, length = self._differentiate(start), self.ball.length(start)
+        self.best_loss = self.losses[0]
+        self.bests = [self.best_loss]  # so far, after every step
+        self.now = self._iterate(start, length, gradient)
+        self.critical = self.now.square == 0
+        if self.critical:
+            # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.
+            self.now = self._iterate(start, length, self.objective.sample(self.generator))
+        self.best = self.now
+        base = self.best_loss if self.base is None else self.base
+        self._begin()
+        for step in range(1, self.steps + 1):
+            if not self._step(step):
+                break
+            if self.tolerance and step < self.steps and self._left() < self.tolerance * (self.best_loss - base):
+                break
+        best, losses = self.best.z, tuple(self.losses)
+        length = self.ball.length(best)
+        return Ascent(best, self.best_loss, base, losses, length, self.critical, len(losses), self.backwards)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make ready for the first step from `now`."""
+
+    @abstractmethod
+    def _step(self, step: int) -> bool:
+        """Go on to the next point by `_arrive`, in step 1, 2, ...; False where there is nowhere to go."""
+
+    def _arrive(self, z: Params, length: float, *, last: bool) -> None:
+        """Make z the current point, and the best one if its loss is the highest."""
+        # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best point's,
+        # which is kept because a climb that returns there goes on along it without another pass.
+        self.now = Iterate(z, length, {}, 0.0, 0.0)
+        if last:
+            self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
+        else:
+            self.now = self._iterate(z, length, self._differentiate(z))
+        if self.losses[-1] > self.best_loss:
+            self.best, self.best_loss = self.now, self.losses[-1]
+        self.bests.append(self.best_loss)
+
+    def _left(self) -> float:
+        """Return an estimate of how much the loss can still rise, see `Method`."""
+        if len(self.bests) <= RECENT:
+            return math.inf
+        return max(self.ball.gap(self.best), self.best_loss - self.bests[-1 - RECENT])
+
+    def _differentiate(self, z: Params) -> Params:
+        loss, gradient = self.objective.value_and_gradient(z)
+        self.losses.append(loss)
+        self.backwards += 1
+        return gradient
+
+    def _iterate(self, z: Params, length: float, gradient: Params) -> Iterate:
+        iterate = self.ball.iterate(z, length, gradient)
+        if not math.isfinite(iterate.square):
+            raise ValueError(
+                f"The gradient of the loss must be finite. Found {iterate.square} for its squared norm after "
+                f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
+            )
+        return iterate
+
+
+def check_radius(radius: float) -> None:
+    """Raise ValueError unless the radius is a positive finite number."""
+    if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
+        raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless the setting is a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number, at least {least}. Found {value!r}")
