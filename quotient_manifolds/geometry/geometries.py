@@ -14,6 +14,7 @@ from torch import nn
 from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
 from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
 from quotient_manifolds.geometry.parameters import (
+    Layouts,
     balanced,
     folded,
     has_rank,
@@ -25,9 +26,11 @@ from quotient_manifolds.geometry.parameters import (
     trained_parameters,
     without_needless_biases,
 )
+from quotient_manifolds.geometry.sharded_space import ShardedSpace, elementwise
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Params, Scope, SymmetricPair, Symmetries
+from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sharded, together
+from quotient_manifolds.symmetries import HOW_TO, Evaluate, Freedom, Params, Scope, SymmetricPair, Symmetries
 
 
 class Geometry(ABC):
@@ -48,6 +51,13 @@ class Geometry(ABC):
 
         For steps of training, which begin where the gradients are, and take no time for checks that gradients make
         needless. Of symmetries, pairs alone are divided by.
+        """
+
+    @abstractmethod
+    def over(self, model: ShardedModel) -> ShardedSpace:
+        """Return this process's share of the tangent space `at` the parameters of a sharded model.
+
+        Collective, and like all that raises there, by all processes together.
         """
 
     def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
@@ -87,6 +97,9 @@ class Euclidean(Geometry):
     def around(self, model: nn.Module) -> TangentSpace:
         return self._space(trained_parameters(model))
 
+    def over(self, model: ShardedModel) -> ShardedSpace:
+        return elementwise(model, self._space)
+
     def _space(self, point: Params) -> TangentSpace:
         return TangentSpace(point, dict.fromkeys(point), (), self.norm)
 
@@ -118,6 +131,9 @@ class Adaptive(Geometry):
 
     def around(self, model: nn.Module) -> TangentSpace:
         return self._space(trained_parameters(model))
+
+    def over(self, model: ShardedModel) -> ShardedSpace:
+        return elementwise(model, self._space)
 
     def _space(self, point: Params) -> TangentSpace:
         # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
@@ -182,9 +198,34 @@ class Quotient(Geometry):
         }
 
     def at(self, model: nn.Module) -> TangentSpace:
-        point = start = measured_parameters(model)
-        symmetries = self._known(model)
-        every = {name: w.detach() for name, w in model.named_parameters()}
+        start = measured_parameters(model)
+        pairs, freedoms, point = self._canonical(model, start, dict(model.named_parameters()))
+        return self._space(pairs, freedoms, point, start)
+
+    def over(self, model: ShardedModel) -> ShardedSpace:
+        known = self._known(model.model)
+        groups = known.pairs, known.translations, known.freedoms
+        named = tuple((each.name, each.names) for group in groups for each in group)
+        if any(other != named for other in from_all(named)):
+            raise ValueError(
+                "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
+                "one process and send them to the others by torch.distributed.broadcast_object_list"
+            )
+        start = model.original
+        pairs, freedoms, point = self._canonical(model.model, start, model.held(), model.layouts)
+        ownership = Ownership(model, [pair.names for pair in pairs])
+        share, before = ownership.gather(point), ownership.gather(start)
+        own = [pair for pair in pairs if ownership.here(pair.names[0])]
+        here = [each for each in freedoms if not share.keys().isdisjoint(each.names)]
+        local = together(lambda: self._space(own, here, share, before))
+        return ShardedSpace(local, model, ownership, pairs)
+
+    def _canonical(
+        self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
+    ) -> tuple[list[SymmetricPair], list[Freedom], Params]:
+        """Return pairs and freedoms of measured parameters, and the point where all with one place is there."""
+        point, symmetries = start, self._known(model)
+        every = {name: w.detach() for name, w in every.items()}
         pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
         if not (pairs or freedoms):
@@ -193,10 +234,15 @@ class Quotient(Geometry):
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
                 "pairs of the model"
             )
-        point = folded(freedoms, point, every)
-        pairs, point = without_needless_biases(pairs, symmetries.translations, point)
+        point = folded(freedoms, point, every, layouts)
+        pairs, point = without_needless_biases(pairs, symmetries.translations, point, layouts)
         absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
-        point = folded([each for each in freedoms if not absorbers.isdisjoint(each.names)], point, every)
+        again = [each for each in freedoms if not absorbers.isdisjoint(each.names)]
+        return pairs, freedoms, folded(again, point, every, layouts)
+
+    def _space(self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params) -> TangentSpace:
+        """Return the tangent space at the balanced representative; start: the point before anything was folded."""
+        pairs = list(pairs)
         free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
         touched = {name for each in freedoms for name in each.names}
         for index, pair in enumerate(pairs):
@@ -206,7 +252,8 @@ class Quotient(Geometry):
         if free:
             point = balanced(pairs, point)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
-        scales |= {name: torch.zeros_like(point[name]) for each in freedoms for name in each.constant}
+        constant = (name for each in freedoms for name in each.constant if name in point)
+        scales |= {name: torch.zeros_like(point[name]) for name in constant}
         return TangentSpace(point, scales, self._blocks(pairs, point))
 
     def around(self, model: nn.Module) -> TangentSpace:
@@ -236,6 +283,12 @@ class Quotient(Geometry):
         """
         known = known or KnownSymmetries()
         given = self.symmetries
+        if is_sharded(model) and not isinstance(given, Symmetries):
+            raise ValueError(
+                f"The symmetries of a sharded model cannot be found in a run of it. Found symmetries={given!r}; find "
+                f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
+                f"symmetries= that"
+            )
         symmetries = given if isinstance(given, Symmetries) else known.found(model, loss, batch, given)
         if self.trust or not (symmetries.pairs or symmetries.freedoms):
             return replace(self, symmetries=symmetries)

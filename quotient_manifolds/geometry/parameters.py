@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.manifolds import Metric
+from quotient_manifolds.sharded import Layout, Whole
 from quotient_manifolds.symmetries import (
     ADAPTER,
     BESIDE_ATTENTION,
@@ -22,6 +23,7 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.move import balanced_point
 
+Layouts = Mapping[str, Layout]
 ROUNDING = 100.0  # times eps: singular values below, against the largest, are none
 
 
@@ -78,29 +80,33 @@ def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], mode
     return not frozen
 
 
-def folded(freedoms: Collection[Freedom], point: Params, frozen: Params) -> Params:
+def folded(freedoms: Collection[Freedom], point: Params, frozen: Params, layouts: Layouts | None = None) -> Params:
     """Return the parameters moved to where all that has one canonical place is there, through float64.
 
-    frozen: parameters that are read where they are not in `point`.
+    frozen: parameters that are read where they are not in `point`. layouts: of the parameters of a sharded model, of
+    which the dicts hold parts.
     """
     names = {name for freedom in freedoms for name in freedom.names}
     params = frozen | point | {name: point[name].to(torch.float64, copy=True) for name in names}
+    params = params if layouts is None else Whole(params, layouts)
     for freedom in freedoms:
         freedom.fold(params)
+    params = params.parts() if isinstance(params, Whole) else params
     return {name: params[name].to(w.dtype) if name in names else w for name, w in point.items()}
 
 
 def without_needless_biases(
-    pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params
+    pairs: list[SymmetricPair], translations: Iterable[Translation], point: Params, layouts: Layouts | None = None
 ) -> tuple[list[SymmetricPair], Params]:
     """Set needless biases to zero, let the output biases make up for them, and return the pairs without these rows."""
     names = {pair.name for pair in pairs}
     removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
     touched = {name for shift in removed for name in shift.moved}
     point = {name: w.clone() if name in touched else w for name, w in point.items()}
+    point = point if layouts is None else Whole(point, layouts)
     for shift in removed:
         shift.remove(point)
-    return list(without_biases(pairs, removed)), point
+    return list(without_biases(pairs, removed)), point.parts() if isinstance(point, Whole) else point
 
 
 def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:

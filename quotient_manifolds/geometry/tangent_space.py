@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Literal, final
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ Norm = Literal["l2", "linf"]
 """Which ball of coordinates z a geometry means: sum of squares, or the largest of them. A metric has l2."""
 
 
-@final
 class TangentSpace:
     """Represent the tangent space T_w of all measured parameters w, in orthonormal coordinates z; immutable.
 

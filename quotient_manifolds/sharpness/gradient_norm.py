@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
@@ -15,7 +14,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.vector import norm
+from quotient_manifolds.sharpness.vector import norm, total
 
 
 @final
@@ -30,10 +29,8 @@ class GradientNorm(Measure):
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
-        if objective.space.norm == "l2":
-            value = norm(gradient)
-        else:  # the norm dual to that of the box
-            value = sum(float(torch.linalg.vector_norm(each, 1, dtype=torch.float64)) for each in gradient.values())
+        # For a box, the norm dual to that of the box.
+        value = norm(gradient) if objective.space.norm == "l2" else total(gradient)
         return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
 

@@ -17,6 +17,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, Setting
+from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
 KnownAscents = dict[tuple["Measure", int], Ascent]
@@ -58,7 +59,7 @@ class Measure(ABC):
         tick: called after every forward pass (or what `ticks` counts). ascents: {}, or what other measures of the same
         model in the same geometry were handed before this one; it saves passes and changes no value.
         """
-        with autograd_available():
+        with autograd_available(), over_processes(prepared.processes_on):
             return self.compute(prepared.objective(index, tick), ascents)
 
     @property

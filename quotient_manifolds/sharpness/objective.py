@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ def idle() -> None:
     """Do nothing: the tick of whoever counts no passes."""
 
 
-@final
 @dataclass(frozen=True)
 class BatchObjective:
     """Represent the function z -> L(gamma_z(1)) on one batch, with its gradient.
@@ -139,6 +138,7 @@ def leaves(params: Params) -> Params:
 def evaluate(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     """Return loss(model, batch) on private copies of the batch's tensors, checked to be one real number."""
     value = loss(model, private_batch(batch))
+    value = value.full_tensor() if hasattr(value, "full_tensor") else value  # of tensor parallelism
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"The loss must be a tensor with one element. Found {found}; reduce it, e.g. by .mean()")

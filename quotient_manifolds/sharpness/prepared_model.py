@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
+from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import parameter_reached
+from quotient_manifolds.sharded import ShardedModel, is_sharded
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
+from quotient_manifolds.sharpness.sharded_objective import ShardedObjective
 from quotient_manifolds.symmetries import Params
 
 _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.FractionalMaxPool2d)
@@ -53,15 +56,43 @@ class PreparedModel:
         geometry = as_geometry(geometry)
         _check_model(model)
         listed = _listed(batches)
+        if is_sharded(model):
+            return cls._sharded(model, loss, listed, geometry, probe, known)
         with autograd_available():
             precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
             space = geometry.proved(model, loss, listed[probe], known).at(model)
             out = {name: torch.empty_like(w) for name, w in space.point.items()}
         return cls(model, loss, space, listed, out, precision)
 
+    @classmethod
+    def _sharded(
+        cls,
+        model: nn.Module,
+        loss: Loss,
+        batches: list[Any],
+        geometry: Geometry,
+        probe: int,
+        known: KnownSymmetries | None,
+    ) -> PreparedModel:
+        """As `of`, for a model of which every process has a part: all of them come here together."""
+        with autograd_available():
+            sharded = ShardedModel(model)
+            plain = ShardedObjective(model, loss, Euclidean().over(sharded), batches[probe])
+            values = [plain.unmoved_loss() for _ in range(2)]
+            precision = _check_values([sharded.mean(value) for value in values], values[0].dtype)
+            space = geometry.proved(model, loss, batches[probe], known).over(sharded)
+        return cls(model, loss, space, batches, ShardedObjective.buffers(space), precision)
+
+    @property
+    def processes_on(self) -> torch.device | None:
+        """Return the device of this process's share, if the model is sharded; None if it is not."""
+        return self.space.model.device if isinstance(self.space, ShardedSpace) else None
+
     def objective(self, index: int, tick: Tick = idle) -> BatchObjective:
         """Return z -> loss on batch `index`; tick is called after every forward pass."""
         batch = self.batches[index]
+        if isinstance(self.space, ShardedSpace):
+            return ShardedObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
         return BatchObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
 
 
@@ -112,10 +143,15 @@ def _check_loss(objective: BatchObjective) -> float:
     point = objective.space.point
     clones = ({name: w.clone() for name, w in point.items()} for _ in range(2))  # a forward pass may write to them
     values = [_watched_loss(objective, next(clones)), objective.detached_loss(next(clones))]
-    first, second = (float(value) for value in values)
+    return _check_values([float(value) for value in values], values[0].dtype)
+
+
+def _check_values(values: list[float], dtype: torch.dtype) -> float:
+    """Raise unless two values of the loss of one model are finite and the same; return the spacing of such numbers."""
+    first, second = values
     if not (math.isfinite(first) and math.isfinite(second)):
         raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on the first batch")
-    precision = torch.finfo(values[0].dtype).eps
+    precision = torch.finfo(dtype).eps
     if abs(first - second) > min(64 * precision, 1e-3) * max(abs(first), abs(second)):
         raise ValueError(
             f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters and batch; "

@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
+from quotient_manifolds.sharded import gathered
 from quotient_manifolds.symmetries import Params
 
 _RESOLVED = 1e-25  # a sum of squares in float32 below this may have lost terms to underflow
 _CHUNK = 131072  # elements of a CPU tensor handled at once: stays in the cache, and sums in float32 stay accurate
+_DEVICE: ContextVar[torch.device | None] = ContextVar("_DEVICE", default=None)
+
+
+@contextmanager
+def over_processes(device: torch.device | None) -> Iterator[None]:
+    """Take vectors inside for what this process holds, on this device, of longer ones; for None as they are.
+
+    Sums then are over all processes, and the same on each of them to the last digit, so that all decide alike.
+    """
+    token = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
 
 
 def dot(x: Params, y: Params) -> float:
@@ -44,7 +61,15 @@ def norm(x: Params) -> float:
 
 def largest(x: Params) -> float:
     """Return max |x_i| over all blocks."""
-    return max((float(torch.linalg.vector_norm(block, math.inf)) for block in x.values() if block.numel()), default=0.0)
+    sizes = [torch.linalg.vector_norm(block, math.inf).double() for block in x.values() if block.numel()]
+    own = torch.stack(sizes).max() if sizes else torch.zeros((), dtype=torch.float64)
+    device = _DEVICE.get()
+    return float(own if device is None else gathered(own.reshape(1).to(device)).max())
+
+
+def total(x: Params) -> float:
+    """Return sum |x_i| over all blocks."""
+    return _sum([torch.linalg.vector_norm(block, 1, dtype=torch.float64) for block in x.values()])
 
 
 def absolute_sum(x: Params) -> float:
@@ -105,4 +130,6 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 def _sum(parts: list[Tensor]) -> float:
     # In float64: a float32 sum over the thousands of pieces of a large model would lose digits that decide, near a
     # maximum, whether a step leaves the ball. One conversion at the end, so that a GPU is waited for once.
-    return float(torch.stack([part.double() for part in parts]).sum()) if parts else 0.0
+    own = torch.stack([part.double() for part in parts]).sum() if parts else torch.zeros((), dtype=torch.float64)
+    device = _DEVICE.get()
+    return float(own if device is None else gathered(own.reshape(1).to(device)).sum())

@@ -53,6 +53,10 @@ class ModelOutputs:
             outputs = floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
         return [output.detach() for output in outputs]
 
+    def copied(self, names: Iterable[str]) -> Params:
+        """Return the parameters, those of these names as copies that may be moved."""
+        return self.params | {name: self.params[name].clone() for name in names}
+
     def compare_with(self, params: Params) -> None:
         """Compare, from here on, with what these parameters give."""
         self.params |= params

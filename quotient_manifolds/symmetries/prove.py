@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.symmetries.checks import (
+    check_eval,
     check_loaded,
     check_model,
     check_symmetries,
@@ -30,6 +32,7 @@ from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, first_examples
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.proof import PairProof, Proof
+from quotient_manifolds.symmetries.sharded_outputs import ShardedOutputs
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
@@ -72,6 +75,17 @@ def prove_symmetries(
         return Proof((), 0.0, seed)
     check_weights(dict(model.named_parameters()), symmetries.moved)
     check_loaded(model)
+    return _proof(ModelOutputs(model, inputs, evaluate, double), symmetries, seed, trials, conditions, together)
+
+
+def _proof(
+    outputs: ModelOutputs | ShardedOutputs,
+    symmetries: Symmetries,
+    seed: int,
+    trials: int,
+    conditions: tuple[float, ...],
+    together: bool,
+) -> Proof:
     generator = generator_of(seed)
     claims = [
         *(_Claim(pair.name, pair.group, pair.names, partial(_move_pair, pair)) for pair in symmetries.pairs),
@@ -79,7 +93,6 @@ def prove_symmetries(
         *(_Claim(each.name, each.kind, each.names, partial(_moved, each)) for each in symmetries.freedoms),
     ]
     with torch.no_grad():
-        outputs = ModelOutputs(model, inputs, evaluate, double)
         noise = outputs.rounding_noise(symmetries.moved, generator)
         proofs: list[PairProof] = []
         if together:
@@ -98,7 +111,15 @@ def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries:
 
     In float64, unless the function insists on its own precision; on the first two examples, unless the batch cannot be
     cut. Raises what the function raises where nothing works.
+
+    A sharded model is moved in place and put back, on the whole batch and in its own precision: `ShardedOutputs`.
     """
+    if is_sharded(model):
+        check_eval(model)
+        check_symmetries(symmetries)
+        if not symmetries.moved:
+            return Proof((), 0.0, seed)
+        return _proof(ShardedOutputs(model, batch, evaluate), symmetries, seed, 1, (CONDITION,), together=True)
     prove = partial(
         prove_symmetries, symmetries=symmetries, seed=seed, conditions=(CONDITION,), evaluate=evaluate, together=True
     )
@@ -175,14 +196,14 @@ def _moved(freedom: Freedom, params: Params, condition: float, generator: torch.
 
 def _tried(
     claim: _Claim,
-    outputs: ModelOutputs,
+    outputs: ModelOutputs | ShardedOutputs,
     noise: float,
     generator: torch.Generator,
     trials: int,
     conditions: tuple[float, ...],
 ) -> PairProof:
     def change(condition: float, control: bool = False) -> float:
-        params = outputs.params | {name: outputs.params[name].clone() for name in claim.names}
+        params = outputs.copied(claim.names)
         claim.move(params, condition, generator, control)
         return outputs.change(params)
 

@@ -134,7 +134,7 @@ def find_rotations(
     constants = {name: 1.0 if name == norm.gain else norm.held_bias for name, norm in folding.items()}
     others = tuple(others)
     for turning in find_turning(trace, constants):
-        met = tuple(dict.fromkeys(folding[name] for name in turning.met))
+        met = tuple(dict.fromkeys(norm for name, norm in folding.items() if name in turning.met))  # in one order
         if not turning.tables:
             yield Refused(
                 f"{turning.parts[0][0]} {Rotation.kind}", Rotation.kind, "no table tells one basis from another"

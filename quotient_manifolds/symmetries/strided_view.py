@@ -78,6 +78,7 @@ class StridedView:
         stored = params[self.name]
         if flat.data_ptr() != stored.data_ptr():  # it was copied, for its strides are unusual
             stored.copy_(flat.view(stored.shape))
+        params[self.name] = stored  # which tells mappings that hold parts of a parameter, and nothing new to a dict
 
     def _flat(self, params: Mapping[str, Tensor]) -> Tensor:
         if self.name not in params:

@@ -1,0 +1,75 @@
+"""Evaluate a sharded model as a function of the coordinates z: it is moved in place, and put back after every pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn, final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.geometry.sharded_space import ShardedSpace
+from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
+from quotient_manifolds.symmetries import Params
+
+
+@final
+@dataclass(frozen=True)
+class ShardedObjective(BatchObjective):
+    """Represent the function z -> L(gamma_z(1)) of a model whose processes have a part of its parameters each.
+
+    L is the mean over the processes of what the loss gives on each: of parts of the data under FSDP, where gradients
+    are averaged, too; of the same number under tensor parallelism. Hooks of the model do not see other tensors than
+    its own, so it is no replica that is evaluated: the model's own memory is moved, and put back bit for bit, with its
+    buffers and gradients, whatever happens.
+    """
+
+    @staticmethod
+    def buffers(space: ShardedSpace) -> Params:
+        """Return where moved parameters are written: into the model where nobody owns them, else next to it."""
+        held = space.model.held()
+        owners = space.ownership.owners
+        return {name: torch.empty_like(w) if name in owners else held[name] for name, w in space.point.items()}
+
+    def value(self, z: Params) -> float:
+        """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
+        with self._space.model.restored() as held:
+            with torch.no_grad():
+                self._space.ownership.scatter(self.space.move(z, self.out), held)
+            loss = self._loss().detach()
+        return self._counted(loss)
+
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+        """Return the loss at the end of gamma_z and this process's share of its gradient in z."""
+        with self._space.model.restored() as held:
+            params, pull_back = self.space.linearise(z, self.out)
+            self._space.ownership.scatter(params, held)
+            loss = self._loss()
+            if not loss.requires_grad:
+                raise self._no_dependence()
+            loss.backward()
+            grads = self._space.ownership.gather(self._space.model.gradients())
+        return self._counted(loss), pull_back(grads)
+
+    def differentiable_loss(self, params: Params) -> NoReturn:
+        raise NotImplementedError(
+            "Measures of a sharded model must be of the first order. Found one that needs the Hessian; take the worst "
+            "case, the average case or the gradient norm, or measure a model that is not sharded"
+        )
+
+    def unmoved_loss(self) -> Tensor:
+        """Return the loss of the model as it is, on this process."""
+        with self._space.model.restored():
+            return self._loss().detach()
+
+    @property
+    def _space(self) -> ShardedSpace:
+        assert isinstance(self.space, ShardedSpace)
+        return self.space
+
+    def _loss(self) -> Tensor:
+        with torch.enable_grad():  # as in BatchObjective: losses are compared with those computed for a gradient
+            return evaluate(self.model, self.loss, self.batch)
+
+    def _counted(self, loss: Tensor) -> float:
+        return self.finite(torch.tensor(self._space.model.mean(loss), dtype=torch.float64))

@@ -1,0 +1,90 @@
+"""Compute how much the loss of a sharded model changes along its symmetries, and how much of that is rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quotient_manifolds.replica import private_batch
+from quotient_manifolds.sharded import ShardedModel, Whole
+from quotient_manifolds.symmetries.outputs import STEP, Evaluate
+from quotient_manifolds.symmetries.pair import Params
+
+
+class ShardedOutputs:
+    """Evaluate the loss of a model whose processes have a part each, at other parameters, and put the model back.
+
+    As `ModelOutputs`, in the precision in which the model computes: a product in half precision rounds all it is given,
+    which is what its noise then is. One number tells, the mean of the loss over the processes.
+    Raises ValueError for a loss that is no finite number, or not repeatable.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, evaluate: Evaluate) -> None:
+        self._model, self._batch, self._evaluate = ShardedModel(model), batch, evaluate
+        self._saved = self._model.held() | self._model.original
+        self._precisions: set[torch.dtype] = set()
+        hooks = [
+            module.register_forward_hook(self._note) for module in model.modules() if isinstance(module, nn.Linear)
+        ]
+        try:
+            self._reference = self._at({})
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not abs(self._reference) < float("inf"):
+            raise ValueError(f"the loss of a model must be finite to prove its symmetries. Found {self._reference}.")
+        if abs(self._at({}) - self._reference) > 1e-3 * abs(self._reference):
+            raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
+
+    def copied(self, names: Iterable[str]) -> Params:
+        """Return the parameters, whole where they are asked for; those of these names may be moved."""
+        moved = {name: self._saved[name].clone() for name in names}
+        return Whole(self._saved | moved, self._model.layouts)
+
+    def change(self, moved: Params) -> float:
+        """Return how much the loss changes, relative to itself."""
+        parts = moved.parts() if isinstance(moved, Whole) else moved
+        return abs(self._at(parts) - self._reference) / (abs(self._reference) or 1.0)
+
+    def rounding_noise(self, names: Iterable[str], generator: torch.Generator) -> float:
+        """Estimate the loss's rounding noise: from third differences as `ModelOutputs` does, three directions.
+
+        Where products are in half precision, also as what a change of all weights by their spacing there does.
+        """
+        local = torch.Generator().manual_seed(int(torch.randint(2**31, (), generator=generator)) + self._model.rank)
+        names = list(names)
+        sizes = [self._third_difference(names, local) / 20**0.5 for _ in range(3)]
+        for precision in self._precisions:
+            noise = torch.finfo(precision).eps
+            moved = {name: self._saved[name] * (1 + noise * _gaussian(self._saved[name], local)) for name in names}
+            sizes.append(self.change(moved))
+        return max(*sizes, max(torch.finfo(part.dtype).eps for part in self._saved.values()))
+
+    def _third_difference(self, names: list[str], generator: torch.Generator) -> float:
+        direction = {name: _gaussian(self._saved[name], generator) for name in names}
+        total = self._reference
+        for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
+            total += weight * self._at(
+                {name: self._saved[name] * (1 + count * STEP * z) for name, z in direction.items()}
+            )
+        return abs(total) / (abs(self._reference) or 1.0)
+
+    def _at(self, moved: Params) -> float:
+        with self._model.restored() as held:
+            with torch.no_grad():
+                for name, part in moved.items():
+                    held[name].copy_(part)
+            with torch.enable_grad():
+                value = self._evaluate(self._model.model, private_batch(self._batch))
+            return self._model.mean(value)
+
+    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dtype.itemsize < 4:
+            self._precisions.add(output.dtype)
+
+
+def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
