@@ -254,7 +254,10 @@ class Quotient(Geometry):
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         constant = (name for each in freedoms for name in each.constant if name in point)
         scales |= {name: torch.zeros_like(point[name]) for name in constant}
-        return TangentSpace(point, scales, self._blocks(pairs, point))
+        blocks = self._blocks(pairs, point)
+        # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
+        point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
+        return TangentSpace(point, scales, blocks)
 
     def around(self, model: nn.Module) -> TangentSpace:
         point, symmetries = trained_parameters(model), self._known(model)

@@ -67,14 +67,14 @@ class PairBlock:
 
     def move(self, z: Tensor, out: Params, order: str | None = None) -> None:
         """Write the pairs, moved along the geodesic of z, into `out`."""
-        self._write(self.space.follow(z, order or self.order)[0], out)
+        self.write(self.space.follow(z, order or self.order)[0], out)
 
     def linearise(self, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
         """Write the pairs, moved as `move` does, into `out`; return the pull-back of gradients there to z."""
         rows = self._rows(out)
         pull_back = self._linearised(z, rows)
         if len(self.pairs) > 1:
-            self._write(rows[0], out)
+            self.write(rows[0], out)
         else:  # what is no view of `out` goes where it belongs
             for part, moved in zip(self.pairs[0].views, rows, strict=True):
                 if address(moved) != address(out[part.name]):
@@ -94,7 +94,8 @@ class PairBlock:
             return [part.read(params) for part in self.pairs[0].views]
         return [torch.cat([pair.read(params) for pair in self.pairs])]
 
-    def _write(self, moved: Tensor, out: Params) -> None:
+    def write(self, moved: Tensor, out: Params) -> None:
+        """Write points of the pairs, (heads of all pairs, n + m, h), where they belong in `out`."""
         for pair, heads in zip(self.pairs, moved.split([pair.heads for pair in self.pairs]), strict=True):
             pair.write(out, heads)
 

@@ -63,6 +63,11 @@ def trained_parameters(model: nn.Module) -> Params:
     return trained
 
 
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision in which weights of this type move: single, or what is more."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
     """Tell whether the pair's parameters are all measured; ValueError if the model called so lacks one.
 
@@ -92,7 +97,7 @@ def folded(freedoms: Collection[Freedom], point: Params, frozen: Params, layouts
     for freedom in freedoms:
         freedom.fold(params)
     params = params.parts() if isinstance(params, Whole) else params
-    return {name: params[name].to(w.dtype) if name in names else w for name, w in point.items()}
+    return {name: params[name].to(precise(w.dtype)) if name in names else w for name, w in point.items()}
 
 
 def without_needless_biases(
@@ -102,7 +107,7 @@ def without_needless_biases(
     names = {pair.name for pair in pairs}
     removed = [shift for shift in translations if shift.pair in names and all(name in point for name in shift.moved)]
     touched = {name for shift in removed for name in shift.moved}
-    point = {name: w.clone() if name in touched else w for name, w in point.items()}
+    point = {name: w.to(precise(w.dtype), copy=True) if name in touched else w for name, w in point.items()}
     point = point if layouts is None else Whole(point, layouts)
     for shift in removed:
         shift.remove(point)
@@ -112,11 +117,11 @@ def without_needless_biases(
 def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
     """Return the parameters with the factors of every pair balanced: nowhere in its orbit do products round less.
 
-    Pairs in half precision stay: to round them once more would cost more digits than they have.
+    Those in half precision become single: to round them once more would cost more digits than they have.
     """
-    pairs = [pair for pair in pairs if all(point[name].dtype.itemsize >= 4 for name in pair.names)]
+    pairs = list(pairs)
     names = {name for pair in pairs for name in pair.names}
-    point = {name: w.clone() if name in names else w for name, w in point.items()}
+    point = {name: w.to(precise(w.dtype), copy=True) if name in names else w for name, w in point.items()}
     for pair in pairs:
         pair.write(point, balanced_point(pair, pair.read(point)))
     return point

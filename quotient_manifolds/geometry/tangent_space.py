@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.geometry.pair_block import REACH, Gradients, PairBlock, address, pair_blocks
+from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.relative import RelativeSpace
 from quotient_manifolds.symmetries import Params
 
@@ -23,9 +24,10 @@ Norm = Literal["l2", "linf"]
 class TangentSpace:
     """Represent the tangent space T_w of all measured parameters w, in orthonormal coordinates z; immutable.
 
-    z has one block per parameter (of its shape and dtype) for the elements in no pair, and blocks (heads, n + m, h) for
-    pairs. scale: xi = scale * z for a parameter's block, None for 1; a parameter that pairs own entirely has no block.
-    norm: that of the ball of z.
+    z has one block per parameter (of its shape, in at least single precision) for the elements in no pair, and blocks
+    (heads, n + m, h) for pairs. Weights in half precision stay as they are, and move in single precision.
+    scale: xi = scale * z for a parameter's block, None for 1; a parameter that pairs own entirely has no block, and of
+    its place in `point` shape and type matter alone. norm: that of the ball of z.
     """
 
     def __init__(
@@ -39,7 +41,11 @@ class TangentSpace:
     def zero(self) -> Params:
         """Return z = 0: the model as it is."""
         like = {name: self.point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}
-        return {key: torch.zeros_like(block, memory_format=torch.contiguous_format) for key, block in like.items()}
+        return {key: _empty(block).zero_() for key, block in like.items()}
+
+    def buffers(self) -> Params:
+        """Return tensors that `move` may write moved parameters into."""
+        return {name: _empty(w) for name, w in self.point.items()}
 
     def sample(self, generator: torch.Generator) -> Params:
         """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0.
@@ -54,7 +60,8 @@ class TangentSpace:
                 noise.normal_(generator=generator)
             else:
                 noise.uniform_(-1, 1, generator=generator)
-            z[name] = noise.to(w) if scale is None else noise.to(w).mul_(scale != 0)
+            noise = noise.to(w.device, precise(w.dtype))
+            z[name] = noise if scale is None else noise.mul_(scale != 0)
         for _, group in groupby(self.pairs, key=lambda block: (block.manifold, block.space.point.shape[-2:])):
             # One draw for all pairs of a shape: a seed then gives one z, whether they share a block or not.
             blocks = list(group)
@@ -99,8 +106,11 @@ class TangentSpace:
         """Return the space whose geodesics are the exact ones, and the same z in its blocks and precision."""
         manifolds = {pair: block.manifold for block in self.pairs for pair in block.pairs}
         relative = any(isinstance(block.space, RelativeSpace) for block in self.pairs)
+        point = {name: w if name in self.scale else _empty(w) for name, w in self.point.items()}
+        for block in self.pairs:
+            block.write(block.space.point, point)
         with self._undisturbed():
-            blocks = pair_blocks(manifolds, self.point, "exact", relative=relative)
+            blocks = pair_blocks(manifolds, point, "exact", relative=relative)
         heads = {
             pair: part
             for block in self.pairs
@@ -135,7 +145,7 @@ class TangentSpace:
         z: Params = {}
         for name, scale in self.scale.items():
             grad = grads.get(name)
-            grad = torch.zeros_like(self.point[name]) if grad is None else grad
+            grad = _empty(self.point[name]).zero_() if grad is None else grad
             z[name] = grad if scale is None else grad * scale
         with self._undisturbed():
             return z | {block.key: block.gradient(grads, self.point) for block in self.pairs}
@@ -148,7 +158,8 @@ class TangentSpace:
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
         """Compute move(z) and the pull-back there, sharing their work.
 
-        The pull-back OVERWRITES the gradients it is given: copies would take as much memory as the model. The network
+        The pull-back OVERWRITES the gradients it is given, and empties their dict: copies would take as much memory as
+        the model. The network
         is no part of any graph kept here, and z must not change before the pull-back has been used.
         """
         with self._undisturbed():
@@ -169,11 +180,11 @@ class TangentSpace:
         for name, w in self.point.items():
             target = None if out is None else out[name]
             if name not in self.scale:
-                moved[name] = torch.empty_like(w) if target is None else target
+                moved[name] = _empty(w) if target is None else target
             elif (scale := self.scale[name]) is None:
                 moved[name] = torch.add(w, z[name], alpha=times, out=target)
             else:
-                moved[name] = torch.addcmul(w, scale, z[name], value=times, out=target)
+                moved[name] = torch.addcmul(w.to(z[name].dtype), scale, z[name], value=times, out=target)
         return moved
 
     def _scaled(self, grads: Gradients) -> Params:
@@ -182,9 +193,10 @@ class TangentSpace:
         tensors = (*self.point.values(), *grads.values())
         uses = Counter(address(tensor) for tensor in tensors if tensor is not None)
         for name, scale in self.scale.items():
-            grad = grads.get(name)
+            # Out of the dict where that is allowed, so that a gradient is dropped as soon as it is read.
+            grad = grads.pop(name, None) if isinstance(grads, dict) else grads.get(name)
             if grad is None:
-                pulled[name] = torch.zeros_like(self.point[name], memory_format=torch.contiguous_format)
+                pulled[name] = _empty(self.point[name]).zero_()
                 continue
             if uses[address(grad)] > 1 or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
                 grad = grad.clone(memory_format=torch.contiguous_format)
@@ -197,3 +209,7 @@ class TangentSpace:
         device = next(iter(self.point.values())).device.type
         with torch.autocast(device, enabled=False):
             yield
+
+
+def _empty(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=precise(like.dtype), device=like.device)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import TangentSpace
-from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.geometry.parameters import precise
+from quotient_manifolds.replica import Cast, private_batch, replica, unchanged
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.symmetries import Params
 
@@ -76,7 +77,7 @@ class BatchObjective:
 
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
-        value = evaluate(*self.replica(params), self.batch)
+        value = evaluate(*self.replica(params), self.batch, self.cast)
         if not value.requires_grad:
             raise self._no_dependence()
         return value
@@ -87,9 +88,16 @@ class BatchObjective:
         A loss that is a module is copied together with the model, so that what they share stays shared.
         """
         if not isinstance(self.loss, nn.Module):
-            return replica(self.model, params), self.loss
-        both = replica(_Both(self.model, self.loss), {f"model.{name}": value for name, value in params.items()})
+            return replica(self.model, params, self.cast), self.loss
+        named = {f"model.{name}": value for name, value in params.items()}
+        both = replica(_Both(self.model, self.loss), named, self.cast)
         return both.model, both.loss
+
+    @property
+    def cast(self) -> Cast:
+        """Return what is done to all that does not move: as it is, unless what moves is in half precision."""
+        half = any(w.dtype.itemsize < 4 for w in self.model.parameters() if w.requires_grad and w.is_floating_point())
+        return _single if half else unchanged
 
     def finite(self, value: Tensor) -> float:
         """Return an evaluated loss as a number and count the pass. Raises ValueError if it is not finite."""
@@ -115,7 +123,7 @@ class BatchObjective:
         # With gradients on although nobody asks for any: without them modules may take another path, of other
         # rounding or even other meaning, and losses are compared with those that were computed for a gradient.
         with torch.enable_grad():
-            return evaluate(*self.replica(leaves(params)), self.batch).detach()
+            return evaluate(*self.replica(leaves(params)), self.batch, self.cast).detach()
 
     def _no_dependence(self) -> ValueError:
         return ValueError(
@@ -130,14 +138,19 @@ class _Both(nn.Module):
         self.model, self.loss = model, loss
 
 
+def _single(tensor: Tensor) -> Tensor:
+    """Return floating point numbers in at least single precision, all else as it is."""
+    return tensor.to(precise(tensor.dtype)) if tensor.is_floating_point() else tensor
+
+
 def leaves(params: Params) -> Params:
     """Return the parameters as the leaves of a new graph."""
     return {name: w.detach().requires_grad_() for name, w in params.items()}
 
 
-def evaluate(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
-    """Return loss(model, batch) on private copies of the batch's tensors, checked to be one real number."""
-    value = loss(model, private_batch(batch))
+def evaluate(model: nn.Module, loss: Loss, batch: Any, cast: Cast = unchanged) -> Tensor:
+    """Return loss(model, batch) on private copies of the batch's tensors, cast, checked to be one real number."""
+    value = loss(model, private_batch(batch, cast))
     value = value.full_tensor() if hasattr(value, "full_tensor") else value  # of tensor parallelism
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

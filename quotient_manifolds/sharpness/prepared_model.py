@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
+from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import parameter_reached
 from quotient_manifolds.sharded import ShardedModel, is_sharded
@@ -61,7 +62,7 @@ class PreparedModel:
         with autograd_available():
             precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
             space = geometry.proved(model, loss, listed[probe], known).at(model)
-            out = {name: torch.empty_like(w) for name, w in space.point.items()}
+            out = space.buffers()
         return cls(model, loss, space, listed, out, precision)
 
     @classmethod
@@ -124,10 +125,10 @@ def _check_model(model: nn.Module) -> None:
     for name, w in model.named_parameters():
         if w.layout != torch.strided:
             raise TypeError(f"Parameters must be dense. Found {name} with {w.layout}; call to_dense() on it")
-        if w.requires_grad and w.is_floating_point() and w.dtype.itemsize < 4:
+        if w.requires_grad and w.is_floating_point() and w.dtype.itemsize < 2:
             raise TypeError(
-                f"Parameters must be float32 or float64, or the steps of the ascent are lost in rounding. Found {name} "
-                f"in {w.dtype}; call model.float(), and use torch.autocast inside the loss to save memory"
+                f"Parameters must have 16 bits or more. Found {name} in {w.dtype}, which cannot be computed with; call "
+                f"model.float()"
             )
 
 
@@ -141,7 +142,8 @@ def _check_loss(objective: BatchObjective) -> float:
     that only ever runs without gradients, as reentrant checkpointing does, would pass for one the loss does not use.
     """
     point = objective.space.point
-    clones = ({name: w.clone() for name, w in point.items()} for _ in range(2))  # a forward pass may write to them
+    # A forward pass may write to them.
+    clones = ({name: w.to(precise(w.dtype), copy=True) for name, w in point.items()} for _ in range(2))
     values = [_watched_loss(objective, next(clones)), objective.detached_loss(next(clones))]
     return _check_values([float(value) for value in values], values[0].dtype)
 
@@ -174,7 +176,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> Tensor:
 
             module.register_forward_pre_hook(note)
     with torch.enable_grad():
-        value = evaluate(model, function, objective.batch)
+        value = evaluate(model, function, objective.batch, objective.cast)
     reached = parameter_reached(value, objective.model)
     if reached is not None:
         raise ValueError(

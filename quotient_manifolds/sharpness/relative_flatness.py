@@ -87,7 +87,7 @@ def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[floa
     model, loss = objective.replica({})
     model.get_submodule(layer).register_forward_hook(look)
     with torch.no_grad():
-        base = float(evaluate(model, loss, objective.batch))
+        base = float(evaluate(model, loss, objective.batch, objective.cast))
     if len(seen) != 1:
         raise ValueError(
             f"The layer must be called once in a forward pass. Found {len(seen)} calls on batch {objective.index}"

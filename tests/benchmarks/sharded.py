@@ -1,0 +1,131 @@
+"""Cost and memory of measuring a sharded model: torchrun --nproc-per-node 2 -m tests.benchmarks.sharded KIND WHAT.
+
+A Llama of 27 million parameters under fully_shard, with 4 x 64 tokens on every process. KIND is "bare", for forward
+and backward passes, or a geometry. WHAT is "cost": processor time of a step of the ascent over that of a bare forward
+and backward pass, taken in turns; or "memory": bytes at the peak above those before, and bytes of a process's part.
+Every process prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from quotient_manifolds import find_symmetries
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.sharpness import AutoPGD, PreparedModel, next_token_cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness.objective import BatchObjective
+from quotient_manifolds.sharpness.vector import over_processes
+from quotient_manifolds.symmetries import Params, Symmetries
+
+STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
+WORDS, TOKENS, EXAMPLES = 8000, 64, 4
+
+
+def made() -> tuple[nn.Module, dict[str, Tensor], Symmetries]:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=384, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=6
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, WORDS, (2 * EXAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids, "labels": ids}
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        found = [find_symmetries(model, batch, evaluate=next_token_cross_entropy).within("pairs")]
+    dist.broadcast_object_list(found)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    own = slice(EXAMPLES * dist.get_rank(), EXAMPLES * (dist.get_rank() + 1))
+    return model, {name: value[own] for name, value in batch.items()}, found[0]
+
+
+def geometry_of(kind: str, symmetries: Symmetries) -> Geometry:
+    return {
+        "euclidean": Euclidean(),
+        "adaptive": Adaptive(),
+        "inv": Quotient("inv", symmetries=symmetries),
+        "mix": Quotient("mix", symmetries=symmetries),
+    }[kind]
+
+
+class Alternating:
+    """The objective of a sharded model, with a bare forward and backward pass run and timed between evaluations."""
+
+    def __init__(self, objective: BatchObjective, model: nn.Module, batch: dict[str, Tensor]) -> None:
+        self.objective, self.model, self.batch = objective, model, batch
+        self.steps: list[float] = []
+        self.bares: list[float] = []
+        self.resumed: float | None = None
+
+    def zero(self) -> Params:
+        return self.objective.zero()
+
+    def sample(self, generator: torch.Generator) -> Params:
+        return self.objective.sample(generator)
+
+    def value(self, z: Params) -> float:
+        return self.objective.value(z)
+
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+        result = self.objective.value_and_gradient(z)
+        now = time.process_time()
+        if self.resumed is not None:
+            self.steps.append(now - self.resumed)
+        bare(self.model, self.batch)
+        self.resumed = time.process_time()
+        self.bares.append(self.resumed - now)
+        return result
+
+
+def bare(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    next_token_cross_entropy(model, batch).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def cost(kind: str) -> dict[str, Any]:
+    model, batch, symmetries = made()
+    prepared = PreparedModel.of(model, next_token_cross_entropy, [batch], geometry_of(kind, symmetries))
+    timed = Alternating(prepared.objective(0), model, batch)
+    bare(model, batch)
+    with over_processes(prepared.processes_on):
+        AutoPGD(steps=STEPS + 3).maximise(timed, 0.1, torch.Generator().manual_seed(0))
+    steps, bares = timed.steps[2:], timed.bares[3:]
+    ratios = [2 * step / (now + before) for step, now, before in zip(steps, bares, timed.bares[2:-1], strict=True)]
+    return {"ratio_median": statistics.median(ratios), "ratio_of_minima": min(steps) / min(bares)}
+
+
+def memory(kind: str) -> dict[str, Any]:
+    model, batch, symmetries = made()
+    part = sum(w.to_local().numel() * w.element_size() for w in model.parameters())  # type: ignore[operator]
+    before = _peak()
+    if kind == "bare":
+        for _ in range(3):
+            bare(model, batch)
+    else:
+        geometry = geometry_of(kind, symmetries)
+        worst_case_sharpness(model, next_token_cross_entropy, [batch], geometry=geometry, radius=0.1, steps=20)
+    return {"above": _peak() - before, "part": part}
+
+
+def _peak() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    print(json.dumps({"rank": dist.get_rank(), **(cost if sys.argv[2] == "cost" else memory)(sys.argv[1])}))
+    dist.destroy_process_group()
