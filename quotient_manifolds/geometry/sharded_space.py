@@ -24,7 +24,7 @@ class ShardedSpace(TangentSpace):
         self, local: TangentSpace, model: ShardedModel, ownership: Ownership, pairs: Iterable[SymmetricPair] = ()
     ) -> None:
         """Take the local space, and the pairs of all processes in the order of the unsharded model."""
-        super().__init__(local.point, local.scale, local.pairs, local.norm)
+        super().__init__(local._point, local.scale, local.pairs, local.norm)
         self.model, self.ownership, self._everywhere = model, ownership, tuple(pairs)
         scaled = {name for names in from_all(tuple(self.scale)) for name in names}
         self._drawn = tuple(name for name in model.measured if name in scaled)
@@ -32,6 +32,14 @@ class ShardedSpace(TangentSpace):
             pair.name: (pair.heads, pair.n, pair.m, pair.h, pair.acts) for block in self.pairs for pair in block.pairs
         }
         self._shapes = {name: shape for each in from_all(own) for name, shape in each.items()}
+
+    def buffers(self) -> Params:
+        """Return where moved parameters are written: into the model where nobody owns them, else next to it."""
+        held, fresh = self.model.held(), self.ownership.owners
+        return {
+            name: torch.empty(w.shape, dtype=w.dtype, device=w.device) if name in fresh else held[name]
+            for name, w in self._point.items()
+        }
 
     def sample(self, generator: torch.Generator) -> Params:
         """Draw z ~ N(0, I) on the horizontal space, for linf uniform: all draw alike, and each keeps its share.
@@ -47,7 +55,7 @@ class ShardedSpace(TangentSpace):
             )
             if name in self.scale:
                 part = noise if name in self.ownership.owners else noise[layout.boxes[self.model.rank]]
-                own = part.to(self.point[name]).contiguous()
+                own = part.to(self._point[name]).contiguous()
                 z[name] = own if scale is None else own.mul_(scale != 0)
         drawn: Params = {}
         here = {pair.name for block in self.pairs for pair in block.pairs}

@@ -33,19 +33,29 @@ class TangentSpace:
     def __init__(
         self, point: Params, scale: Mapping[str, Tensor | None], pairs: tuple[PairBlock, ...], norm: Norm = "l2"
     ) -> None:
-        self.point = point
+        self._point = point
         self.scale = dict(scale)
         self.pairs = pairs
         self.norm = norm
 
+    @property
+    def point(self) -> Params:
+        """Return the parameters w; those that pairs own entirely, which only the pairs hold, in new tensors."""
+        owned = {name for block in self.pairs for pair in block.pairs for name in pair.names}
+        point = self._point | {name: _empty(self._point[name]) for name in owned - self.scale.keys()}
+        point |= {name: point[name].clone() for name in owned & self.scale.keys()}
+        for block in self.pairs:
+            block.write(block.space.point, point)
+        return point
+
     def zero(self) -> Params:
         """Return z = 0: the model as it is."""
-        like = {name: self.point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}
+        like = {name: self._point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}
         return {key: _empty(block).zero_() for key, block in like.items()}
 
     def buffers(self) -> Params:
         """Return tensors that `move` may write moved parameters into."""
-        return {name: _empty(w) for name, w in self.point.items()}
+        return {name: _empty(w) for name, w in self._point.items()}
 
     def sample(self, generator: torch.Generator) -> Params:
         """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0.
@@ -54,7 +64,7 @@ class TangentSpace:
         """
         z: Params = {}
         for name, scale in self.scale.items():
-            w = self.point[name]
+            w = self._point[name]
             noise = torch.empty(w.shape, device=generator.device, dtype=torch.float32)
             if self.norm == "l2":
                 noise.normal_(generator=generator)
@@ -106,11 +116,8 @@ class TangentSpace:
         """Return the space whose geodesics are the exact ones, and the same z in its blocks and precision."""
         manifolds = {pair: block.manifold for block in self.pairs for pair in block.pairs}
         relative = any(isinstance(block.space, RelativeSpace) for block in self.pairs)
-        point = {name: w if name in self.scale else _empty(w) for name, w in self.point.items()}
-        for block in self.pairs:
-            block.write(block.space.point, point)
         with self._undisturbed():
-            blocks = pair_blocks(manifolds, point, "exact", relative=relative)
+            blocks = pair_blocks(manifolds, self.point, "exact", relative=relative)
         heads = {
             pair: part
             for block in self.pairs
@@ -118,7 +125,7 @@ class TangentSpace:
         }
         outside = {name: z[name] for name in self.scale}
         inside = {block.key: torch.cat([heads[pair] for pair in block.pairs]).to(block.space.point) for block in blocks}
-        return TangentSpace(self.point, self.scale, blocks, self.norm), outside | inside
+        return TangentSpace(self._point, self.scale, blocks, self.norm), outside | inside
 
     @property
     def _truncated(self) -> list[PairBlock]:
@@ -145,10 +152,10 @@ class TangentSpace:
         z: Params = {}
         for name, scale in self.scale.items():
             grad = grads.get(name)
-            grad = _empty(self.point[name]).zero_() if grad is None else grad
+            grad = _empty(self._point[name]).zero_() if grad is None else grad
             z[name] = grad if scale is None else grad * scale
         with self._undisturbed():
-            return z | {block.key: block.gradient(grads, self.point) for block in self.pairs}
+            return z | {block.key: block.gradient(grads, self._point) for block in self.pairs}
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
         """Compute the gradient in z of loss(move(z)) from the loss's gradients at move(z); missing ones count as 0."""
@@ -169,7 +176,7 @@ class TangentSpace:
 
         def pull_back(grads: Gradients) -> Params:
             with self._undisturbed():
-                pulled = {key: pull(grads, self.point) for key, pull in pulls}
+                pulled = {key: pull(grads, self._point) for key, pull in pulls}
             return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
 
         return out, pull_back
@@ -177,7 +184,7 @@ class TangentSpace:
     def _outside_pairs(self, z: Params, out: Params | None, times: float = 1.0) -> Params:
         """Compute w + times scale z where no pair owns the element; what pairs own is left for them to write."""
         moved: Params = {}
-        for name, w in self.point.items():
+        for name, w in self._point.items():
             target = None if out is None else out[name]
             if name not in self.scale:
                 moved[name] = _empty(w) if target is None else target
@@ -190,13 +197,13 @@ class TangentSpace:
     def _scaled(self, grads: Gradients) -> Params:
         """Compute scale * gradient, in place where a gradient is alone in its memory (autograd may give one twice)."""
         pulled: Params = {}
-        tensors = (*self.point.values(), *grads.values())
+        tensors = (*self._point.values(), *grads.values())
         uses = Counter(address(tensor) for tensor in tensors if tensor is not None)
         for name, scale in self.scale.items():
             # Out of the dict where that is allowed, so that a gradient is dropped as soon as it is read.
             grad = grads.pop(name, None) if isinstance(grads, dict) else grads.get(name)
             if grad is None:
-                pulled[name] = _empty(self.point[name]).zero_()
+                pulled[name] = _empty(self._point[name]).zero_()
                 continue
             if uses[address(grad)] > 1 or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
                 grad = grad.clone(memory_format=torch.contiguous_format)
@@ -206,7 +213,7 @@ class TangentSpace:
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Switch autocast off, which is for the network: it would run the geometry's algebra in half precision."""
-        device = next(iter(self.point.values())).device.type
+        device = next(iter(self._point.values())).device.type
         with torch.autocast(device, enabled=False):
             yield
 

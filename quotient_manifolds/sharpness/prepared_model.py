@@ -82,7 +82,7 @@ class PreparedModel:
             values = [plain.unmoved_loss() for _ in range(2)]
             precision = _check_values([sharded.mean(value) for value in values], values[0].dtype)
             space = geometry.proved(model, loss, batches[probe], known).over(sharded)
-        return cls(model, loss, space, batches, ShardedObjective.buffers(space), precision)
+        return cls(model, loss, space, batches, space.buffers(), precision)
 
     @property
     def processes_on(self) -> torch.device | None:

@@ -24,13 +24,6 @@ class ShardedObjective(BatchObjective):
     buffers and gradients, whatever happens.
     """
 
-    @staticmethod
-    def buffers(space: ShardedSpace) -> Params:
-        """Return where moved parameters are written: into the model where nobody owns them, else next to it."""
-        held = space.model.held()
-        owners = space.ownership.owners
-        return {name: torch.empty_like(w) if name in owners else held[name] for name, w in space.point.items()}
-
     def value(self, z: Params) -> float:
         """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
         with self._space.model.restored() as held:

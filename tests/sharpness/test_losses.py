@@ -115,11 +115,10 @@ def float8() -> nn.Module:
         nn.LazyLinear(2).eval(),
         sparse(),
         float8(),
-        linear().half(),
         nn.Identity().eval(),
         linear().train(),
     ],
-    ids=["text", "function", "none", "complex", "meta", "lazy", "sparse", "float8", "half", "empty", "training"],
+    ids=["text", "function", "none", "complex", "meta", "lazy", "sparse", "float8", "empty", "training"],
 )
 def test_models_that_cannot_be_measured(model: nn.Module) -> None:
     for geometry in ("euclidean", "adaptive", "inv"):

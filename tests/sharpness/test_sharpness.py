@@ -349,7 +349,6 @@ BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
         lambda _: {"loss": lambda m, b: (nn.Parameter(torch.ones(1)) ** 2).sum()},
         "depend on any measured parameter",
     ),
-    "half precision": (lambda m: (m.to(torch.bfloat16), {})[1], r"must be float32 or float64.*torch\.bfloat16"),
     "unknown geometry": (lambda _: {"geometry": "geodesic"}, r"geometry must be one of .* Found 'geodesic'"),
     "lost in rounding": (lambda _: {"radius": 1e-18}, "the steps are lost in rounding"),
     "radius 0": (lambda _: {"radius": 0.0}, r"radius must be a positive finite number. Found 0\.0"),
