@@ -92,6 +92,15 @@ class ShardedModel:
                 "All processes must hold a part of every parameter. Found parameters that some do not have, as "
                 "pipelines do; measure models that are sharded by fully_shard or tensor parallelism"
             )
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        plain = [name for name, w in self._named.items() if w.requires_grad and not isinstance(w, DTensor)]
+        if plain and any(isinstance(each, FSDPModule) for each in model.modules()):
+            raise ValueError(
+                f"Measured parameters of a model under fully_shard must be sharded, or processes have gradients of "
+                f"their own. Found {plain[0]}, which is not; call fully_shard on the whole model last, or freeze it"
+            )
         self.layouts = {
             name: Layout(w.shape, tuple(_slices(each[name]) for each in every)) for name, w in self._named.items()
         }

@@ -21,6 +21,7 @@ LEVELS = {
     "version": 0,
     "linalg": 0,
     "replica": 0,
+    "sharded": 0,
     "files": 0,
     "messages": 0,
     "progress": 0,

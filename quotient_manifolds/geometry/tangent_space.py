@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 import torch
@@ -197,8 +197,8 @@ class TangentSpace:
     def _scaled(self, grads: Gradients) -> Params:
         """Compute scale * gradient, in place where a gradient is alone in its memory (autograd may give one twice)."""
         pulled: Params = {}
-        tensors = (*self._point.values(), *grads.values())
-        uses = Counter(address(tensor) for tensor in tensors if tensor is not None)
+        known = chain(self._point.values(), grads.values())
+        uses = Counter(address(tensor) for tensor in known if tensor is not None)
         for name, scale in self.scale.items():
             # Out of the dict where that is allowed, so that a gradient is dropped as soon as it is read.
             grad = grads.pop(name, None) if isinstance(grads, dict) else grads.get(name)

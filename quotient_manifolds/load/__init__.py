@@ -9,6 +9,7 @@ from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs
 from quotient_manifolds.load.labelled_examples import Batches
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
+from quotient_manifolds.load.shards import load_shards
 from quotient_manifolds.load.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.load.text import LabelledText, read_text_labels
 from quotient_manifolds.load.tokens import tokenised_batches
@@ -29,6 +30,7 @@ __all__ = [
     "load_clip_soup",
     "load_model",
     "load_object",
+    "load_shards",
     "load_symmetries",
     "make_generic",
     "read_text_labels",

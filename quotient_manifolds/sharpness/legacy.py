@@ -37,6 +37,7 @@ from scipy.optimize import brentq
 from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
@@ -71,6 +72,8 @@ class LegacyWorstCase(Measure):
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         space = objective.space
+        if isinstance(space, ShardedSpace):
+            raise ValueError("The released ascent takes whole models. Found a sharded one; take worst_case_sharpness")
         # By how much one unit of a coordinate moves its weight.
         c = {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
         ball = _Ball(c, float(self.radius), space.norm)

@@ -1,0 +1,81 @@
+"""The small Llama that processes share in the tests, its batch, and what is measured of it."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.sharpness import (
+    average_case_sharpness,
+    gradient_norm,
+    next_token_cross_entropy,
+    worst_case_sharpness,
+)
+from quotient_manifolds.symmetries import Symmetries
+
+Batch = dict[str, Tensor]
+WORDS = 65  # odd, so that parts differ in size
+
+
+def config() -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+
+
+def llama(dtype: torch.dtype) -> nn.Module:
+    """A model with generic gains, and weights large enough for a loss with slopes."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config()).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.mul_(2.0) if w.ndim > 1 else w.add_(0.1 * torch.randn_like(w))
+    return model.to(dtype)
+
+
+def batch() -> Batch:
+    ids = torch.randint(0, WORDS, (4, 12), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def half(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss with products in bfloat16."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return next_token_cross_entropy(model, batch).float()
+
+
+def geometries(symmetries: Symmetries) -> list[Geometry]:
+    return [
+        Euclidean(),
+        Adaptive(),
+        Euclidean(norm="linf"),
+        Quotient("inv", symmetries=symmetries),
+        Quotient("mix", symmetries=symmetries.within("pairs")),
+        Quotient("mix", "exact", symmetries=symmetries),
+    ]
+
+
+def radius(geometry: Geometry) -> float:
+    return 1e-3 if getattr(geometry, "norm", "") == "linf" else 0.1
+
+
+def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str, list[float | None]]:
+    """For each geometry worst case, its length and reach, the gradient norm, and the average case."""
+    values: dict[str, list[float | None]] = {}
+    for geometry in geometries(symmetries):
+        given = {"loss": next_token_cross_entropy, "batches": [batch], "geometry": geometry}
+        worst = worst_case_sharpness(model, **given, radius=radius(geometry), steps=3, restarts=1)  # type: ignore[arg-type]
+        average = average_case_sharpness(model, **given, radius=radius(geometry), samples=2)  # type: ignore[arg-type]
+        slope = gradient_norm(model, **given)  # type: ignore[arg-type]
+        (one,) = worst.batches
+        name = f"{geometry.name} {getattr(geometry, 'geodesic', '')}"
+        values[name] = [worst.mean, one.norm, one.reach, slope.mean, average.mean, one.base_loss]
+    return values

@@ -1,0 +1,182 @@
+"""What one of two processes does: torchrun --nproc-per-node 2 -m tests.sharded.worker KIND FOLDER.
+
+KIND is "fsdp" or "tensor". Writes what it found to FOLDER, from its first process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from quotient_manifolds import find_symmetries
+from quotient_manifolds.geometry import Euclidean, Quotient
+from quotient_manifolds.load import load_shards
+from quotient_manifolds.sharpness import (
+    PreparedModel,
+    WorstCase,
+    hessian_trace,
+    legacy_sharpness,
+    next_token_cross_entropy,
+    worst_case_sharpness,
+)
+from quotient_manifolds.symmetries import Symmetries
+from tests.sharded.made import Batch, batch, config, half, llama, measured
+
+
+def fsdp(dtype: torch.dtype, *, checkpointed: bool = True) -> nn.Module:
+    return sharded(llama(dtype), checkpointed=checkpointed)
+
+
+def sharded(model: nn.Module, *, checkpointed: bool = True) -> nn.Module:
+    if checkpointed:
+        apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, LlamaDecoderLayer))
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model).eval()
+
+
+def tensor_parallel(dtype: torch.dtype) -> nn.Module:
+    model, mesh = llama(dtype), init_device_mesh("cpu", (dist.get_world_size(),))
+    column = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    row = ("self_attn.o_proj", "mlp.down_proj")
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in column} | {name: RowwiseParallel() for name in row}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, plan)
+    return model
+
+
+def own(whole: Batch) -> Batch:
+    rows = len(whole["input_ids"]) // dist.get_world_size()
+    return {name: value[rows * dist.get_rank() :][:rows] for name, value in whole.items()}
+
+
+def local(model: nn.Module) -> dict[str, Tensor]:
+    parts = {name: w.to_local() if isinstance(w, DTensor) else w for name, w in model.named_parameters()}
+    return {name: part.detach().clone() for name, part in parts.items()}
+
+
+def same(before: dict[str, Tensor], model: nn.Module) -> bool:
+    return all(torch.equal(before[name], part) for name, part in local(model).items())
+
+
+def said(function: Callable[[], Any]) -> str:
+    """What it raises; "" if nothing."""
+    try:
+        function()
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return ""
+
+
+def run_fsdp(folder: Path) -> dict[str, Any]:
+    whole, part = batch(), own(batch())
+    symmetries = find_symmetries(llama(torch.float64), whole, evaluate=next_token_cross_entropy)
+    found: dict[str, Any] = {}
+    model = fsdp(torch.float64)
+    before = local(model)
+    for w in model.parameters():
+        w.grad = torch.ones_like(w)
+    found["values"] = measured(model, part, symmetries)
+    found["same"] = same(before, model)
+    found["gradients kept"] = all(bool((w.grad.to_local() == 1).all()) for w in model.parameters())
+
+    calls = 0
+
+    def breaking(model: nn.Module, batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        value = next_token_cross_entropy(model, batch)
+        if calls > 20:
+            raise KeyboardInterrupt
+        return value
+
+    given: dict[str, Any] = {"batches": [part], "radius": 0.1, "steps": 30}
+    try:
+        worst_case_sharpness(model, breaking, geometry=Quotient("mix", symmetries=symmetries), **given)
+    except KeyboardInterrupt:
+        found["interrupted after"] = calls
+    found["same after an interrupt"] = same(before, model)
+    found["value after an interrupt"] = measured(model, part, symmetries.within("pairs"))["euclidean "][0]
+
+    wrong = Symmetries(tuple(pair for pair in symmetries.pairs if "query" in pair.kind))
+    swapped = Symmetries((type(wrong.pairs[0])("wrong", "own", wrong.pairs[0].G, wrong.pairs[1].H),))
+    loss = next_token_cross_entropy
+    found["said"] = {
+        "scope": said(lambda: worst_case_sharpness(model, loss, geometry="mix", **given)),
+        "wrong": said(lambda: worst_case_sharpness(model, loss, geometry=Quotient(symmetries=swapped), **given)),
+        "hessian": said(lambda: hessian_trace(model, loss, [part], geometry="euclidean")),
+        "legacy": said(lambda: legacy_sharpness(model, loss, geometry="euclidean", **given)),
+        "nan": said(lambda: worst_case_sharpness(broken(), loss, geometry="euclidean", **given)),
+        "moved": said(lambda: moved(part)),
+    }
+    found["same after errors"] = same(before, model)
+
+    single = fsdp(torch.float32)
+    wide = symmetries
+    found["single"] = measured(single, part, wide)
+    autocast = worst_case_sharpness(
+        single, half, [part], geometry=Quotient("mix", symmetries=wide), radius=0.1, steps=3
+    )
+    found["half"] = [autocast.mean, autocast.batches[0].base_loss]
+
+    if dist.get_rank() == 0:
+        llama(torch.float64).save_pretrained(folder / "saved", max_shard_size="30KB")
+    dist.barrier()
+    with init_empty_weights(include_buffers=False):
+        empty = transformers.LlamaForCausalLM(config()).double()
+    filled = sharded(empty, checkpointed=False)
+    load_shards(filled, folder / "saved")
+    found["loaded"] = same({name.replace("_checkpoint_wrapped_module.", ""): w for name, w in before.items()}, filled)
+    found["loaded value"] = measured(filled, part, symmetries)["adaptive "][0]
+    found["files"] = len(list((folder / "saved").glob("*.safetensors")))
+    found["not sharded"] = said(lambda: load_shards(llama(torch.float64), folder / "saved"))
+    return found
+
+
+def broken() -> nn.Module:
+    """A model of which the second process alone has a NaN."""
+    model = fsdp(torch.float64)
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            next(iter(model.parameters())).to_local()[0] = torch.nan
+    return model
+
+
+def moved(part: Batch) -> None:
+    model = fsdp(torch.float64)
+    prepared = PreparedModel.of(model, next_token_cross_entropy, [part], "euclidean")
+    with torch.no_grad():
+        next(iter(model.parameters())).mul_(2)
+    WorstCase(Euclidean(), 0.1, 2).on(prepared, 0, lambda: None, {})
+
+
+def run_tensor(folder: Path) -> dict[str, Any]:
+    symmetries = find_symmetries(llama(torch.float64), batch(), evaluate=next_token_cross_entropy)
+    model = tensor_parallel(torch.float64)
+    before = local(model)
+    return {"values": measured(model, batch(), symmetries), "same": same(before, model)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    found = {"fsdp": run_fsdp, "tensor": run_tensor}[kind](folder)
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
