@@ -127,17 +127,17 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
         most = HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0))
 
         def folded(freedoms: list[Freedom]) -> Params:
-            params = {name: value.clone() for name, value in outputs.params.items()}
+            params = outputs.copied(outputs.params)
             for freedom in freedoms:
                 freedom.fold(params)
             return params
 
         params = folded(found)
-        if not outputs.change(params) <= most:
+        if not outputs.change({name: value.clone() for name, value in params.items()}) <= most:
             false = [freedom for freedom in found if not outputs.change(folded([freedom])) <= most]
             refused += [Refused(each.names[0], each.kind, "setting it changes the output") for each in false]
             found = [each for each in found if each not in false]
             params = folded(found)
-        change = outputs.change(params)
+        change = outputs.change({name: value.clone() for name, value in params.items()})
     stored = {name: value.to(own[name].dtype) for name, value in params.items()}
     return Canonical(stored, tuple(found), tuple(refused), change)

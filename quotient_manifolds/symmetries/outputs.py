@@ -32,7 +32,8 @@ class ModelOutputs:
         self._model, self._evaluate = model, evaluate or answer
         self._cast = doubled if double else unchanged
         self._inputs = inputs
-        self.params: Params = {name: self._cast(value.detach()) for name, value in model.named_parameters()}
+        # As they are: float64 copies, each twice as large as a model, are made when they are needed and dropped then.
+        self.params: Params = {name: value.detach() for name, value in model.named_parameters()}
         moved = next((value.dtype for value in self.params.values() if value.is_floating_point()), torch.float64)
         self.precision = torch.float64 if double else moved
         self.outputs = self.at({})
@@ -46,16 +47,24 @@ class ModelOutputs:
             raise ValueError("two evaluations on the same inputs differ: the model is random, nothing can be compared.")
 
     def at(self, moved: Params) -> list[Tensor]:
-        """Return the floating point outputs with some parameters replaced."""
-        params = {name: value.clone() for name, value in (self.params | moved).items()}
+        """Return the floating point outputs with some parameters replaced, by tensors that the run may write to."""
+        params = {
+            name: self._private(name) if moved.get(name, own) is own else moved[name]
+            for name, own in self.params.items()
+        }
         model = replica(self._model, params, self._cast)  # fresh, for a forward pass may write to it
         with torch.enable_grad():  # a loss may differentiate inside itself; the parameters ask for no graph
             outputs = floating(self._evaluate(model, private_batch(self._inputs, self._cast)))
         return [output.detach() for output in outputs]
 
     def copied(self, names: Iterable[str]) -> Params:
-        """Return the parameters, those of these names as copies that may be moved."""
-        return self.params | {name: self.params[name].clone() for name in names}
+        """Return the parameters, those of these names as copies that may be moved and run with, once."""
+        return self.params | {name: self._private(name) for name in names}
+
+    def _private(self, name: str) -> Tensor:
+        own = self.params[name]
+        cast = self._cast(own)
+        return own.clone() if cast is own else cast
 
     def compare_with(self, params: Params) -> None:
         """Compare, from here on, with what these parameters give."""
@@ -80,15 +89,19 @@ class ModelOutputs:
         sizes = [self._third_difference(names, generator) for _ in range(3 if few else 1)]
         return max(max(sizes) / 20**0.5, torch.finfo(self.precision).eps)
 
+    def _along(self, name: str, step: float, direction: Tensor) -> Tensor:
+        own = self._private(name)
+        return own.addcmul_(own, direction.to(own.dtype), value=step)
+
     def _third_difference(self, names: Iterable[str], generator: torch.Generator) -> float:
         direction = {}
         for name in names:
             value = self.params[name]
-            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+            noise = torch.randn(value.shape, generator=generator, dtype=self.precision).to(value.device, value.dtype)
             direction[name] = noise
         third = list(self.outputs)
         for count, weight in ((1, -3.0), (2, 3.0), (3, -1.0)):
-            at = self.at({name: self.params[name] * (1 + count * STEP * along) for name, along in direction.items()})
+            at = self.at({name: self._along(name, count * STEP, along) for name, along in direction.items()})
             third = [total + weight * value for total, value in zip(third, at, strict=True)]
         infinite = [~torch.isfinite(old) for old in self.outputs]
         return max(map(_relative, third, self.outputs, infinite))

@@ -139,8 +139,8 @@ def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], a
     """
     with torch.no_grad():
         outputs = ModelOutputs(model, inputs)
-        outputs.compare_with({name: value.detach().double() for name, value in before.items()})
-        return outputs.change({name: value.detach().double() for name, value in after.items()})
+        outputs.compare_with({name: value.detach() for name, value in before.items()})
+        return outputs.change({name: value.detach().to(torch.float64, copy=True) for name, value in after.items()})
 
 
 # ---- what is tried
