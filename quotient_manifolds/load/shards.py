@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from quotient_manifolds.sharded import ShardedModel, is_sharded, together
@@ -41,6 +40,8 @@ def load_shards(model: nn.Module, folder: str | Path, *, device: str | torch.dev
 
 
 def _read(model: ShardedModel, folder: Path) -> None:
+    from safetensors import safe_open
+
     places = _places(folder)
     held = model.held()
     if missing := [name for name in held if name not in places]:
@@ -60,6 +61,8 @@ def _read(model: ShardedModel, folder: Path) -> None:
 
 def _places(folder: Path) -> dict[str, Path]:
     """Return the file that holds each tensor, by its name."""
+    from safetensors import safe_open
+
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}

@@ -9,11 +9,13 @@ Every process prints one line of JSON.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -41,15 +43,23 @@ def made() -> tuple[nn.Module, dict[str, Tensor], Symmetries]:
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(0, WORDS, (2 * EXAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids, "labels": ids}
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        found = [find_symmetries(model, batch, evaluate=next_token_cross_entropy).within("pairs")]
+    found = [_found_elsewhere(model, batch) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
     own = slice(EXAMPLES * dist.get_rank(), EXAMPLES * (dist.get_rank() + 1))
     return model, {name: value[own] for name, value in batch.items()}, found[0]
+
+
+def _found_elsewhere(model: nn.Module, batch: dict[str, Tensor]) -> Symmetries:
+    """Find the symmetries in a process of its own, whose memory does not count."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(_pairs, model, batch).result()
+
+
+def _pairs(model: nn.Module, batch: dict[str, Tensor]) -> Symmetries:
+    return find_symmetries(model, batch, evaluate=next_token_cross_entropy).within("pairs")
 
 
 def geometry_of(kind: str, symmetries: Symmetries) -> Geometry:
