@@ -14,7 +14,7 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.vector import norm, total
+from quotient_manifolds.sharpness.vector import absolute_sum, norm
 
 
 @final
@@ -30,7 +30,7 @@ class GradientNorm(Measure):
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
         # For a box, the norm dual to that of the box.
-        value = norm(gradient) if objective.space.norm == "l2" else total(gradient)
+        value = norm(gradient) if objective.space.norm == "l2" else absolute_sum(gradient)
         return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
 

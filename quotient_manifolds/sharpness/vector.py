@@ -67,14 +67,9 @@ def largest(x: Params) -> float:
     return float(own if device is None else gathered(own.reshape(1).to(device)).max())
 
 
-def total(x: Params) -> float:
-    """Return sum |x_i| over all blocks."""
-    return _sum([torch.linalg.vector_norm(block, 1, dtype=torch.float64) for block in x.values()])
-
-
 def absolute_sum(x: Params) -> float:
     """Return sum |x_i| over all blocks."""
-    return _sum([torch.linalg.vector_norm(piece, 1) for (piece,) in _chunks(x)])
+    return _sum([torch.linalg.vector_norm(piece, 1, dtype=torch.float64) for (piece,) in _chunks(x)])
 
 
 def scale(x: Params, factor: float) -> None:
