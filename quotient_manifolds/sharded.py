@@ -95,6 +95,9 @@ class ShardedModel:
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.tensor import DTensor
 
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                _check_reduction(module)
         plain = [name for name, w in self._named.items() if w.requires_grad and not isinstance(w, DTensor)]
         if plain and any(isinstance(each, FSDPModule) for each in model.modules()):
             raise ValueError(
@@ -136,11 +139,13 @@ class ShardedModel:
                 module.reshard()
 
     @contextmanager
-    def restored(self) -> Iterator[Params]:
+    def restored(self, more: Params | None = None) -> Iterator[Params]:
         """Yield what this process holds, to be written to; put it back afterwards, with gradients and buffers.
 
+        Written may be what is measured, and what `more` has copies of.
         Raises ValueError if the parameters are no longer the `original` ones, which would be put back.
         """
+        self.reshard()
         held = self.held()
         if any(from_all(not all(torch.equal(held[name], before) for name, before in self.original.items()))):
             raise ValueError(
@@ -154,7 +159,7 @@ class ShardedModel:
             yield held
         finally:
             with torch.no_grad():
-                for name, before in self.original.items():
+                for name, before in (self.original | (more or {})).items():
                     held[name].copy_(before)
                 for buffer, earlier in buffers:
                     if not buffer.is_meta:
@@ -164,9 +169,12 @@ class ShardedModel:
             self.reshard()
 
     def gradients(self) -> Params:
-        """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing."""
+        """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing.
+
+        Those that are sums not done yet, as of norms under sequence parallelism, are added up first.
+        """
         return {
-            name: torch.zeros_like(_local(w)) if w.grad is None else _local(w.grad)
+            name: torch.zeros_like(_local(w)) if w.grad is None else _local(_placed(w.grad, w))
             for name, w in self._named.items()
             if w.requires_grad
         }
@@ -176,8 +184,11 @@ class ShardedModel:
         w = _local(self._named[name])
         if w.is_meta:
             raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
-        if not w.is_floating_point():
-            raise TypeError(f"Parameter {name} is {w.dtype}; only real floating point parameters can be measured")
+        if not w.is_floating_point() or w.dtype.itemsize < 4:
+            raise TypeError(
+                f"Parameters of a sharded model must be float32 or float64 to be moved in place. Found {name} in "
+                f"{w.dtype}; shard them in float32, with MixedPrecisionPolicy(param_dtype={w.dtype}) for the products"
+            )
         if not bool(torch.isfinite(w).all()):
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
         return w
@@ -361,11 +372,30 @@ def _joined(groups: list[set[str]]) -> list[set[str]]:
     return found
 
 
+def _check_reduction(module: Any) -> None:
+    """Raise unless gradients are averaged over the processes after every backward pass, as the loss is."""
+    groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+    if any(not group.reduce_grads or group.gradient_divide_factor is not None for group in groups):
+        raise ValueError(
+            "Gradients must be averaged over the processes after every backward pass. Found fully_shard told "
+            "otherwise: call set_requires_gradient_sync(True), measure between steps, set no divide factor"
+        )
+
+
 def _local(w: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     w = w.detach()
     return w.to_local() if isinstance(w, DTensor) else w
+
+
+def _placed(grad: Tensor, w: Tensor) -> Tensor:
+    """Return a gradient placed as its parameter is."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(grad, DTensor) and isinstance(w, DTensor) and grad.placements != w.placements:
+        return grad.redistribute(w.device_mesh, w.placements)
+    return grad
 
 
 def _box(w: Tensor) -> list[tuple[int, int]]:

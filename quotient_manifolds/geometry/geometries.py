@@ -21,6 +21,7 @@ from quotient_manifolds.geometry.parameters import (
     is_measured,
     measured_parameters,
     of_lower_rank,
+    precise,
     require_finite,
     scales_outside,
     trained_parameters,
@@ -137,7 +138,8 @@ class Adaptive(Geometry):
 
     def _space(self, point: Params) -> TangentSpace:
         # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
-        scale = {name: w.abs().add_(self.eta) for name, w in point.items()} if self.eta else point
+        wide = {name: w.to(precise(w.dtype)) for name, w in point.items()} if self.eta else point
+        scale = {name: w.abs().add_(self.eta) for name, w in wide.items()} if self.eta else point
         return TangentSpace(point, scale, (), self.norm)
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from quotient_manifolds.sharded import ShardedModel, is_sharded, together
+from quotient_manifolds.messages import first_line
+from quotient_manifolds.sharded import ShardedModel, is_sharded, plain_name, together
 
 
 def load_shards(model: nn.Module, folder: str | Path, *, device: str | torch.device = "cpu") -> None:
     """Read a model's weights from a folder of safetensors into the parts that this process holds.
 
     The model is sharded (`fully_shard`, tensor parallelism) and may be on the meta device, made without memory: then it
-    is given memory on `device`, for its parts alone; buffers that have values keep them. folder: as `save_pretrained`
-    writes it, one file or several with `model.safetensors.index.json`. Numbers are cast to the parameters' types. All
-    processes call it together.
+    is given memory on `device`, for its parts alone. Buffers that files hold are read, others keep their values.
+    folder: as `save_pretrained` writes it, one file or several with `model.safetensors.index.json`. Numbers are cast to
+    the parameters' types. All processes call it together.
 
-    Raises ValueError for a model that is not sharded, a parameter that no file holds or that has another shape there,
-    and buffers without values, such as those of a model that was made under `torch.device("meta")`.
+    Raises ValueError, and writes nothing, for a parameter that no file holds (such as one tied to another, which
+    models on the meta device forget), for another shape, or a damaged file; also for a model that is not sharded, and
+    for buffers without values, such as those of a model that was made under `torch.device("meta")`.
     """
     if not is_sharded(model):
         raise ValueError("load_shards fills sharded models. Found one that is not; call fully_shard(model) first")
@@ -40,36 +44,50 @@ def load_shards(model: nn.Module, folder: str | Path, *, device: str | torch.dev
 
 
 def _read(model: ShardedModel, folder: Path) -> None:
-    from safetensors import safe_open
-
-    places = _places(folder)
-    held = model.held()
+    places, held = _places(folder), model.held()
+    buffers = {plain_name(name): buffer for name, buffer in model.model.named_buffers() if plain_name(name) in places}
     if missing := [name for name in held if name not in places]:
-        raise ValueError(f"The files of {folder} must hold every parameter. Found none for {missing[0]}")
-    for file in sorted({places[name] for name in held}):
+        raise ValueError(
+            f"The files of {folder} must hold every parameter. Found none for {missing[0]}; if it is tied to another "
+            f"one, make the model with memory, not on the meta device, where ties are lost"
+        )
+    shapes = {name: model.layouts[name].shape for name in held} | {name: each.shape for name, each in buffers.items()}
+    for copying in (False, True):  # nothing is written before all is found to fit
+        for file in sorted({places[name] for name in shapes}):
+            with _opened(file) as opened:
+                for name in (name for name in shapes if places[name] == file):
+                    part = opened.get_slice(name)
+                    if list(part.get_shape()) != list(shapes[name]):
+                        raise ValueError(
+                            f"{name} must have shape {tuple(shapes[name])}. Found {tuple(part.get_shape())} in {file}"
+                        )
+                    if copying and name in buffers:
+                        buffers[name].copy_(opened.get_tensor(name))
+                    elif copying and held[name].numel():
+                        box = model.layouts[name].boxes[model.rank]
+                        held[name].copy_(part[box] if box else opened.get_tensor(name))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
         with safe_open(file, framework="pt") as opened:
-            for name in (name for name in held if places[name] == file):
-                part, layout = opened.get_slice(name), model.layouts[name]
-                if list(part.get_shape()) != list(layout.shape):
-                    raise ValueError(
-                        f"{name} must have shape {tuple(layout.shape)}. Found {tuple(part.get_shape())} in {file}"
-                    )
-                if held[name].numel():
-                    box = layout.boxes[model.rank]
-                    held[name].copy_(part[box] if box else opened.get_tensor(name))
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} does not load: {first_line(error)}") from error
 
 
 def _places(folder: Path) -> dict[str, Path]:
     """Return the file that holds each tensor, by its name."""
-    from safetensors import safe_open
-
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
     files: Iterable[Path] = sorted(folder.glob("*.safetensors"))
     places: dict[str, Path] = {}
     for file in files:
-        with safe_open(file, framework="pt") as opened:
+        with _opened(file) as opened:
             places |= dict.fromkeys(opened.keys(), file)
     if not places:
         raise ValueError(f"{folder} must hold weights as safetensors. Found none")

@@ -119,7 +119,9 @@ def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries:
         check_symmetries(symmetries)
         if not symmetries.moved:
             return Proof((), 0.0, seed)
-        return _proof(ShardedOutputs(model, batch, evaluate), symmetries, seed, 1, (CONDITION,), together=True)
+        return _proof(
+            ShardedOutputs(model, batch, evaluate, symmetries.moved), symmetries, seed, 1, (CONDITION,), together=True
+        )
     prove = partial(
         prove_symmetries, symmetries=symmetries, seed=seed, conditions=(CONDITION,), evaluate=evaluate, together=True
     )

@@ -22,9 +22,11 @@ class ShardedOutputs:
     Raises ValueError for a loss that is no finite number, or not repeatable.
     """
 
-    def __init__(self, model: nn.Module, batch: Any, evaluate: Evaluate) -> None:
+    def __init__(self, model: nn.Module, batch: Any, evaluate: Evaluate, moved: Iterable[str]) -> None:
         self._model, self._batch, self._evaluate = ShardedModel(model), batch, evaluate
-        self._saved = self._model.held() | self._model.original
+        held, original = self._model.held(), self._model.original
+        self._frozen = {name: held[name].clone() for name in moved if name not in original}
+        self._saved = held | original | self._frozen
         self._precisions: set[torch.dtype] = set()
         hooks = [
             module.register_forward_hook(self._note) for module in model.modules() if isinstance(module, nn.Linear)
@@ -73,7 +75,7 @@ class ShardedOutputs:
         return abs(total) / (abs(self._reference) or 1.0)
 
     def _at(self, moved: Params) -> float:
-        with self._model.restored() as held:
+        with self._model.restored(self._frozen) as held:
             with torch.no_grad():
                 for name, part in moved.items():
                     held[name].copy_(part)

@@ -174,7 +174,7 @@ def test_climbs_that_have_not_converged_are_said(zoo: Path) -> None:
 
 
 def test_rises_that_are_rounding_are_said(zoo: Path) -> None:
-    near = "measure: worst-case, geometry: adaptive, radius: 3.0e-6, steps: 3"
+    near = "measure: worst-case, geometry: adaptive, radius: 2.0e-5, steps: 3"
     spec = write_spec(zoo, near, head=HEAD.replace("FUNCTION", "own"))
     done = compare(spec)
     (said,) = found(spec).rounded

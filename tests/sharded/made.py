@@ -41,6 +41,26 @@ def llama(dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
+def gpt2() -> nn.Module:
+    """A model whose streams have means, biases and a norm at the end, in double precision."""
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=16, n_layer=1, n_head=2, n_positions=16, tie_word_embeddings=False
+    )
+    model = transformers.GPT2LMHeadModel(config).double().eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(0.1 * torch.randn_like(w))
+    return model
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    """The model with a layer and a norm elsewhere that stay where they are."""
+    model.model.layers[0].requires_grad_(False)
+    model.model.norm.requires_grad_(False)
+    return model
+
+
 def batch() -> Batch:
     ids = torch.randint(0, WORDS, (4, 12), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "labels": ids}

@@ -16,7 +16,7 @@ from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.sharpness import next_token_cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import batch, half, llama, measured
+from tests.sharded.made import batch, frozen, gpt2, half, llama, measured
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +76,14 @@ def test_parts_of_a_model_give_the_value_of_the_whole(
     assert all(numbers[0] is not None and numbers[0] > 0 for numbers in alone.values())
 
 
+def test_frozen_layers_stay_and_other_streams_are_folded(fsdp: list[dict[str, Any]], symmetries: Symmetries) -> None:
+    assert_close(fsdp[0]["frozen"], measured(frozen(llama(torch.float64)), batch(), symmetries), 1e-12)
+    assert all(found["same frozen"] for found in fsdp)
+    others = find_symmetries(gpt2(), batch(), evaluate=next_token_cross_entropy)
+    assert others.translations
+    assert_close(fsdp[0]["gpt2"], measured(gpt2(), batch(), others), 1e-10)
+
+
 def test_the_model_its_gradients_and_its_next_value_are_what_they_were(
     fsdp: list[dict[str, Any]], alone: dict[str, list[float | None]]
 ) -> None:
@@ -113,12 +121,17 @@ def test_what_cannot_be_measured_is_said_by_all_processes(fsdp: list[dict[str, A
         "legacy": "takes whole models",
         "nan": "holds NaN or infinity",
         "moved": "prepare it again",
+        "half": "must be float32 or float64 to be moved in place",
+        "unsynchronised": "must be averaged over the processes",
     }
     for found in fsdp:
         for name, sentence in sentences.items():
             assert sentence in found["said"][name], name
             assert "\n" not in found["said"][name], name
         assert "call fully_shard(model) first" in found["not sharded"]
+        wrong, damaged = found["refused loads"]
+        assert "must have shape" in wrong
+        assert "does not load" in damaged
 
 
 def test_processes_read_their_parts_of_a_saved_model(
@@ -127,6 +140,7 @@ def test_processes_read_their_parts_of_a_saved_model(
     for found in fsdp:
         assert found["files"] > 2
         assert found["loaded"]
+        assert found["buffer"] == [7.0] * 4
         assert found["loaded value"] == pytest.approx(alone["adaptive "][0], rel=1e-12)
 
 
@@ -137,3 +151,4 @@ def test_tensor_parallel_processes_give_the_value_of_the_whole(
     assert found[0]["values"] == found[1]["values"]
     assert_close(found[0]["values"], alone, 1e-12)
     assert all(each["same"] for each in found)
+    assert all(each["in sequence"] == pytest.approx(each["alone"], rel=1e-12) for each in found)

@@ -6,6 +6,8 @@ KIND is "fsdp" or "tensor". Writes what it found to FOLDER, from its first proce
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,13 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import init_empty_weights
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from quotient_manifolds import find_symmetries
@@ -29,13 +32,14 @@ from quotient_manifolds.load import load_shards
 from quotient_manifolds.sharpness import (
     PreparedModel,
     WorstCase,
+    gradient_norm,
     hessian_trace,
     legacy_sharpness,
     next_token_cross_entropy,
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import Batch, batch, config, half, llama, measured
+from tests.sharded.made import Batch, batch, config, frozen, gpt2, half, llama, measured
 
 
 def fsdp(dtype: torch.dtype, *, checkpointed: bool = True) -> nn.Module:
@@ -78,7 +82,7 @@ def said(function: Callable[[], Any]) -> str:
     """What it raises; "" if nothing."""
     try:
         function()
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
         return str(error)
     return ""
 
@@ -123,8 +127,19 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
         "legacy": said(lambda: legacy_sharpness(model, loss, geometry="euclidean", **given)),
         "nan": said(lambda: worst_case_sharpness(broken(), loss, geometry="euclidean", **given)),
         "moved": said(lambda: moved(part)),
+        "half": said(lambda: worst_case_sharpness(fsdp(torch.bfloat16), loss, geometry="euclidean", **given)),
+        "unsynchronised": said(lambda: worst_case_sharpness(unsynchronised(), loss, geometry="euclidean", **given)),
     }
     found["same after errors"] = same(before, model)
+
+    still = sharded(frozen(llama(torch.float64)))
+    at_first = local(still)
+    found["frozen"] = measured(still, part, symmetries)
+    found["same frozen"] = same(at_first, still)
+    other = gpt2()
+    others = find_symmetries(other, whole, evaluate=next_token_cross_entropy)
+    fully_shard(other.transformer.h[0])
+    found["gpt2"] = measured(fully_shard(other).eval(), part, others)
 
     single = fsdp(torch.float32)
     wide = symmetries
@@ -144,6 +159,16 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     found["loaded"] = same({name.replace("_checkpoint_wrapped_module.", ""): w for name, w in before.items()}, filled)
     found["loaded value"] = measured(filled, part, symmetries)["adaptive "][0]
     found["files"] = len(list((folder / "saved").glob("*.safetensors")))
+    normed = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    normed[1].running_mean.fill_(7.0)
+    if dist.get_rank() == 0:
+        (folder / "normed").mkdir()
+        save_file(normed.state_dict(), folder / "normed" / "model.safetensors")
+    dist.barrier()
+    normed[1].running_mean.fill_(0.0)
+    load_shards(fully_shard(normed), folder / "normed")
+    found["buffer"] = normed[1].running_mean.tolist()
+    found["refused loads"] = refused_loads(folder)
     found["not sharded"] = said(lambda: load_shards(llama(torch.float64), folder / "saved"))
     return found
 
@@ -155,6 +180,33 @@ def broken() -> nn.Module:
         with torch.no_grad():
             next(iter(model.parameters())).to_local()[0] = torch.nan
     return model
+
+
+def unsynchronised() -> nn.Module:
+    model = fsdp(torch.float64)
+    model.set_requires_gradient_sync(False)
+    return model
+
+
+def refused_loads(folder: Path) -> list[str]:
+    """What is said of files that do not fit; nothing is written then."""
+    filled = fsdp(torch.float64, checkpointed=False)
+    before = local(filled)
+    sentences = []
+    index = json.loads((folder / "saved" / "model.safetensors.index.json").read_text())["weight_map"]
+    for name in ("wrong", "damaged"):
+        if dist.get_rank() == 0:
+            shutil.copytree(folder / "saved", folder / name)
+            last = folder / name / sorted(set(index.values()))[-1]
+            if name == "damaged":
+                last.write_bytes(last.read_bytes()[:-10])
+            else:
+                tensors = load_file(last)
+                save_file({key: torch.zeros(3) for key in tensors}, last)
+        dist.barrier()
+        sentences.append(said(lambda name=name: load_shards(filled, folder / name)))
+    assert same(before, filled)
+    return sentences
 
 
 def moved(part: Batch) -> None:
@@ -169,7 +221,23 @@ def run_tensor(folder: Path) -> dict[str, Any]:
     symmetries = find_symmetries(llama(torch.float64), batch(), evaluate=next_token_cross_entropy)
     model = tensor_parallel(torch.float64)
     before = local(model)
-    return {"values": measured(model, batch(), symmetries), "same": same(before, model)}
+    found = {"values": measured(model, batch(), symmetries), "same": same(before, model)}
+    norm = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double().eval()
+    rows: Any = (torch.randn(4, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), None)
+    found["alone"] = gradient_norm(norm, squares, [rows], geometry="adaptive").mean
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        "0": ColwiseParallel(output_layouts=Shard(1)),
+        "1": SequenceParallel(),
+        "2": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    parallelize_module(norm, mesh, plan)
+    found["in sequence"] = gradient_norm(norm, squares, [rows], geometry="adaptive").mean
+    return found
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()
 
 
 if __name__ == "__main__":
@@ -179,4 +247,4 @@ if __name__ == "__main__":
     found = {"fsdp": run_fsdp, "tensor": run_tensor}[kind](folder)
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
-    dist.destroy_process_group()
+    os._exit(0)  # gloo's threads of several meshes may abort a process that ends in another way
