@@ -1,8 +1,9 @@
 """Find the symmetries of a random Llama in a process of its own: python -m tests.benchmarks.finding NAME TYPE TOKENS.
 
-NAME is "small", of 153 million parameters, or "large", of 1.1 billion; TYPE a type of torch, such as bfloat16; TOKENS
-the length of the two sequences. Prints a dict: parameters, bytes of weights, seconds of the processor for a second
-forward pass and for finding, bytes of peak resident memory above the model with its passes, and how much was found.
+NAME is "small", of 153 million parameters, "medium", of half a billion, or "large", of 1.1 billion; TYPE a type of
+torch, such as bfloat16; TOKENS the length of the two sequences. Prints a dict: parameters, bytes of weights, seconds of
+the processor for a second forward pass and for finding, bytes of peak resident memory above the model with its passes,
+and how much was found.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from quotient_manifolds.symmetries import find_symmetries
 
 SIZES = {
     "small": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "medium": {"hidden_size": 1536, "num_hidden_layers": 15, "num_attention_heads": 12, "intermediate_size": 4608},
     "large": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "intermediate_size": 8192},
 }
 

@@ -15,36 +15,18 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from torch import Tensor
 
 from quotient_manifolds.geometry import as_geometry
 from quotient_manifolds.sharpness import PreparedModel, WorstCase, next_token_cross_entropy
-from tests.benchmarks.finding import peak
+from tests.benchmarks.finding import llama, peak
 
 WORDS, TOKENS, RADIUS = 32000, 128, 0.05
-SIZES = {"hidden_size": 1536, "num_hidden_layers": 15, "num_attention_heads": 12, "intermediate_size": 4608}
-
-
-def llama(kind: torch.dtype) -> nn.Module:
-    """The model, in memory of its own type from the start."""
-    config = LlamaConfig(**SIZES, num_key_value_heads=4, vocab_size=WORDS, tie_word_embeddings=False)
-    with torch.device("meta"):
-        empty = LlamaForCausalLM(config).to(kind)
-    model: nn.Module = empty.to_empty(device="cpu")
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    random = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for w in model.parameters():
-            bound = (3 / w.shape[1]) ** 0.5 if w.ndim > 1 else 0.5
-            w.uniform_(-bound, bound, generator=random).add_(float(w.ndim == 1))
-    return model.eval()
 
 
 def main(geometry: str, kind: str = "bfloat16", steps: str = "5") -> dict[str, Any]:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    model = llama(getattr(torch, kind))
+    model = llama("medium", getattr(torch, kind))
     words = torch.randint(WORDS, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     batch: dict[str, Tensor] = {"input_ids": words, "labels": words}
     parameters = list(model.parameters())

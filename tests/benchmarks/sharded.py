@@ -12,9 +12,7 @@ import json
 import multiprocessing
 import os
 import resource
-import statistics
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -27,9 +25,9 @@ from torch.distributed.fsdp import fully_shard
 from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import AutoPGD, PreparedModel, next_token_cross_entropy, worst_case_sharpness
-from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.vector import over_processes
-from quotient_manifolds.symmetries import Params, Symmetries
+from quotient_manifolds.symmetries import Symmetries
+from tests.benchmarks.alternating import Alternating
 
 STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 WORDS, TOKENS, EXAMPLES = 8000, 64, 4
@@ -71,35 +69,6 @@ def geometry_of(kind: str, symmetries: Symmetries) -> Geometry:
     }[kind]
 
 
-class Alternating:
-    """The objective of a sharded model, with a bare forward and backward pass run and timed between evaluations."""
-
-    def __init__(self, objective: BatchObjective, model: nn.Module, batch: dict[str, Tensor]) -> None:
-        self.objective, self.model, self.batch = objective, model, batch
-        self.steps: list[float] = []
-        self.bares: list[float] = []
-        self.resumed: float | None = None
-
-    def zero(self) -> Params:
-        return self.objective.zero()
-
-    def sample(self, generator: torch.Generator) -> Params:
-        return self.objective.sample(generator)
-
-    def value(self, z: Params) -> float:
-        return self.objective.value(z)
-
-    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
-        result = self.objective.value_and_gradient(z)
-        now = time.process_time()
-        if self.resumed is not None:
-            self.steps.append(now - self.resumed)
-        bare(self.model, self.batch)
-        self.resumed = time.process_time()
-        self.bares.append(self.resumed - now)
-        return result
-
-
 def bare(model: nn.Module, batch: dict[str, Tensor]) -> None:
     next_token_cross_entropy(model, batch).backward()
     model.zero_grad(set_to_none=True)
@@ -108,13 +77,11 @@ def bare(model: nn.Module, batch: dict[str, Tensor]) -> None:
 def cost(kind: str) -> dict[str, Any]:
     model, batch, symmetries = made()
     prepared = PreparedModel.of(model, next_token_cross_entropy, [batch], geometry_of(kind, symmetries))
-    timed = Alternating(prepared.objective(0), model, batch)
+    timed = Alternating(prepared.objective(0), lambda: bare(model, batch))
     bare(model, batch)
     with over_processes(prepared.processes_on):
         AutoPGD(steps=STEPS + 3).maximise(timed, 0.1, torch.Generator().manual_seed(0))
-    steps, bares = timed.steps[2:], timed.bares[3:]
-    ratios = [2 * step / (now + before) for step, now, before in zip(steps, bares, timed.bares[2:-1], strict=True)]
-    return {"ratio_median": statistics.median(ratios), "ratio_of_minima": min(steps) / min(bares)}
+    return dict(timed.ratios)
 
 
 def memory(kind: str) -> dict[str, Any]:

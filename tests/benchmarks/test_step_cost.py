@@ -10,8 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.worst_case import METHODS
-from quotient_manifolds.symmetries import Params
+from tests.benchmarks.alternating import Alternating
 from tests.benchmarks.pretrained import GEOMETRIES, Batch, Classifier, batch_of, loss, pretrained
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
@@ -36,35 +34,6 @@ def model() -> Classifier:
 @pytest.fixture(scope="module")
 def batch() -> Batch:
     return batch_of(32)
-
-
-class Alternating:
-    """The objective of a model, with a bare forward + backward run and timed between any two evaluations."""
-
-    def __init__(self, objective: BatchObjective, bare: Callable[[], None]) -> None:
-        self.objective, self.bare = objective, bare
-        self.steps: list[float] = []
-        self.bares: list[float] = []
-        self.resumed: float | None = None
-
-    def zero(self) -> Params:
-        return self.objective.zero()
-
-    def sample(self, generator: torch.Generator) -> Params:
-        return self.objective.sample(generator)
-
-    def value(self, z: Params) -> float:
-        return self.objective.value(z)
-
-    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
-        result = self.objective.value_and_gradient(z)
-        now = time.process_time()
-        if self.resumed is not None:  # from gradient to gradient: update, move, forward, backward, pull-back
-            self.steps.append(now - self.resumed)
-        self.bare()
-        self.resumed = time.process_time()
-        self.bares.append(self.resumed - now)
-        return result
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -91,17 +60,13 @@ def test_step_cost(
         rounds=1,
         iterations=1,
     )
-    # The first steps allocate the buffers that later ones reuse.
-    steps, bares = timed.steps[2:], timed.bares[3:]
-    ratios = [2 * step / (bare + before) for step, bare, before in zip(steps, bares, timed.bares[2:-1], strict=True)]
     benchmark.extra_info |= {
         "geometry": geometry.name,
         "method": method,
         "threads": torch.get_num_threads(),
         "parameters": sum(w.numel() for w in parameters),
-        "bare_seconds": round(statistics.median(bares), 4),
-        "step_seconds": round(statistics.median(steps), 4),
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratio_of_minima": round(min(steps) / min(bares), 3),
+        "bare_seconds": round(statistics.median(timed.bares[3:]), 4),
+        "step_seconds": round(statistics.median(timed.steps[2:]), 4),
+        **timed.ratios,
     }
     print(f"\n{geometry.name}, {method}: {benchmark.extra_info}")
