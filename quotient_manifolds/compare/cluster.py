@@ -21,6 +21,7 @@ from quotient_manifolds.compare.worker import Emit, Job, measure_job
 OFTEN = 0.2  # seconds between two messages on how far a worker is
 PATIENCE = 120.0  # seconds without any worker on this machine, after which none is hoped for
 GONE = "The Dask scheduler is gone. What was measured is kept: run again."
+_SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
 _SETTINGS = {
     # A unit whose worker died is tried again here, without those that were finished before it.
     "distributed.scheduler.allowed-failures": 0,
@@ -162,7 +163,7 @@ def cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"Every worker needs a GPU of its own, and this machine has {devices}: give {devices} workers")
     for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # that a worker or scheduler died is said in words of ours
+        logging.getLogger(name).setLevel(_SILENT)  # that a worker or scheduler died is said in words of ours
     with ExitStack() as stack:
         stack.enter_context(dask.config.set(_SETTINGS))
         if scheduler is None:
@@ -175,7 +176,7 @@ def cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator
                         memory_limit=0,
                         dashboard_address="127.0.0.1:0",  # a second command's is not in the way of a first's
                         local_directory=folder,
-                        silence_logs=logging.CRITICAL,
+                        silence_logs=_SILENT,
                         preload=[_DEAF_TO_CTRL_C],
                     )
                 )
