@@ -1,0 +1,23 @@
+"""Hold a model whose processes have a part of every parameter each: read it, move it, and put it back bit for bit.
+
+Models sharded by FSDP2 (`fully_shard`) or by tensor parallelism have parameters that are DTensors. What is elementwise
+stays in parts. What is not, such as a symmetric pair, is *owned* by one process: it gathers the parameter, computes
+with it, and sends every process its part of the result. All processes call everything here together, in the same order.
+"""
+
+from quotient_manifolds.sharded.collective import from_all, gathered, together
+from quotient_manifolds.sharded.layout import Layout, Whole
+from quotient_manifolds.sharded.model import ShardedModel, is_sharded, plain_name
+from quotient_manifolds.sharded.ownership import Ownership
+
+__all__ = [
+    "Layout",
+    "Ownership",
+    "ShardedModel",
+    "Whole",
+    "from_all",
+    "gathered",
+    "is_sharded",
+    "plain_name",
+    "together",
+]

@@ -1,0 +1,210 @@
+"""Hold a model whose processes have a part of every parameter each: read it, move it, and put it back bit for bit.
+
+Calls of such a model do not look at tensors that are handed to them: hooks gather what the processes hold, layer by
+layer. So the model itself is moved, in place, and always put back. All processes call everything here together, in the
+same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from quotient_manifolds.sharded.collective import from_all, gathered, together
+from quotient_manifolds.sharded.layout import Box, Layout, Params
+
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
+"""Parts of names that checkpointing and compilation add: symmetries are found before."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Tell whether any parameter is distributed over processes (a DTensor)."""
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(each, FSDPModule) for each in model.modules()) or any(
+        isinstance(w, DTensor) for w in model.parameters()
+    )
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name as it is without the wrappers of checkpointing and compilation."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+@final
+class ShardedModel:
+    """Hold the parameters that are measured of a sharded model, as tensors of what this process has of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.rank, self.processes = dist.get_rank(), dist.get_world_size()
+        self.reshard()
+        self._named = {plain_name(name): w for name, w in model.named_parameters()}
+        own = {name: _box(w) for name, w in self._named.items()}
+        every = from_all(own)
+        if any(each.keys() != own.keys() for each in every):
+            raise ValueError(
+                "All processes must hold a part of every parameter. Found parameters that some do not have, as "
+                "pipelines do; measure models that are sharded by fully_shard or tensor parallelism"
+            )
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                _check_reduction(module)
+        plain = [name for name, w in self._named.items() if w.requires_grad and not isinstance(w, DTensor)]
+        if plain and any(isinstance(each, FSDPModule) for each in model.modules()):
+            raise ValueError(
+                f"Measured parameters of a model under fully_shard must be sharded, or processes have gradients of "
+                f"their own. Found {plain[0]}, which is not; call fully_shard on the whole model last, or freeze it"
+            )
+        self.layouts = {
+            name: Layout(w.shape, tuple(_slices(each[name]) for each in every)) for name, w in self._named.items()
+        }
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Return the names of the parameters that require a gradient."""
+        return tuple(name for name, w in self._named.items() if w.requires_grad)
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the parameters are."""
+        return next(_local(w).device for w in self._named.values())
+
+    @cached_property
+    def original(self) -> Params:
+        """Return copies of what this process holds of the measured parameters, made once; checked.
+
+        Raises TypeError or ValueError for parameters that cannot be measured.
+        """
+        return together(lambda: {name: self._fit(name).clone() for name in self.measured})
+
+    def held(self) -> Params:
+        """Return what this process holds of all parameters: the model's own memory, detached."""
+        return {name: _local(w) for name, w in self._named.items()}
+
+    def reshard(self) -> None:
+        """Drop whatever parameters were gathered for a pass: the next one must see what the parts are then."""
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def restored(self, more: Params | None = None) -> Iterator[Params]:
+        """Yield what this process holds, to be written to; put it back afterwards, with gradients and buffers.
+
+        Written may be what is measured, and what `more` has copies of.
+        Raises ValueError if the parameters are no longer the `original` ones, which would be put back.
+        """
+        self.reshard()
+        held = self.held()
+        if any(from_all(not all(torch.equal(held[name], before) for name, before in self.original.items()))):
+            raise ValueError(
+                "The parameters must stay as they were when the measure was prepared. Found others; prepare it again"
+            )
+        grads = {name: w.grad for name, w in self._named.items()}
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        try:
+            for w in self._named.values():
+                w.grad = None
+            yield held
+        finally:
+            with torch.no_grad():
+                for name, before in (self.original | (more or {})).items():
+                    held[name].copy_(before)
+                for buffer, earlier in buffers:
+                    if not buffer.is_meta:
+                        buffer.copy_(earlier)
+            for name, grad in grads.items():
+                self._named[name].grad = grad
+            self.reshard()
+
+    def gradients(self) -> Params:
+        """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing.
+
+        Those that are sums not done yet, as of norms under sequence parallelism, are added up first.
+        """
+        return {
+            name: torch.zeros_like(_local(w)) if w.grad is None else _local(_placed(w.grad, w))
+            for name, w in self._named.items()
+            if w.requires_grad
+        }
+
+    def _fit(self, name: str) -> Tensor:
+        """Return what this process holds of a parameter, checked."""
+        w = _local(self._named[name])
+        if w.is_meta:
+            raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
+        if not w.is_floating_point() or w.dtype.itemsize < 4:
+            raise TypeError(
+                f"Parameters of a sharded model must be float32 or float64 to be moved in place. Found {name} in "
+                f"{w.dtype}; shard them in float32, with MixedPrecisionPolicy(param_dtype={w.dtype}) for the products"
+            )
+        if not bool(torch.isfinite(w).all()):
+            raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
+        return w
+
+    def mean(self, value: Tensor) -> float:
+        """Return the mean of one number over the processes, in float64; the same on all, to the last digit."""
+        return float(gathered(value.detach().double().reshape(1)).mean())
+
+
+def _check_reduction(module: Any) -> None:
+    """Raise unless gradients are averaged over the processes after every backward pass, as the loss is."""
+    groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+    if any(not group.reduce_grads or group.gradient_divide_factor is not None for group in groups):
+        raise ValueError(
+            "Gradients must be averaged over the processes after every backward pass. Found fully_shard told "
+            "otherwise: call set_requires_gradient_sync(True), measure between steps, set no divide factor"
+        )
+
+
+def _local(w: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    w = w.detach()
+    return w.to_local() if isinstance(w, DTensor) else w
+
+
+def _placed(grad: Tensor, w: Tensor) -> Tensor:
+    """Return a gradient placed as its parameter is."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(grad, DTensor) and isinstance(w, DTensor) and grad.placements != w.placements:
+        return grad.redistribute(w.device_mesh, w.placements)
+    return grad
+
+
+def _box(w: Tensor) -> list[tuple[int, int]]:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(w, DTensor):
+        return [(0, size) for size in w.shape]
+    if any(place.is_partial() for place in w.placements):
+        raise ValueError(f"Parameters must be sharded or replicated. Found {w.placements}, sums that are not done yet")
+    shape, offset = compute_local_shape_and_global_offset(w.shape, w.device_mesh, w.placements)
+    if tuple(shape) != tuple(w.to_local().shape):
+        raise ValueError(
+            f"A parameter's part must be what its placements say. Found {tuple(w.to_local().shape)} and {shape}"
+        )
+    return [(start, start + size) for start, size in zip(offset, shape, strict=True)]
+
+
+def _slices(box: Iterable[tuple[int, int]]) -> Box:
+    return tuple(slice(start, stop) for start, stop in box)
