@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -45,6 +46,11 @@ class PairBlock:
     order: str
     _linearised: Linearised
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Return the parameters that the pairs own entries of."""
+        return frozenset(name for pair in self.pairs for name in pair.names)
+
     def reached(self, z: Tensor) -> Tensor:
         """Shorten z to where its geodesic leaves the manifold; the polynomials never do."""
         if self.order != "exact":
@@ -60,7 +66,7 @@ class PairBlock:
 
     def gradient(self, grads: Gradients, point: Params) -> Tensor:
         """Compute the gradient in z at 0, from the Euclidean ones; missing ones count as 0."""
-        own = {name: grads.get(name) for pair in self.pairs for name in pair.names}
+        own = {name: grads.get(name) for name in self.names}
         read = {name: torch.zeros_like(point[name]) if grad is None else grad for name, grad in own.items()}
         egrad = torch.cat([pair.read(read) for pair in self.pairs])
         return self.space.project(self.space.covector(egrad.to(self.space.point)))
@@ -81,7 +87,7 @@ class PairBlock:
                     part.write(out, moved)
 
         def pull(grads: Gradients, point: Params) -> Tensor:
-            pulled, own = torch.empty_like(z), {name: grads.get(name) for pair in self.pairs for name in pair.names}
+            pulled, own = torch.empty_like(z), {name: grads.get(name) for name in self.names}
             zero = {name: point[name].new_zeros(()).expand_as(point[name]) for name, g in own.items() if g is None}
             pull_back(self._rows({name: grad for name, grad in own.items() if grad is not None} | zero), pulled)
             return pulled

@@ -41,7 +41,7 @@ class TangentSpace:
     @property
     def point(self) -> Params:
         """Return the parameters w; those that pairs own entirely, which only the pairs hold, in new tensors."""
-        owned = {name for block in self.pairs for pair in block.pairs for name in pair.names}
+        owned = {name for block in self.pairs for name in block.names}
         point = self._point | {name: _empty(self._point[name]) for name in owned - self.scale.keys()}
         point |= {name: point[name].clone() for name in owned & self.scale.keys()}
         for block in self.pairs:
@@ -172,11 +172,18 @@ class TangentSpace:
         with self._undisturbed():
             with torch.no_grad():
                 out = self._outside_pairs(z, out)
-            pulls = [(block.key, block.linearise(z[block.key], out)) for block in self.pairs]
+            pulls = [(block, block.linearise(z[block.key], out)) for block in self.pairs]
 
         def pull_back(grads: Gradients) -> Params:
+            pulled: Params = {}
+            readers = Counter(name for block in self.pairs for name in block.names)
             with self._undisturbed():
-                pulled = {key: pull(grads, self._point) for key, pull in pulls}
+                for block, pull in pulls:
+                    pulled[block.key] = pull(grads, self._point)
+                    readers.subtract(block.names)
+                    for name in block.names - self.scale.keys():
+                        if not readers[name] and isinstance(grads, dict):
+                            grads.pop(name, None)
             return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
 
         return out, pull_back

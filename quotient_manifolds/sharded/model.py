@@ -134,16 +134,17 @@ class ShardedModel:
                 self._named[name].grad = grad
             self.reshard()
 
-    def gradients(self) -> Params:
+    def take_gradients(self) -> Params:
         """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing.
 
-        Those that are sums not done yet, as of norms under sequence parallelism, are added up first.
+        The model keeps none. Those that are sums not done yet, as of norms under sequence parallelism, are added up.
         """
-        return {
-            name: torch.zeros_like(_local(w)) if w.grad is None else _local(_placed(w.grad, w))
-            for name, w in self._named.items()
-            if w.requires_grad
-        }
+        taken: Params = {}
+        for name in self.measured:
+            w = self._named[name]
+            taken[name] = torch.zeros_like(_local(w)) if w.grad is None else _local(_placed(w.grad, w))
+            w.grad = None
+        return taken
 
     def _fit(self, name: str) -> Tensor:
         """Return what this process holds of a parameter, checked."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from quotient_manifolds.sharded.layout import Box, Params, box_shape, box_size
 from quotient_manifolds.sharded.model import ShardedModel
 
-TOGETHER = 2**24
+TOGETHER = 2**22
 """Numbers sent at once: enough for a network's speed, little beside a model that needs several processes."""
 
 
@@ -47,8 +47,11 @@ class Ownership:
         """Tell whether this process computes with the parameter: it owns it, or nobody does and it holds a part."""
         return self.owners.get(name, self.rank) == self.rank
 
-    def gather(self, held: Mapping[str, Tensor]) -> Params:
-        """Return this process's share: its parts of what nobody owns, and what it owns as a whole."""
+    def gather(self, held: Params, *, consume: bool = False) -> Params:
+        """Return this process's share: its parts of what nobody owns, and what it owns as a whole.
+
+        consume: drop from `held` what is owned as soon as it is sent, which saves memory where nobody else holds it.
+        """
         share = {name: held[name] for name in self.names if name not in self.owners}
         for names in self._rounds(held):
             mine = [name for name in names if self.owners[name] == self.rank]
@@ -67,6 +70,10 @@ class Ownership:
             share |= {name: held[name].new_empty(self._layouts[name].shape) for name in mine}
             for (name, box), numbers in self._exchanged(held[names[0]], sent, expected):
                 share[name][box] = numbers
+            if consume:
+                del sent
+                for name in names:
+                    del held[name]
         return {name: share[name] for name in self.names if name in share}
 
     def scatter(self, share: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:

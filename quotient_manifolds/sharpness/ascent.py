@@ -144,10 +144,11 @@ class Climb(ABC):
 
     def run(self, start: Params) -> Ascent:
         """Climb from `start`, whose tensors become the climb's own."""
-        gradient, length = self._differentiate(start), self.ball.length(start)
+        # No name of this frame may hold the gradient, as large as the model: it would live as long as the climb.
+        length = self.ball.length(start)
+        self.now = self._iterate(start, length, self._differentiate(start))
         self.best_loss = self.losses[0]
         self.bests = [self.best_loss]  # so far, after every step
-        self.now = self._iterate(start, length, gradient)
         self.critical = self.now.square == 0
         if self.critical:
             # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.

@@ -67,13 +67,16 @@ class BatchObjective:
         inputs = leaves(params)
         with torch.enable_grad():
             value = self.differentiable_loss(inputs)
-            grads = torch.autograd.grad(value, tuple(inputs.values()), allow_unused=True)
-        if all(grad is None for grad in grads):
+            # In the dict alone, which the pull-back empties: each is as large as its parameter.
+            grads = dict(
+                zip(inputs, torch.autograd.grad(value, tuple(inputs.values()), allow_unused=True), strict=True)
+            )
+        if all(grad is None for grad in grads.values()):
             raise self._no_dependence()
-        loss = self.finite(value)
-        # An embedding with sparse=True gives a sparse gradient.
-        dense = (grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads)
-        return loss, pull_back(dict(zip(inputs, dense, strict=True)))
+        for name, grad in grads.items():
+            if grad is not None and grad.is_sparse:  # of an embedding with sparse=True
+                grads[name] = grad.to_dense()
+        return self.finite(value), pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""

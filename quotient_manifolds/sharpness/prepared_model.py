@@ -28,14 +28,15 @@ _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._Norm
 class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
-    out: tensors for the moved parameters, the same for all batches. precision: machine epsilon of the loss.
+    out: tensors for the moved parameters, the same for all batches; None where a sharded model itself is moved.
+    precision: machine epsilon of the loss.
     """
 
     model: nn.Module
     loss: Loss
     space: TangentSpace
     batches: list[Any]
-    out: Params
+    out: Params | None
     precision: float
 
     @classmethod
@@ -82,7 +83,7 @@ class PreparedModel:
             values = [plain.unmoved_loss() for _ in range(2)]
             precision = _check_values([sharded.mean(value) for value in values], values[0].dtype)
             space = geometry.proved(model, loss, batches[probe], known).over(sharded)
-        return cls(model, loss, space, batches, space.buffers(), precision)
+        return cls(model, loss, space, batches, None, precision)  # the model itself is moved
 
     @property
     def processes_on(self) -> torch.device | None:
@@ -93,7 +94,7 @@ class PreparedModel:
         """Return z -> loss on batch `index`; tick is called after every forward pass."""
         batch = self.batches[index]
         if isinstance(self.space, ShardedSpace):
-            return ShardedObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
+            return ShardedObjective(self.model, self.loss, self.space, batch, index, None, tick, self.precision)
         return BatchObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
 
 

@@ -28,20 +28,21 @@ class ShardedObjective(BatchObjective):
         """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
         with self._space.model.restored() as held:
             with torch.no_grad():
-                self._space.ownership.scatter(self.space.move(z, self.out), held)
+                self._space.ownership.scatter(self.space.move(z, self._space.buffers()), held)
             loss = self._loss().detach()
         return self._counted(loss)
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         """Return the loss at the end of gamma_z and this process's share of its gradient in z."""
         with self._space.model.restored() as held:
-            params, pull_back = self.space.linearise(z, self.out)
+            params, pull_back = self.space.linearise(z, self._space.buffers())
             self._space.ownership.scatter(params, held)
+            del params  # what is moved here and held elsewhere is not needed while the pass takes memory, too
             loss = self._loss()
             if not loss.requires_grad:
                 raise self._no_dependence()
             loss.backward()
-            grads = self._space.ownership.gather(self._space.model.gradients())
+            grads = self._space.ownership.gather(self._space.model.take_gradients(), consume=True)
         return self._counted(loss), pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -184,6 +185,28 @@ def test_passes_are_one_forward_and_backward_a_step_and_a_last_forward() -> None
     assert f.backwards == found.backward_passes == 3 * 7
     assert len(found.losses) == 8
     assert found.base == 0.0
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_a_climb_keeps_three_points_and_the_best_ones_gradient(restarts: int) -> None:
+    function, _, _ = quadratic(4, 6)
+    points: list[weakref.ref[Tensor]] = []
+    gradients: list[weakref.ref[Tensor]] = []
+    most = [0, 0]
+
+    class Counting(Plain):
+        def value_and_gradient(self, z: Params) -> tuple[float, Params]:
+            if all(z["z"] is not ref() for ref in points):
+                points.append(weakref.ref(z["z"]))
+            most[:] = map(max, most, (sum(ref() is not None for ref in refs) for refs in (points, gradients)))
+            value, gradient = super().value_and_gradient(z)
+            gradients.append(weakref.ref(gradient["z"]))
+            return value, gradient
+
+    f = Counting(lambda z: function(z) + torch.cos(9 * z).sum(), (6,))
+    AutoPGD(steps=40, restarts=restarts).maximise(f, 2.0, generator())
+    # The best point of the climb before goes on beside the three of this one, without its gradient.
+    assert most == [3 + (restarts > 0), 1]
 
 
 def test_an_exact_critical_point_is_left_in_a_random_direction() -> None:

@@ -20,7 +20,8 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.sharpness.quasi_newton import maximum_in_ball, secant_matrix
+from quotient_manifolds.sharpness.ball import L2Ball
+from quotient_manifolds.sharpness.quasi_newton import _Climb, maximum_in_ball, secant_matrix
 from quotient_manifolds.symmetries import Params
 from tests.classifiers import Batch, Classifier
 from tests.sharpness.test_ascent import Plain, generator, quadratic, trust_region_maximum
@@ -77,6 +78,25 @@ def test_an_exact_critical_point_is_left_in_a_random_direction() -> None:
     assert torch.equal(found.z["z"], again.z["z"])
     top = QuasiNewton(steps=9).maximise(Plain(lambda z: -(z**2).sum(), (3,)), 0.5, generator())
     assert (top.loss, top.critical_start) == (0.0, True)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.3], ids=["critical start", "sloping start"])
+def test_the_gram_matrix_stays_that_of_the_kept_vectors(slope: float) -> None:
+    bend = torch.tensor([1.0, 2.0, -1.0, 0.5, -3.0], dtype=torch.float64)
+    f = Plain(lambda z: (bend * z**2).sum() + torch.cos(3 * z).sum() + slope * z.sum(), (5,))
+    climb = QuasiNewton(steps=9).climb(f, L2Ball(0.5), generator(), None)
+    assert isinstance(climb, _Climb)
+    seen = []
+
+    def looked_at() -> tuple[list[tuple[float, Params]], float] | None:
+        stacked = torch.stack([vector["z"] for vector in climb.vectors])
+        np.testing.assert_allclose(climb.gram, (stacked @ stacked.T).numpy(), rtol=1e-12, atol=1e-15)
+        seen.append(len(stacked))
+        return _Climb._maximum(climb)
+
+    climb._maximum = looked_at  # type: ignore[method-assign]
+    assert climb.run(f.zero()).critical_start == (slope == 0)
+    assert seen[:2] == [2, 4]
 
 
 def test_a_start_is_scaled_into_the_ball_left_as_it_is_and_never_lost() -> None:
