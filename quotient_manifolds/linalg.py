@@ -11,8 +11,9 @@ from torch import Tensor
 _CONDITION = 1e4
 """Up to which condition number a Gram matrix serves for a frame in float32."""
 
-_CACHED = 2**16
-"""How many numbers are worked on at a time: half a megabyte in float64."""
+_CACHED, _LAUNCHED = 2**16, 2**24
+"""How many numbers are worked on at a time: half a megabyte in float64 on processors, whose caches hold that, and 128
+megabytes on accelerators, which many short kernels would keep waiting."""
 
 
 class SingularFrame(NamedTuple):
@@ -101,9 +102,10 @@ def _frame_in_single(G: Tensor, H: Tensor, R_G: Tensor, R_H: Tensor) -> Singular
 
 
 def _pieces(x: Tensor, of: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return a batch of matrices, or what goes with a batch `of` them, in parts that fit a cache in float64."""
+    """Return a batch of matrices, or what goes with a batch `of` them, in parts that are small in float64."""
     n, h = (x if of is None else of).shape[-2:]
-    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]).split(max(1, _CACHED // (n * h)))
+    most = _CACHED if x.is_cpu else _LAUNCHED
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]).split(max(1, most // (n * h)))
 
 
 def _sign(left: Tensor) -> Tensor:

@@ -246,7 +246,7 @@ class HorizontalSpace(abc.ABC):
         if isinstance(t, Tensor) or t != 1:
             z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, order)
-        short = reached < 1
+        short, reached = reached < 1, reached.detach()
         if some(short):
             earliest = reached[short].argmin()
             wanted = float(time.expand_as(reached)[short][earliest])

@@ -23,18 +23,21 @@ SIZES = {
     "small": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "medium": {"hidden_size": 1536, "num_hidden_layers": 15, "num_attention_heads": 12, "intermediate_size": 4608},
     "large": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "intermediate_size": 8192},
+    # For tests/benchmarks/test_accelerator_cost.py alone.
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 128},
+    "7b": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008},
 }
 
 
-def llama(name: str, kind: torch.dtype) -> nn.Module:
+def llama(name: str, kind: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
     """The model, made without a random number drawn twice: each weight has uniform numbers of variance 1 / width."""
-    heads = SIZES[name]["num_attention_heads"] // 4 if name == "large" else 4
+    heads = {"large": 8, "7b": 32}.get(name, 4)
     config = LlamaConfig(**SIZES[name], num_key_value_heads=heads, vocab_size=32000, tie_word_embeddings=False)
     with torch.device("meta"):
         empty = LlamaForCausalLM(config).to(kind)
-    model: nn.Module = empty.to_empty(device="cpu")
-    model.model.rotary_emb = LlamaRotaryEmbedding(config)
-    random = torch.Generator().manual_seed(0)
+    model: nn.Module = empty.to_empty(device=device)
+    model.model.rotary_emb = LlamaRotaryEmbedding(config).to(device)
+    random = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for w in model.parameters():
             bound = (3 / w.shape[1]) ** 0.5 if w.ndim > 1 else 0.5

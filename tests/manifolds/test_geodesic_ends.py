@@ -339,3 +339,14 @@ def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     it = batch("mix", 2, 10, 0)
     with pytest.raises(GeodesicError, match=r"should end within .* steps, and one came no further than t = 0"):
         it.manifold.at(it.x).follow(it.z, "exact")
+
+
+def test_an_end_along_the_way_of_a_gradient_is_an_error_without_a_warning() -> None:
+    manifold, x = DiagonalQuotient("mix"), torch.tensor([[1.0, 2.0], [4.0, 8.0]], requires_grad=True)
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with pytest.raises(GeodesicError, match="leaves the manifold at t = "):
+            manifold.expmap(x, -2 * x)
+    finally:
+        torch.set_warn_always(before)
