@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.messages import first_line
+from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, MeasureResult, worst_case_sharpness
 
 try:
@@ -56,7 +57,8 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every should be a number of steps, at least 1; found {every!r}")
-        if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
+        spread = getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)
+        if spread or is_sharded(trainer.model):
             raise ValueError(
                 "sharpness is measured on whole models, and the trainer spreads this one over processes: measure its "
                 "checkpoints"

@@ -205,14 +205,6 @@ class Quotient(Geometry):
         return self._space(pairs, freedoms, point, start)
 
     def over(self, model: ShardedModel) -> ShardedSpace:
-        known = self._known(model.model)
-        groups = known.pairs, known.translations, known.freedoms
-        named = tuple((each.name, each.names) for group in groups for each in group)
-        if any(other != named for other in from_all(named)):
-            raise ValueError(
-                "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
-                "one process and send them to the others by torch.distributed.broadcast_object_list"
-            )
         start = model.original
         pairs, freedoms, point = self._canonical(model.model, start, model.held(), model.layouts)
         ownership = Ownership(model, [pair.names for pair in pairs])
@@ -295,6 +287,8 @@ class Quotient(Geometry):
                 f"symmetries= that"
             )
         symmetries = given if isinstance(given, Symmetries) else known.found(model, loss, batch, given)
+        if is_sharded(model):
+            _check_same(symmetries)
         if self.trust or not (symmetries.pairs or symmetries.freedoms):
             return replace(self, symmetries=symmetries)
         proof = known.proof(model, loss, batch, symmetries)
@@ -310,6 +304,17 @@ class Quotient(Geometry):
             more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             warnings.warn(f"moving {left_out[0]}{more} changes the loss: it is not divided out.", stacklevel=2)
         return replace(self, symmetries=symmetries.without(wrong))
+
+
+def _check_same(symmetries: Symmetries) -> None:
+    """Raise unless all processes that share a model have the same symmetries of it."""
+    groups = symmetries.pairs, symmetries.translations, symmetries.freedoms
+    named = tuple((each.name, each.names) for group in groups for each in group)
+    if any(other != named for other in from_all(named)):
+        raise ValueError(
+            "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
+            "one process and send them to the others by torch.distributed.broadcast_object_list"
+        )
 
 
 def _why(symmetries: Symmetries) -> str:

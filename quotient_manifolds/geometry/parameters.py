@@ -31,7 +31,10 @@ def measured_parameters(model: nn.Module) -> Params:
     """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
     for name, w in model.named_parameters():
         if w.is_meta:
-            raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
+            raise ValueError(
+                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"whole model into memory"
+            )
         if w.is_complex():
             raise TypeError(f"Parameter {name} is complex ({w.dtype}); only real parameters can be measured")
     require_finite(dict(model.named_parameters()))

@@ -58,6 +58,10 @@ class ShardedModel:
                 "All processes must hold a part of every parameter. Found parameters that some do not have, as "
                 "pipelines do; measure models that are sharded by fully_shard or tensor parallelism"
             )
+        if any(each != self.measured for each in from_all(self.measured)):
+            raise ValueError(
+                "All processes must measure the same parameters. Found some with requires_grad on one process alone"
+            )
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.tensor import DTensor
 
@@ -78,6 +82,16 @@ class ShardedModel:
     def measured(self) -> tuple[str, ...]:
         """Return the names of the parameters that require a gradient."""
         return tuple(name for name, w in self._named.items() if w.requires_grad)
+
+    @property
+    def alike(self) -> bool:
+        """Tell whether all processes compute one loss: tensor parallelism over all of them."""
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
+        meshes = [w.device_mesh for w in self._named.values() if isinstance(w, DTensor)]
+        averaged = any(isinstance(each, FSDPModule) for each in self.model.modules())
+        return not averaged and any(mesh.size() == self.processes for mesh in meshes)
 
     @property
     def device(self) -> torch.device:
@@ -150,11 +164,14 @@ class ShardedModel:
         """Return what this process holds of a parameter, checked."""
         w = _local(self._named[name])
         if w.is_meta:
-            raise ValueError(f"Parameter {name} has no values (meta device); load the weights first")
+            raise ValueError(
+                f"Parameter {name} has no values here (meta device), for it was not loaded, or is offloaded; load the "
+                f"whole model into memory"
+            )
         if not w.is_floating_point() or w.dtype.itemsize < 4:
             raise TypeError(
                 f"Parameters of a sharded model must be float32 or float64 to be moved in place. Found {name} in "
-                f"{w.dtype}; shard them in float32, with MixedPrecisionPolicy(param_dtype={w.dtype}) for the products"
+                f"{w.dtype}; convert the model by model.float() before it is sharded"
             )
         if not bool(torch.isfinite(w).all()):
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")

@@ -40,7 +40,7 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     batch: a dict of the model's keywords, with "labels" of shape (batch, tokens), unshifted as Hugging Face has them,
     -100 where a token does not count; without "labels" they are the `input_ids` that the `attention_mask` leaves. Or
     (inputs, labels), inputs as for `cross_entropy`. The first token of a sequence is never predicted. In the precision
-    of the logits; it equals the loss that Hugging Face's `*ForCausalLM` return for the same batch.
+    of the logits, at least float32; it equals the loss that Hugging Face's `*ForCausalLM` return for the same batch.
 
     >>> model = nn.Embedding(3, 3)  # logits of the next token from the last one
     >>> _ = nn.init.eye_(model.weight)
@@ -98,9 +98,12 @@ def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, 
 
 
 def _logits(model: nn.Module, inputs: Any) -> Tensor:
+    """Return the logits, in float32 where the model has them in half precision: a mean of these has two digits."""
     if isinstance(inputs, Mapping):
-        return logits_of(model(**inputs))
-    return logits_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+        logits = logits_of(model(**inputs))
+    else:
+        logits = logits_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.sharpness.agreement import check_agreed
 from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
@@ -60,6 +61,8 @@ class Measure(ABC):
         model in the same geometry were handed before this one; it saves passes and changes no value.
         """
         with autograd_available(), over_processes(prepared.processes_on):
+            if prepared.processes_on is not None:
+                check_agreed({"measure": self.name, **self.settings})
             return self.compute(prepared.objective(index, tick), ascents)
 
     @property

@@ -14,9 +14,11 @@ from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, Ta
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import parameter_reached
-from quotient_manifolds.sharded import ShardedModel, is_sharded
+from quotient_manifolds.sharded import ShardedModel, is_sharded, together
+from quotient_manifolds.sharpness.agreement import check_agreed, check_same_loss, check_shares
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
+from quotient_manifolds.sharpness.rounded_products import precisions_noted, warn_of_rounding
 from quotient_manifolds.sharpness.sharded_objective import ShardedObjective
 from quotient_manifolds.symmetries import Params
 
@@ -56,10 +58,9 @@ class PreparedModel:
         known: what was found before of this model, as it is.
         """
         geometry = as_geometry(geometry)
-        _check_model(model)
-        listed = _listed(batches)
-        if is_sharded(model):
-            return cls._sharded(model, loss, listed, geometry, probe, known)
+        if isinstance(model, nn.Module) and is_sharded(model):
+            return cls._sharded(model, loss, together(lambda: _checked(model, batches)), geometry, probe, known)
+        listed = _checked(model, batches)
         with autograd_available():
             precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
             space = geometry.proved(model, loss, listed[probe], known).at(model)
@@ -77,11 +78,16 @@ class PreparedModel:
         known: KnownSymmetries | None,
     ) -> PreparedModel:
         """As `of`, for a model of which every process has a part: all of them come here together."""
+        check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
         with autograd_available():
             sharded = ShardedModel(model)
+            check_shares(sharded, batches)
             plain = ShardedObjective(model, loss, Euclidean().over(sharded), batches[probe])
-            values = [plain.unmoved_loss() for _ in range(2)]
+            with precisions_noted(model) as precisions:
+                values = [plain.unmoved_loss() for _ in range(2)]
             precision = _check_values([sharded.mean(value) for value in values], values[0].dtype)
+            check_same_loss(sharded, values[0], precision)
+            warn_of_rounding(sharded.original, precisions)
             space = geometry.proved(model, loss, batches[probe], known).over(sharded)
         return cls(model, loss, space, batches, None, precision)  # the model itself is moved
 
@@ -96,6 +102,12 @@ class PreparedModel:
         if isinstance(self.space, ShardedSpace):
             return ShardedObjective(self.model, self.loss, self.space, batch, index, None, tick, self.precision)
         return BatchObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
+
+
+def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:
+    """Return the batches as a list, after checking both."""
+    _check_model(model)
+    return _listed(batches)
 
 
 def _listed(batches: Iterable[Any]) -> list[Any]:
@@ -176,8 +188,9 @@ def _watched_loss(objective: BatchObjective, params: Params) -> Tensor:
                 with_gradients[name] = with_gradients.get(name, False) or torch.is_grad_enabled()
 
             module.register_forward_pre_hook(note)
-    with torch.enable_grad():
+    with torch.enable_grad(), precisions_noted(model) as precisions:
         value = evaluate(model, function, objective.batch, objective.cast)
+    warn_of_rounding(objective.space.point, precisions)
     reached = parameter_reached(value, objective.model)
     if reached is not None:
         raise ValueError(

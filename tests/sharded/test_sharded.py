@@ -123,6 +123,15 @@ def test_what_cannot_be_measured_is_said_by_all_processes(fsdp: list[dict[str, A
         "moved": "prepare it again",
         "half": "must be float32 or float64 to be moved in place",
         "unsynchronised": "must be averaged over the processes",
+        "batches": "must measure the same. Found number of batches",
+        "no batch": "at least one batch",
+        "settings": "must measure the same. Found steps",
+        "geometries": "must measure the same. Found geometry",
+        "symmetries": "must divide by the same symmetries",
+        "no rows": "must have rows of every batch",
+        "train mode": "must be in eval mode",
+        "frozen apart": "must measure the same parameters",
+        "callback": "measured on whole models",
     }
     for found in fsdp:
         for name, sentence in sentences.items():
@@ -132,6 +141,17 @@ def test_what_cannot_be_measured_is_said_by_all_processes(fsdp: list[dict[str, A
         wrong, damaged = found["refused loads"]
         assert "must have shape" in wrong
         assert "does not load" in damaged
+
+
+def test_what_makes_a_value_another_one_is_warned_of(fsdp: list[dict[str, Any]]) -> None:
+    for found in fsdp:
+        (said,) = found["warned"]["rows"][1]
+        assert "mean over processes" in said
+        (said,) = found["warned"]["mixed from bfloat16"][1]
+        assert "are lost in rounding" in said
+        assert found["warned"]["mixed"][1] == found["warned"]["from bfloat16"][1] == []
+    rises = {name: value for name, (value, _) in fsdp[0]["warned"].items()}
+    assert rises["mixed"] == pytest.approx(rises["from bfloat16"], rel=0.1)  # of logits in bfloat16 no digit was right
 
 
 def test_processes_read_their_parts_of_a_saved_model(
@@ -151,4 +171,5 @@ def test_tensor_parallel_processes_give_the_value_of_the_whole(
     assert found[0]["values"] == found[1]["values"]
     assert_close(found[0]["values"], alone, 1e-12)
     assert all(each["same"] for each in found)
+    assert all("must have the same batches" in said for each in found for said in each["other rows"])
     assert all(each["in sequence"] == pytest.approx(each["alone"], rel=1e-12) for each in found)

@@ -9,8 +9,10 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,12 +23,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from quotient_manifolds import find_symmetries
+from quotient_manifolds.callbacks import SharpnessCallback
 from quotient_manifolds.geometry import Euclidean, Quotient
 from quotient_manifolds.load import load_shards
 from quotient_manifolds.sharpness import (
@@ -130,6 +133,8 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
         "half": said(lambda: worst_case_sharpness(fsdp(torch.bfloat16), loss, geometry="euclidean", **given)),
         "unsynchronised": said(lambda: worst_case_sharpness(unsynchronised(), loss, geometry="euclidean", **given)),
     }
+    found["said"] |= disagreements(model, part, symmetries)
+    found["warned"] = warned(part)
     found["same after errors"] = same(before, model)
 
     still = sharded(frozen(llama(torch.float64)))
@@ -170,6 +175,51 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     found["buffer"] = normed[1].running_mean.tolist()
     found["refused loads"] = refused_loads(folder)
     found["not sharded"] = said(lambda: load_shards(llama(torch.float64), folder / "saved"))
+    return found
+
+
+def disagreements(model: nn.Module, part: Batch, symmetries: Symmetries) -> dict[str, str]:
+    """What is said where processes do not do the same; none of it may leave one waiting."""
+    second, loss = dist.get_rank() == 1, next_token_cross_entropy
+    given: dict[str, Any] = {"geometry": "euclidean", "radius": 0.1, "steps": 2}
+    quotient = Quotient(symmetries=symmetries.within("pairs") if second else symmetries)
+    rows = {name: value[: 0 if second else None] for name, value in part.items()}
+    trained, apart = fsdp(torch.float64).train(second), fsdp(torch.float64)
+    next(apart.parameters()).requires_grad_(second)
+    return {
+        "batches": said(lambda: worst_case_sharpness(model, loss, [part] * (1 + second), **given)),
+        "no batch": said(lambda: worst_case_sharpness(model, loss, [part] * second, **given)),
+        "settings": said(lambda: worst_case_sharpness(model, loss, [part], **given | {"steps": 2 + second})),
+        "geometries": said(
+            lambda: worst_case_sharpness(model, loss, [part], **given | {"geometry": quotient if second else 0.5})
+        ),
+        "symmetries": said(lambda: worst_case_sharpness(model, loss, [part], **given | {"geometry": quotient})),
+        "no rows": said(lambda: worst_case_sharpness(model, loss, [rows], **given)),
+        "train mode": said(lambda: worst_case_sharpness(trained, loss, [part], **given)),
+        "frozen apart": said(lambda: worst_case_sharpness(apart, loss, [part], **given)),
+        "callback": said(lambda: SharpnessCallback(SimpleNamespace(model=model), loss, [part], **given)),  # type: ignore[arg-type]
+    }
+
+
+def warned(part: Batch) -> dict[str, Any]:
+    """What is warned of: rows that do not count alike, and weights that products in bfloat16 round back."""
+    found: dict[str, Any] = {}
+    rows = {name: value[: 1 + dist.get_rank()] for name, value in part.items()}
+    for name, dtype, policy, given in (
+        ("rows", torch.float32, {}, rows),
+        ("mixed", torch.float32, {"param_dtype": torch.bfloat16}, part),
+        ("mixed from bfloat16", torch.bfloat16, {"param_dtype": torch.bfloat16}, part),
+        ("from bfloat16", torch.bfloat16, {}, part),
+    ):
+        model = llama(dtype).float()
+        for layer in (*model.model.layers, model):
+            fully_shard(layer, mp_policy=MixedPrecisionPolicy(**policy))  # type: ignore[arg-type]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            value = worst_case_sharpness(
+                model.eval(), next_token_cross_entropy, [given], geometry="adaptive", radius=0.1, steps=3
+            )
+        found[name] = value.mean, [str(each.message) for each in caught if each.category is UserWarning]
     return found
 
 
@@ -221,7 +271,13 @@ def run_tensor(folder: Path) -> dict[str, Any]:
     symmetries = find_symmetries(llama(torch.float64), batch(), evaluate=next_token_cross_entropy)
     model = tensor_parallel(torch.float64)
     before = local(model)
-    found = {"values": measured(model, batch(), symmetries), "same": same(before, model)}
+    found: dict[str, Any] = {"values": measured(model, batch(), symmetries), "same": same(before, model)}
+    rank, rows = dist.get_rank(), batch()
+    loss = next_token_cross_entropy
+    found["other rows"] = [
+        said(lambda other=other: gradient_norm(model, loss, [other], geometry="euclidean"))
+        for other in (own(rows), {name: value[: 2 + rank] for name, value in rows.items()})
+    ]
     norm = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double().eval()
     rows: Any = (torch.randn(4, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), None)
     found["alone"] = gradient_norm(norm, squares, [rows], geometry="adaptive").mean

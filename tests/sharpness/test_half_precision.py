@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import nn
 from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import (
+    Loss,
     average_case_sharpness,
     cross_entropy,
     gradient_norm,
     hessian_trace,
+    next_token_cross_entropy,
     worst_case_sharpness,
 )
 
@@ -101,3 +104,33 @@ def test_symmetries_are_those_of_single_precision() -> None:
     )
     assert found.names == other.names
     assert found.pairs
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_that_autocast_rounds_back_are_warned_of(half: torch.dtype) -> None:
+    def autocast(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=half):
+            return cross_entropy(model, batch)
+
+    model, batches = made(torch.float32)
+    low = copy.deepcopy(model).to(half)
+    wide = copy.deepcopy(low).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each, loss in ((model, cross_entropy), (wide, cross_entropy), (model, autocast)):
+            gradient_norm(each, loss, batches, geometry="adaptive")
+        only = copy.deepcopy(wide).requires_grad_(False)
+        for w in (*only.norm.parameters(), only.head.bias):  # type: ignore[operator, union-attr]
+            w.requires_grad_(True)
+        gradient_norm(only, autocast, batches, geometry="adaptive")
+    for each in (low, wide):
+        with pytest.warns(UserWarning, match=r"Small moves of .*weight are lost in rounding.* without autocast"):
+            gradient_norm(each, autocast, [(batches[0][0].float(), batches[0][1])], geometry="adaptive")
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, next_token_cross_entropy])
+def test_losses_of_logits_in_half_precision_have_the_digits_of_float32(loss: Loss) -> None:
+    model, tokens = nn.Embedding(5, 3).bfloat16(), torch.tensor([[0, 1, 2, 1]])
+    value = loss(model, (tokens, tokens.clamp(max=2)))
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(loss(model.float(), (tokens, tokens.clamp(max=2))).item(), rel=1e-6)

@@ -587,3 +587,17 @@ def test_the_graph_is_followed_to_the_model_only() -> None:
     assert parameter_reached(model(x).sum(), model) in dict(model.named_parameters())
     assert parameter_reached(copy.deepcopy(model)(x).sum(), model) is None
     assert parameter_reached(torch.zeros(1), model) is None
+
+
+def test_a_model_that_accelerate_dispatched_is_measured_as_itself_and_one_that_it_offloaded_refused() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, data = made("plain"), batch()
+    expected = MEASURES["worst case"](model, [data]).values
+    places = {name: "cpu" for name, _ in model.named_children()}
+    model = accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
+    assert all("forward" in vars(module) for module in model.children())  # bound to the original module
+    with untouched(model, data):
+        assert MEASURES["worst case"](model, [data]).values == expected
+    offloaded = accelerate.cpu_offload(made("plain"), execution_device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"has no values here \(meta device\).* or is offloaded"):
+        MEASURES["worst case"](offloaded, [data])
