@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharded import is_sharded
-from quotient_manifolds.sharpness import Loss, MeasureResult, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, MeasureResult, WorstCase, worst_case_sharpness
 
 try:
     from transformers import TrainerCallback
@@ -35,7 +35,8 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
     radius and options (steps, restarts, tolerance, seed, method): of `worst_case_sharpness`; batches are kept, and
     those of the training set do well. every: optimizer steps between measurements. name: "sharpness_" and the
-    geometry's, unless given. `results` holds what was measured, by step.
+    geometry's, unless given; callbacks of one trainer must have different ones. `results` holds what was measured, by
+    step.
 
     The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
     first process alone; a run ends at the weights at which it ends without the callback. ValueError for models that are
@@ -65,12 +66,19 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             )
         self._trainer, self._loss, self._batches = trainer, loss, list(batches)
         self._settings = {"geometry": geometry, "radius": radius, **options}
-        self._every, self._name = every, name
+        settings = {key: value for key, value in options.items() if key != "progress"}
+        measure = WorstCase(as_geometry(geometry), radius, **settings)  # refuses what is no setting of it
+        self._every = every
+        self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', measure.geometry.name.lower()).strip('_')}"
         self.results: dict[int, MeasureResult] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Measure before the first step, or where a run is taken up again."""
-        self._measure(state)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""
+        others = [each for each in self._trainer.callback_handler.callbacks if isinstance(each, SharpnessCallback)]
+        if any(each is not self and each.name == self.name for each in others):
+            raise ValueError(f"callbacks should log under different names; found {self.name!r} twice: give one a name=")
+        if not any(row.get("step") == state.global_step and self.name in row for row in state.log_history):
+            self._measure(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure, if it is time to."""
@@ -96,6 +104,5 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             for module, training in modes.items():
                 module.training = training
         self.results[state.global_step] = found
-        name = self._name or f"sharpness_{re.sub('[^a-z0-9]+', '_', found.geometry.lower()).strip('_')}"
-        errors = {} if found.standard_error is None else {f"{name}_standard_error": found.standard_error}
-        self._trainer.log({name: found.mean, **errors})
+        errors = {} if found.standard_error is None else {f"{self.name}_standard_error": found.standard_error}
+        self._trainer.log({self.name: found.mean, **errors})

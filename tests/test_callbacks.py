@@ -33,9 +33,8 @@ def sequences(count: int) -> torch.Tensor:
 def trainer_of(model: nn.Module, folder: Path, **settings: Any) -> Any:
     rows = [{"input_ids": ids, "labels": ids} for ids in sequences(16)]
     chosen = {"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": [], "disable_tqdm": True}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder), seed=0, save_strategy="no", **{**chosen, **settings}
-    )
+    chosen["save_strategy"] = "no"
+    arguments = transformers.TrainingArguments(output_dir=str(folder), seed=0, **{**chosen, **settings})
     return transformers.Trainer(model, arguments, train_dataset=rows)
 
 
@@ -106,9 +105,57 @@ def test_a_measurement_that_fails_late_does_not_end_the_run(start: nn.Module, tm
     calls = 1000
     with pytest.warns(UserWarning, match=r"sharpness after step \d: The loss"):
         callback.on_step_end(trainer.args, trainer.state, trainer.control)
+    trainer.state.log_history.clear()
     with pytest.raises(ValueError, match="finite"):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)
     assert trainer.state.global_step == 4
+
+
+def test_a_run_that_is_taken_up_again_logs_no_step_twice(start: nn.Module, tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, **settings)
+    added(trainer)
+    trainer.train()
+    again = trainer_of(copy.deepcopy(start), tmp_path, **settings)
+    callback = added(again)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    logged = [row["step"] for row in again.state.log_history if callback.name in row]
+    assert logged == [0, 2, 4]
+    assert list(callback.results) == [4]
+    other = trainer_of(copy.deepcopy(start), tmp_path, **settings)
+    callback = added(other, name="other")  # which the logs do not have
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert list(callback.results) == [2, 4]
+
+
+def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
+    added(trainer)
+    added(trainer, radius=0.1)
+    with pytest.raises(ValueError, match="found 'sharpness_mix_second_order' twice: give one a name="):
+        trainer.train()
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
+    callbacks = [added(trainer), added(trainer, radius=0.1, name="wider")]
+    trainer.train()
+    for callback in callbacks:
+        assert any(row.get(callback.name) == callback.results[0].mean for row in trainer.state.log_history)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"radius": -1.0}, ValueError, "radius"),
+        ({"geometry": "round"}, ValueError, "geometry"),
+        ({"steps": 0}, ValueError, "steps"),
+        ({"method": "newton"}, ValueError, "method"),
+        ({"paces": 3}, TypeError, "paces"),
+    ],
+)
+def test_settings_are_refused_before_training(
+    settings: dict[str, Any], error: type[Exception], message: str, start: nn.Module, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        added(trainer_of(copy.deepcopy(start), tmp_path), **settings)
 
 
 def test_bad_input_is_one_sentence(start: nn.Module, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from quotient_manifolds.load.huggingface import tokenizer_files
 from quotient_manifolds.load.image_arrays import ArrayExamples
 from quotient_manifolds.load.images import MODES, FolderExamples
 from quotient_manifolds.load.labelled_examples import Batches, Examples, Head, Labels, check_label, check_renaming
-from quotient_manifolds.load.language import LANGUAGE, LanguageText
+from quotient_manifolds.load.language import CAUSAL, LANGUAGE, SEQ2SEQ, LanguageText
 from quotient_manifolds.load.preparation import Normalisation
 from quotient_manifolds.load.text import COLUMNS, PLAIN_SUFFIX, TEXT_SUFFIXES, read_examples
 from quotient_manifolds.load.tokens import TextExamples, tokenizer_of
@@ -80,6 +80,20 @@ class DataSource:
             raise ValueError(f"task must be one of {', '.join((CLASSIFICATION, *LANGUAGE))}, found {self.task!r}.")
         if self.kind == "text" and Path(self.path).suffix.lower() == PLAIN_SUFFIX and not self.is_language:
             raise ValueError(f"{self.path} has no labels: give a task, {', '.join(LANGUAGE)}.")
+        if self.kind == "text" and Path(self.path).suffix.lower() == PLAIN_SUFFIX:
+            if self.task == SEQ2SEQ:
+                raise ValueError(
+                    f"The task {SEQ2SEQ} tells text_pair from text: expected a .jsonl, .csv or .tsv file with both "
+                    f"columns, found {self.path}."
+                )
+            if self.columns is not None:
+                raise ValueError(
+                    f"columns mean nothing for a .txt file ({self.path}), whose lines are text; leave them out."
+                )
+        if self.task == CAUSAL and self.max_length == 1:
+            raise ValueError(
+                f"max_length must be at least 2 for the task {CAUSAL}, which tells a token from another, found 1."
+            )
         if self.is_language and self.labels is not None:
             raise ValueError(f"labels mean nothing for the task {self.task}; leave them out.")
         for name in sorted(set().union(*FORMATS.values()) - FORMATS[self.kind]):

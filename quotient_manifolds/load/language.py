@@ -100,8 +100,19 @@ class LanguageText:
             blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
             blocks = [block for block in blocks if len(block) > 1][: self._first]
             return self._told(blocks), [[] for _ in blocks], [False] * len(blocks)
+        first = self._first
+        while True:
+            read, rows, targets, truncated = self._texts(encoder, first)
+            if first is None or read < first or len(rows) >= (self._first or 0):
+                return self._told(rows), targets, truncated
+            first *= 4  # what tells nothing was among them
+
+    def _texts(
+        self, encoder: TextEncoder, first: int | None
+    ) -> tuple[int, list[list[int]], list[list[int]], list[bool]]:
+        """Return how many rows were read, and of those that tell something what `_rows` does."""
         pairs = self.task == SEQ2SEQ
-        texts = read_texts(self.path, pairs=pairs, columns=self.columns, first=self._first)
+        texts = read_texts(self.path, pairs=pairs, columns=self.columns, first=first)
         where = f"{shown(self.path)}, line {texts[0][0]}"
         kept, whole = encoder.cut_ids([text for _, text, _ in texts], where)
         targets = (
@@ -113,7 +124,7 @@ class LanguageText:
                 raise ValueError(f"{shown(self.path)}, line {line}: the text has no tokens: nothing is left to read.")
         long = [row for row, tokens in enumerate(kept) if len(tokens) >= least]
         truncated = [whole[row] > encoder.max_length for row in long]
-        return self._told([kept[row] for row in long]), [targets[row] for row in long], truncated
+        return len(texts), [kept[row] for row in long], [targets[row] for row in long], truncated
 
     def _tokens(self, encoder: TextEncoder, wanted: int | None) -> list[int]:
         """Return the tokens of all of the text, or, of a longer one, as many as are wanted and some more."""

@@ -47,6 +47,12 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     >>> next_token_cross_entropy(model, (torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, -100]])))  # -log(1 / (2 + e))
     tensor(1.5514, grad_fn=<NllLossBackward0>)
     """
+    logits, labels = _next_tokens(model, batch)
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+
+
+def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (..., tokens - 1, vocabulary) and the labels (..., tokens - 1) of the tokens they are of."""
     inputs, labels = inputs_and_labels(_with_labels(batch))
     logits = _logits(model, inputs)
     _check_labels(labels, logits)
@@ -55,8 +61,7 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
             f"Next tokens need logits of shape (batch, tokens, vocabulary) with at least 2 tokens. Found "
             f"{tuple(logits.shape)}"
         )
-    logits, labels = logits[..., :-1, :], labels[..., 1:]
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
+    return logits[..., :-1, :], labels[..., 1:]
 
 
 def _with_labels(batch: Any) -> Any:
@@ -89,10 +94,7 @@ def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (n, vocabulary) and the next tokens (n,) where these count, as for `next_token_cross_entropy`."""
-    inputs, labels = inputs_and_labels(_with_labels(batch))
-    logits = _logits(model, inputs)
-    _check_labels(labels, logits)
-    logits, labels = logits[..., :-1, :].flatten(0, -2), labels[..., 1:].flatten()
+    logits, labels = _next_tokens(model, batch)
     counted = labels != IGNORED
     return logits[counted], labels[counted]
 

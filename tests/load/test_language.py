@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from torch import nn
@@ -160,6 +161,26 @@ def test_what_has_nothing_to_tell_is_refused(masked: Path, seq2seq: Path, tmp_pa
         DataSource(plain(tmp_path), task="causal", tokenizer=masked).batches(sees_ahead)
 
 
+def test_examples_are_counted_that_have_something_to_tell(causal: Path, tmp_path: Path) -> None:
+    """A text of one token gives a causal model nothing to tell; as many of the others are read as are wanted."""
+    file, model = tmp_path / "short.jsonl", load_model(causal)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "good"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
+    lines = ["", *["good"] * 9, "good bad", "good", "very good film", "a film", "good", "not good"]
+    file.write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines))
+    told = [[WORDS.index(word) for word in line.split()] for line in lines if " " in line]
+    for wanted in range(1, len(told) + 3):
+        found = DataSource(file, task="causal", max_examples=wanted, tokenizer=tmp_path / "words").batches(model)
+        assert found.examples == min(wanted, len(told))
+        seen = [
+            row[mask.bool()].tolist()
+            for batch in found
+            for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ]
+        assert seen == told[:wanted]
+
+
 def test_a_sequence_model_tells_the_second_text(seq2seq: Path, tmp_path: Path) -> None:
     model = load_model(seq2seq)
     for batch in DataSource(rows(tmp_path, text_pair=""), task="seq2seq", batch_size=4).batches(model):
@@ -181,6 +202,15 @@ def test_bad_input_is_one_sentence(causal: Path, masked: Path, tmp_path: Path) -
         DataSource(plain(tmp_path), task="causal").batches(load_model(masked))
     with pytest.raises(ValueError, match="line 1: 'text_pair' must be a text"):
         DataSource(rows(tmp_path), task="seq2seq").check()
+    for task in ("causal", "masked"):
+        with pytest.raises(ValueError, match=r"columns mean nothing for a \.txt file") as found:
+            DataSource(plain(tmp_path), task=task, columns={"text": "body"})
+        one_sentence(str(found.value))
+    with pytest.raises(ValueError, match=r"text_pair from text: expected a \.jsonl, \.csv or \.tsv file") as found:
+        DataSource(plain(tmp_path), task="seq2seq")
+    one_sentence(str(found.value))
+    with pytest.raises(ValueError, match="max_length must be at least 2 for the task causal"):
+        DataSource(plain(tmp_path), task="causal", max_length=1)
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(ValueError, match="is empty: expected text"):
         DataSource(tmp_path / "empty.txt", task="causal").check()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from quotient_manifolds.sharpness.losses import next_token_logits_and_labels
 
 transformers = pytest.importorskip("transformers")
 
@@ -80,6 +81,16 @@ def test_bad_batches_of_tokens_are_one_sentence(batch: object, message: str) -> 
     with pytest.raises(ValueError, match=message) as caught:
         qm.next_token_cross_entropy(nn.Embedding(5, 3), batch)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=message):
+        next_token_logits_and_labels(nn.Embedding(5, 3), batch)
+
+
+def test_next_tokens_are_those_of_the_loss() -> None:
+    model, batch = nn.Embedding(5, 3), (torch.tensor([[0, 1, 2], [3, 4, 0]]), torch.tensor([[0, 1, -100], [2, 2, 0]]))
+    logits, labels = next_token_logits_and_labels(model, batch)
+    assert labels.tolist() == [1, 2, 0]
+    assert torch.equal(logits, model.weight[[0, 3, 4]])
+    assert torch.allclose(nn.functional.cross_entropy(logits, labels), qm.next_token_cross_entropy(model, batch))
 
 
 # What a measure cannot take: one sentence, always ValueError or TypeError.
