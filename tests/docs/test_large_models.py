@@ -18,7 +18,8 @@ PAGE = (ROOT / "docs" / "large_models.md").read_text()
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```text\n# sharpness\.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    (tmp_path / "sharpness.py").write_text(program)
+    # Threads of gloo abort every few processes that have sharded a model as they exit, without this package too.
+    (tmp_path / "sharpness.py").write_text(program + "\nsys.stdout.flush()\n__import__('os')._exit(0)\n")
     llama(torch.float32).save_pretrained(tmp_path / "model")
     assert "torchrun --standalone --nproc-per-node 2 sharpness.py" in PAGE
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "sharpness.py"]
