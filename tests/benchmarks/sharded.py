@@ -1,6 +1,6 @@
-"""Cost and memory of measuring a sharded model: torchrun --nproc-per-node 2 -m tests.benchmarks.sharded KIND WHAT.
+"""Cost and memory of measuring a sharded model: torchrun --nproc-per-node 2 -m tests.benchmarks.sharded KIND WHAT [TOKENS].
 
-A Llama of 27 million parameters under fully_shard, with 4 x 64 tokens on every process. KIND is "bare", for forward
+A Llama of 27 million parameters under fully_shard, with 4 rows of TOKENS (64) tokens on every process. KIND is "bare", for forward
 and backward passes, or a geometry. WHAT is "cost": processor time of a step of the ascent over that of a bare forward
 and backward pass, taken in turns; or "memory": bytes at the peak above those before, and bytes of a process's part.
 Every process prints one line of JSON.
@@ -30,7 +30,8 @@ from quotient_manifolds.symmetries import Symmetries
 from tests.benchmarks.alternating import Alternating
 
 STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
-WORDS, TOKENS, EXAMPLES = 8000, 64, 4
+WORDS, EXAMPLES = 8000, 4
+TOKENS = int(sys.argv[3]) if len(sys.argv) > 3 else 64
 
 
 def made() -> tuple[nn.Module, dict[str, Tensor], Symmetries]:

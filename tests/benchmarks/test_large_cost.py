@@ -32,23 +32,24 @@ def run(*command: str) -> str:
 
 
 @cache
-def sharded(kind: str, what: str) -> list[dict[str, Any]]:
+def sharded(kind: str, what: str, tokens: int) -> list[dict[str, Any]]:
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    printed = run(*torchrun, "tests.benchmarks.sharded", kind, what)
+    printed = run(*torchrun, "tests.benchmarks.sharded", kind, what, str(tokens))
     return [json.loads(line) for line in printed.replace("}{", "}\n{").splitlines() if line.startswith("{")]
 
 
+@pytest.mark.parametrize("tokens", [64, 256])
 @pytest.mark.parametrize("kind", ["euclidean", "adaptive", "inv", "mix"])
-def test_sharded_step(kind: str, benchmark: BenchmarkFixture) -> None:
-    found = benchmark.pedantic(lambda: sharded(kind, "cost"), rounds=1, iterations=1)
-    benchmark.extra_info |= {"geometry": kind, "processes": found, "aimed at": MOST["cost"]}
+def test_sharded_step(kind: str, tokens: int, benchmark: BenchmarkFixture) -> None:
+    found = benchmark.pedantic(lambda: sharded(kind, "cost", tokens), rounds=1, iterations=1)
+    benchmark.extra_info |= {"geometry": kind, "tokens": 4 * tokens, "processes": found, "aimed at": MOST["cost"]}
     print(f"\n{benchmark.extra_info}")
 
 
 @pytest.mark.parametrize("kind", ["euclidean", "adaptive", "inv", "mix"])
 def test_sharded_memory(kind: str, benchmark: BenchmarkFixture) -> None:
-    found = benchmark.pedantic(lambda: sharded(kind, "memory"), rounds=1, iterations=1)
-    bare = max(each["above"] for each in sharded("bare", "memory"))
+    found = benchmark.pedantic(lambda: sharded(kind, "memory", 64), rounds=1, iterations=1)
+    bare = max(each["above"] for each in sharded("bare", "memory", 64))
     copies = [round((each["above"] - bare) / each["part"], 2) for each in found]
     benchmark.extra_info |= {"geometry": kind, "copies_above_bare": copies, "aimed at": MOST["memory"]}
     print(f"\n{benchmark.extra_info}")
