@@ -99,7 +99,7 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
     type=click.Choice(("auto_pgd", "quasi_newton")),
     default="auto_pgd",
     show_default=True,
-    help="The ascent. quasi_newton needs fewer steps; it climbs no linf balls.",
+    help="The ascent. quasi_newton often needs fewer steps on small models; it climbs no linf balls.",
 )
 @click.option(
     "--tolerance",

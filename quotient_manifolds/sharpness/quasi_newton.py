@@ -52,7 +52,7 @@ _RESOLVED = 1e-12  # squared, of directions in the span: those below are roundin
 @final
 @dataclass(frozen=True)
 class QuasiNewton(Method):
-    """Hold the settings of a quasi-Newton ascent in an l2 ball, which needs fewer passes than Auto-PGD.
+    """Hold the settings of a quasi-Newton ascent in an l2 ball, which often needs fewer passes than Auto-PGD.
 
     One forward and one backward pass per step; the last point needs only a forward pass. A climb ends before its last
     step where the model rises nowhere in the ball. memory: how many points are kept besides the best one, each with its
