@@ -31,16 +31,15 @@ from tests.benchmarks.alternating import Alternating
 
 STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 WORDS, EXAMPLES = 8000, 4
-TOKENS = int(sys.argv[3]) if len(sys.argv) > 3 else 64
 
 
-def made() -> tuple[nn.Module, dict[str, Tensor], Symmetries]:
+def made(tokens: int) -> tuple[nn.Module, dict[str, Tensor], Symmetries]:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=WORDS, hidden_size=384, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=6
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    ids = torch.randint(0, WORDS, (2 * EXAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(0, WORDS, (2 * EXAMPLES, tokens), generator=torch.Generator().manual_seed(1))
     batch = {"input_ids": ids, "labels": ids}
     found = [_found_elsewhere(model, batch) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(found)
@@ -75,8 +74,8 @@ def bare(model: nn.Module, batch: dict[str, Tensor]) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def cost(kind: str) -> dict[str, Any]:
-    model, batch, symmetries = made()
+def cost(kind: str, tokens: int) -> dict[str, Any]:
+    model, batch, symmetries = made(tokens)
     prepared = PreparedModel.of(model, next_token_cross_entropy, [batch], geometry_of(kind, symmetries))
     timed = Alternating(prepared.objective(0), lambda: bare(model, batch))
     bare(model, batch)
@@ -85,8 +84,8 @@ def cost(kind: str) -> dict[str, Any]:
     return dict(timed.ratios)
 
 
-def memory(kind: str) -> dict[str, Any]:
-    model, batch, symmetries = made()
+def memory(kind: str, tokens: int) -> dict[str, Any]:
+    model, batch, symmetries = made(tokens)
     part = sum(w.to_local().numel() * w.element_size() for w in model.parameters())  # type: ignore[operator]
     before = _peak()
     if kind == "bare":
@@ -105,5 +104,7 @@ def _peak() -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    print(json.dumps({"rank": dist.get_rank(), **(cost if sys.argv[2] == "cost" else memory)(sys.argv[1])}))
+    kind, what, *tokens = sys.argv[1:]
+    found = (cost if what == "cost" else memory)(kind, int(tokens[0]) if tokens else 64)
+    print(json.dumps({"rank": dist.get_rank(), **found}))
     dist.destroy_process_group()
