@@ -140,9 +140,10 @@ def worst_case_sharpness(
     the loss does not use have gradient 0 and do no harm.
 
     method: "auto_pgd", which published values come from, or "quasi_newton" (`QuasiNewton`), which often takes fewer
-    steps on small models, and climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends before `steps` of them, when
-    what is left of its rise is estimated to be a smaller share of it: the estimate is the larger of what the linearised
-    loss can still rise in the ball and what the last three steps gained, see `Method` in `sharpness/ascent.py`.
+    steps on small models, and climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends
+    before `steps` of them, when what is left of its rise is estimated to be a smaller share of it: the estimate is the
+    larger of what the linearised loss can still rise in the ball and what the last three steps gained, see `Method` in
+    `sharpness/ascent.py`.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
     so on. A radius means something different in each.

@@ -1,8 +1,8 @@
-"""Cost and memory of measuring a sharded model: torchrun --nproc-per-node 2 -m tests.benchmarks.sharded KIND WHAT [TOKENS].
+"""Cost and memory of measuring a sharded model: torchrun --nproc-per-node 2 -m tests.benchmarks.sharded KIND WHAT [N].
 
-A Llama of 27 million parameters under fully_shard, with 4 rows of TOKENS (64) tokens on every process. KIND is "bare", for forward
-and backward passes, or a geometry. WHAT is "cost": processor time of a step of the ascent over that of a bare forward
-and backward pass, taken in turns; or "memory": bytes at the peak above those before, and bytes of a process's part.
+A Llama of 27 million parameters under fully_shard, with 4 rows of N (64) tokens on every process. KIND is "bare", for
+forward and backward passes, or a geometry. WHAT is "cost": processor time of a step of the ascent over that of a bare
+forward and backward pass, taken in turns; or "memory": bytes at the peak above those before, and of a process's part.
 Every process prints one line of JSON.
 """
 
