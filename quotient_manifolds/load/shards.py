@@ -23,9 +23,10 @@ def load_shards(model: nn.Module, folder: str | Path, *, device: str | torch.dev
     folder: as `save_pretrained` writes it, one file or several with `model.safetensors.index.json`. Numbers are cast to
     the parameters' types. All processes call it together.
 
-    Raises ValueError, and writes nothing, for a parameter that no file holds (such as one tied to another, which
-    models on the meta device forget), for another shape, or a damaged file; also for a model that is not sharded, and
-    for buffers without values, such as those of a model that was made under `torch.device("meta")`.
+    Raises ValueError, and writes nothing, for a parameter that no file holds (such as one tied to another, where the
+    model was made without memory and not tied again before it was sharded), for another shape, or a damaged file; also
+    for a model that is not sharded, and for buffers without values, such as those of a model that was made under
+    `torch.device("meta")`.
     """
     if not is_sharded(model):
         raise ValueError("load_shards fills sharded models. Found one that is not; call fully_shard(model) first")
@@ -35,12 +36,24 @@ def load_shards(model: nn.Module, folder: str | Path, *, device: str | torch.dev
             f"under accelerate.init_empty_weights(include_buffers=False)"
         )
     if any(w.is_meta for w in model.parameters()):
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        model.to_empty(device=device)
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+        _give_memory(model, device)
     sharded = ShardedModel(model)
     together(lambda: _read(sharded, Path(folder)))
+
+
+def _give_memory(model: nn.Module, device: str | torch.device) -> None:
+    """Give the parameters memory, those that are tied one for all; buffers keep their values."""
+    tied: dict[int, list[str]] = {}
+    for name, w in model.named_parameters(remove_duplicate=False):
+        tied.setdefault(id(w), []).append(name)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)  # which unties
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    for first, *others in tied.values():
+        for name in others:
+            module, _, own = name.rpartition(".")
+            setattr(model.get_submodule(module), own, model.get_parameter(first))
 
 
 def _read(model: ShardedModel, folder: Path) -> None:
@@ -49,7 +62,7 @@ def _read(model: ShardedModel, folder: Path) -> None:
     if missing := [name for name in held if name not in places]:
         raise ValueError(
             f"The files of {folder} must hold every parameter. Found none for {missing[0]}; if it is tied to another "
-            f"one, make the model with memory, not on the meta device, where ties are lost"
+            f"one, which a model made without memory forgets, call model.tie_weights() before it is sharded"
         )
     shapes = {name: model.layouts[name].shape for name in held} | {name: each.shape for name, each in buffers.items()}
     for copying in (False, True):  # nothing is written before all is found to fit

@@ -162,6 +162,10 @@ def test_processes_read_their_parts_of_a_saved_model(
         assert found["loaded"]
         assert found["buffer"] == [7.0] * 4
         assert found["loaded value"] == pytest.approx(alone["adaptive "][0], rel=1e-12)
+        refused, tied, value, whole = found["tied"]
+        assert "Found none for lm_head.weight; if it is tied to another one" in refused
+        assert tied
+        assert value == pytest.approx(whole, rel=1e-12)
 
 
 def test_tensor_parallel_processes_give_the_value_of_the_whole(

@@ -173,6 +173,7 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     normed[1].running_mean.fill_(0.0)
     load_shards(fully_shard(normed), folder / "normed")
     found["buffer"] = normed[1].running_mean.tolist()
+    found["tied"] = tied(folder)
     found["refused loads"] = refused_loads(folder)
     found["not sharded"] = said(lambda: load_shards(llama(torch.float64), folder / "saved"))
     return found
@@ -236,6 +237,32 @@ def unsynchronised() -> nn.Module:
     model = fsdp(torch.float64)
     model.set_requires_gradient_sync(False)
     return model
+
+
+def tied(folder: Path) -> tuple[str, bool, float, float]:
+    """A model with one table for reading and writing: refused where it lost the tie, else filled as it was saved."""
+    settings = config()
+    settings.tie_word_embeddings = True
+    torch.manual_seed(2)
+    whole = transformers.LlamaForCausalLM(settings).double().eval()
+    if dist.get_rank() == 0:
+        whole.save_pretrained(folder / "tied")
+    dist.barrier()
+
+    def empty() -> nn.Module:
+        with init_empty_weights(include_buffers=False):
+            return transformers.LlamaForCausalLM(settings).double()
+
+    refused = said(lambda: load_shards(sharded(empty(), checkpointed=False), folder / "tied"))
+    model = empty()
+    model.tie_weights()
+    filled = sharded(model, checkpointed=False)
+    load_shards(filled, folder / "tied")
+    kept = filled.lm_head.weight is filled.model.embed_tokens.weight
+    result = worst_case_sharpness(filled, next_token_cross_entropy, [batch()], geometry="adaptive", radius=0.1, steps=3)
+    kept = kept and filled.lm_head.weight is filled.model.embed_tokens.weight
+    own = worst_case_sharpness(whole, next_token_cross_entropy, [batch()], geometry="adaptive", radius=0.1, steps=3)
+    return refused, kept, result.mean, own.mean
 
 
 def refused_loads(folder: Path) -> list[str]:
