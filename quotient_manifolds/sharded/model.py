@@ -110,13 +110,37 @@ class ShardedModel:
         """Return what this process holds of all parameters: the model's own memory, detached."""
         return {name: _local(w) for name, w in self._named.items()}
 
-    def reshard(self) -> None:
-        """Drop whatever parameters were gathered for a pass: the next one must see what the parts are then."""
+    def reshard(self, *, interrupted: bool = False) -> None:
+        """Drop whatever parameters were gathered for a pass: the next one must see what the parts are then.
+
+        interrupted: by an exception, after which hooks take the pass for one that goes on, and keep what they gathered;
+        they are told to forget it. A pass of the caller's own that was interrupted shows by itself.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        interrupted = interrupted or any(group._training_state.name != "IDLE" for group in self._groups())
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                reset = getattr(module, "reset_iter_state", None)  # since torch 2.13
+                if interrupted and reset is not None and module._get_fsdp_state()._is_root:
+                    reset()
+                module.reshard()
+
+    def _groups(self) -> Iterator[Any]:
+        """Yield what `fully_shard` gathers parameters by."""
         from torch.distributed.fsdp import FSDPModule
 
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()
+                yield from getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+
+    def _set_aside(self) -> list[tuple[Any, Tensor | None, Tensor | None]]:
+        """Take the gradients of gathered parameters, to which hooks would add: of an accumulation, or left over."""
+        whole = [each for group in self._groups() for each in group.fsdp_params if hasattr(each, "_unsharded_param")]
+        taken = [(each, each._unsharded_param.grad, each.unsharded_accumulated_grad) for each in whole]
+        for each in whole:
+            each._unsharded_param.grad = each.unsharded_accumulated_grad = None
+        return taken
 
     @contextmanager
     def restored(self, more: Params | None = None) -> Iterator[Params]:
@@ -131,28 +155,43 @@ class ShardedModel:
             raise ValueError(
                 "The parameters must stay as they were when the measure was prepared. Found others; prepare it again"
             )
-        grads = {name: w.grad for name, w in self._named.items()}
-        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        grads, pending = {name: w.grad for name, w in self._named.items()}, self._set_aside()
+        buffers = [
+            (module._buffers, name, buffer, buffer.detach().clone())  # a forward pass may put another in its place
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        interrupted = True
         try:
             for w in self._named.values():
                 w.grad = None
             yield held
+            interrupted = False
         finally:
             with torch.no_grad():
                 for name, before in (self.original | (more or {})).items():
                     held[name].copy_(before)
-                for buffer, earlier in buffers:
+                for place, name, buffer, earlier in buffers:
+                    place[name] = buffer
                     if not buffer.is_meta:
                         buffer.copy_(earlier)
             for name, grad in grads.items():
                 self._named[name].grad = grad
-            self.reshard()
+            self.reshard(interrupted=interrupted)
+            self._set_aside()
+            for each, grad, accumulated in pending:
+                each._unsharded_param.grad, each.unsharded_accumulated_grad = grad, accumulated
 
     def take_gradients(self) -> Params:
         """Return what this process holds of the gradients of the last backward pass; 0 where a loss reaches nothing.
 
         The model keeps none. Those that are sums not done yet, as of norms under sequence parallelism, are added up.
+        Empty, on all processes, if the loss reaches no parameter at all.
         """
+        reached = any(self._named[name].grad is not None for name in self.measured)
+        if not gathered(torch.tensor([float(reached)], device=self.device)).any():
+            return {}
         taken: Params = {}
         for name in self.measured:
             w = self._named[name]
@@ -177,9 +216,13 @@ class ShardedModel:
             raise ValueError(f"Parameter {name} holds NaN or infinity; repair the checkpoint")
         return w
 
+    def values(self, value: Tensor) -> Tensor:
+        """Return one number of every process, in float64, in the order of the processes."""
+        return gathered(value.detach().double().reshape(1)).flatten()
+
     def mean(self, value: Tensor) -> float:
         """Return the mean of one number over the processes, in float64; the same on all, to the last digit."""
-        return float(gathered(value.detach().double().reshape(1)).mean())
+        return float(self.values(value).mean())
 
 
 def _check_reduction(module: Any) -> None:

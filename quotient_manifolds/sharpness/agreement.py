@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.sharded import ShardedModel, from_all, gathered
+from quotient_manifolds.sharded import ShardedModel, from_all
 
 
 def check_agreed(settings: Mapping[str, Any]) -> None:
@@ -38,7 +39,7 @@ def check_shares(model: ShardedModel, batches: Sequence[Any]) -> None:
     found = f"Found one with tensors of shapes {mine} on this process and {theirs} on another"
     if model.alike:
         raise ValueError(f"Under tensor parallelism all processes must have the same batches. {found}")
-    if any(0 in shape for batches in every for shapes in batches for shape in shapes):
+    if any(shape[:1] == (0,) for batches in every for shapes in batches for shape in shapes):
         raise ValueError(f"All processes must have rows of every batch. {found}")
     warnings.warn(
         f"The loss is the mean over processes, however much of a batch each of them has. {found}; give all as many "
@@ -47,13 +48,13 @@ def check_shares(model: ShardedModel, batches: Sequence[Any]) -> None:
     )
 
 
-def check_same_loss(model: ShardedModel, loss: Tensor, precision: float) -> None:
+def check_same_loss(losses: Tensor, dtype: torch.dtype, index: int) -> None:
     """Raise ValueError where processes that must have the same loss have different ones: they have different data."""
-    losses = gathered(loss.detach().double().reshape(1))
-    if model.alike and bool(losses.max() - losses.min() > min(64 * precision, 1e-3) * losses.abs().max()):
+    share = min(64 * torch.finfo(dtype).eps, 1e-3)
+    if bool(losses.max() - losses.min() > share * losses.abs().max()):
         raise ValueError(
             f"Under tensor parallelism all processes must have the same batches. Found losses from "
-            f"{float(losses.min())!r} to {float(losses.max())!r} of the first one"
+            f"{float(losses.min())!r} to {float(losses.max())!r} of batch {index}"
         )
 
 

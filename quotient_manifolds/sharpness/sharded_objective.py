@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
+from quotient_manifolds.sharpness.agreement import check_same_loss
 from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
 from quotient_manifolds.symmetries import Params
 
@@ -42,7 +43,10 @@ class ShardedObjective(BatchObjective):
             if not loss.requires_grad:
                 raise self._no_dependence()
             loss.backward()
-            grads = self._space.ownership.gather(self._space.model.take_gradients(), consume=True)
+            taken = self._space.model.take_gradients()
+            if not taken:
+                raise self._no_dependence()
+            grads = self._space.ownership.gather(taken, consume=True)
         return self._counted(loss), pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> NoReturn:
@@ -66,4 +70,15 @@ class ShardedObjective(BatchObjective):
             return evaluate(self.model, self.loss, self.batch)
 
     def _counted(self, loss: Tensor) -> float:
-        return self.finite(torch.tensor(self._space.model.mean(loss), dtype=torch.float64))
+        """Return the mean over the processes, and count the pass. ValueError where losses that must be one differ."""
+        losses = self._space.model.values(loss)
+        if self._space.model.alike:
+            check_same_loss(losses, loss.dtype, self.index)
+        return self.finite(losses.mean())
+
+    def _no_dependence(self) -> ValueError:
+        return ValueError(
+            f"The loss on batch {self.index} has a gradient in no measured parameter; it must be computed from the "
+            f"model it is given, without detach(), no_grad() or reentrant checkpointing. If an exception ended an "
+            f"earlier backward pass of this sharded model, call its reset_iter_state() first"
+        )

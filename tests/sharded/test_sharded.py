@@ -94,6 +94,10 @@ def test_the_model_its_gradients_and_its_next_value_are_what_they_were(
         assert found["same after an interrupt"]
         assert found["same after errors"]
         assert found["value after an interrupt"] == pytest.approx(alone["euclidean "][0], rel=1e-12)
+        assert found["counted"] == [1.0, 1.0]
+        halfway = found["halfway"]
+        whole = halfway.pop("whole")
+        assert halfway == dict.fromkeys(("forward", "backward", "before", "accumulated"), whole)
 
 
 def test_single_precision_and_autocast(fsdp: list[dict[str, Any]], symmetries: Symmetries) -> None:
@@ -121,6 +125,7 @@ def test_what_cannot_be_measured_is_said_by_all_processes(fsdp: list[dict[str, A
         "legacy": "takes whole models",
         "nan": "holds NaN or infinity",
         "moved": "prepare it again",
+        "elsewhere": "has a gradient in no measured parameter",
         "half": "must be float32 or float64 to be moved in place",
         "unsynchronised": "must be averaged over the processes",
         "batches": "must measure the same. Found number of batches",

@@ -11,6 +11,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,9 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     found["same after an interrupt"] = same(before, model)
     found["value after an interrupt"] = measured(model, part, symmetries.within("pairs"))["euclidean "][0]
 
+    found["halfway"] = halfway(part)
+    found["counted"] = counting(part)
+
     wrong = Symmetries(tuple(pair for pair in symmetries.pairs if "query" in pair.kind))
     swapped = Symmetries((type(wrong.pairs[0])("wrong", "own", wrong.pairs[0].G, wrong.pairs[1].H),))
     loss = next_token_cross_entropy
@@ -130,6 +134,7 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
         "legacy": said(lambda: legacy_sharpness(model, loss, geometry="euclidean", **given)),
         "nan": said(lambda: worst_case_sharpness(broken(), loss, geometry="euclidean", **given)),
         "moved": said(lambda: moved(part)),
+        "elsewhere": said(lambda: worst_case_sharpness(model, elsewhere, geometry="euclidean", **given)),
         "half": said(lambda: worst_case_sharpness(fsdp(torch.bfloat16), loss, geometry="euclidean", **given)),
         "unsynchronised": said(lambda: worst_case_sharpness(unsynchronised(), loss, geometry="euclidean", **given)),
     }
@@ -177,6 +182,103 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     found["refused loads"] = refused_loads(folder)
     found["not sharded"] = said(lambda: load_shards(llama(torch.float64), folder / "saved"))
     return found
+
+
+class Halt(Exception):
+    """What ends a pass in the middle of it."""
+
+
+class HaltBackward(torch.autograd.Function):
+    """The identity, whose gradient raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise Halt
+
+
+def halfway(part: Batch) -> dict[str, list[float]]:
+    """Gradient norms and losses of a model, and after an exception ended a pass of a measure, or one before it."""
+
+    def forward(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        raise Halt
+
+    def backward(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return HaltBackward.apply(output)  # type: ignore[no-any-return]
+
+    def numbers(model: nn.Module) -> list[float]:
+        slope = gradient_norm(model, next_token_cross_entropy, [part], geometry="adaptive").mean
+        with torch.no_grad():
+            return [slope, float(next_token_cross_entropy(model, part))]
+
+    def halted(hook: Any, call: int) -> list[float]:
+        model, calls = fsdp(torch.float64, checkpointed=False), 0
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            nonlocal calls
+            calls += 1
+            handle = model.model.layers[1].mlp.register_forward_hook(hook) if calls == call else None
+            try:
+                return next_token_cross_entropy(model, batch)
+            finally:
+                if handle is not None:
+                    handle.remove()
+
+        with suppress(Halt):
+            if call:
+                worst_case_sharpness(model, loss, [part], geometry="euclidean", radius=3.0, steps=3)
+                raise AssertionError
+            calls = -1
+            loss(model, part)
+        return numbers(model)
+
+    whole = numbers(fsdp(torch.float64, checkpointed=False))
+    return {
+        "whole": whole,
+        "forward": halted(forward, 4),
+        "backward": halted(backward, 4),
+        "before": halted(forward, 0),
+        "accumulated": accumulated(part),
+    }
+
+
+def accumulated(part: Batch) -> list[float]:
+    """As `halfway`, amid an accumulation of gradients, which goes on as if there had been no measure."""
+    model = fsdp(torch.float64, checkpointed=False)
+    model.set_requires_gradient_sync(False)
+    next_token_cross_entropy(model, part).backward()
+    model.set_requires_gradient_sync(True)
+    slope = gradient_norm(model, next_token_cross_entropy, [part], geometry="adaptive").mean
+    loss = next_token_cross_entropy(model, part)
+    loss.backward()
+    twice = {name: w.grad.to_local().clone() for name, w in model.named_parameters()}
+    model.zero_grad()
+    next_token_cross_entropy(model, part).backward()
+    for name, w in model.named_parameters():
+        torch.testing.assert_close(twice[name], 2 * w.grad.to_local(), rtol=1e-12, atol=1e-15)
+    return [slope, float(loss.detach())]
+
+
+def counting(part: Batch) -> list[float]:
+    """How often a model ran that counts in a buffer, putting a new one in its place: before and after a measure."""
+    model = fsdp(torch.float64, checkpointed=False)
+    model.register_buffer("calls", torch.zeros(()))
+
+    def counted(model: nn.Module, batch: Batch) -> Tensor:
+        model.calls = model.calls + 1
+        return next_token_cross_entropy(model, batch)
+
+    counted(model, part)
+    gradient_norm(model, counted, [part], geometry="euclidean")
+    return [1.0, float(model.calls)]
+
+
+def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
+    """A loss of something that is no parameter."""
+    return torch.ones((), dtype=torch.float64, requires_grad=True) * 2
 
 
 def disagreements(model: nn.Module, part: Batch, symmetries: Symmetries) -> dict[str, str]:
@@ -302,8 +404,8 @@ def run_tensor(folder: Path) -> dict[str, Any]:
     rank, rows = dist.get_rank(), batch()
     loss = next_token_cross_entropy
     found["other rows"] = [
-        said(lambda other=other: gradient_norm(model, loss, [other], geometry="euclidean"))
-        for other in (own(rows), {name: value[: 2 + rank] for name, value in rows.items()})
+        said(lambda batches=batches: gradient_norm(model, loss, batches, geometry="euclidean"))
+        for batches in ([own(rows)], [rows, own(rows)], [{name: value[: 2 + rank] for name, value in rows.items()}])
     ]
     norm = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 2)).double().eval()
     rows: Any = (torch.randn(4, 8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), None)
