@@ -31,7 +31,7 @@ class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
     out: tensors for the moved parameters, the same for all batches; None where a sharded model itself is moved.
-    precision: machine epsilon of the loss.
+    precision: machine epsilon of the loss, or of the model's outputs if it is coarser there.
     """
 
     model: nn.Module
@@ -85,7 +85,8 @@ class PreparedModel:
             plain = ShardedObjective(model, loss, Euclidean().over(sharded), batches[probe])
             with precisions_noted(model) as precisions:
                 values = [plain.unmoved_loss() for _ in range(2)]
-            precision = _check_values([sharded.mean(value) for value in values], values[0].dtype)
+            precision = precisions.of(values[0].dtype)
+            _check_values([sharded.mean(value) for value in values], precision)
             if sharded.alike:
                 check_same_loss(sharded.values(values[0]), values[0].dtype, probe)
             warn_of_rounding(sharded.original, precisions)
@@ -158,26 +159,28 @@ def _check_loss(objective: BatchObjective) -> float:
     point = objective.space.point
     # A forward pass may write to them.
     clones = ({name: w.to(precise(w.dtype), copy=True) for name, w in point.items()} for _ in range(2))
-    values = [_watched_loss(objective, next(clones)), objective.detached_loss(next(clones))]
-    return _check_values([float(value) for value in values], values[0].dtype)
+    first, precision = _watched_loss(objective, next(clones))
+    _check_values([float(first), float(objective.detached_loss(next(clones)))], precision)
+    return precision
 
 
-def _check_values(values: list[float], dtype: torch.dtype) -> float:
-    """Raise unless two values of the loss of one model are finite and the same; return the spacing of such numbers."""
+def _check_values(values: list[float], precision: float) -> None:
+    """Raise unless two values of the loss of one model are finite and, up to its precision, the same."""
     first, second = values
     if not (math.isfinite(first) and math.isfinite(second)):
         raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on the first batch")
-    precision = torch.finfo(dtype).eps
     if abs(first - second) > min(64 * precision, 1e-3) * max(abs(first), abs(second)):
         raise ValueError(
             f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters and batch; "
             f"turn off whatever is random in the model and in the loss"
         )
-    return precision
 
 
-def _watched_loss(objective: BatchObjective, params: Params) -> Tensor:
-    """Return the loss; raise if it reaches the original model, or if a measured part runs without gradients."""
+def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
+    """Return the loss and its machine epsilon.
+
+    Raises ValueError if the loss reaches the original model, or if a measured part runs without gradients.
+    """
     inputs = leaves(params)
     measured = {id(leaf) for leaf in inputs.values()}
     model, function = objective.replica(inputs)
@@ -206,4 +209,4 @@ def _watched_loss(objective: BatchObjective, params: Params) -> Tensor:
             f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
             f"freeze its parameters by requires_grad_(False)"
         )
-    return value.detach()
+    return value.detach(), precisions.of(value.dtype)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import (
     Loss,
+    RoundingWarning,
     average_case_sharpness,
     cross_entropy,
     gradient_norm,
     hessian_trace,
     next_token_cross_entropy,
+    normalised_logits,
     worst_case_sharpness,
 )
+from quotient_manifolds.sharpness.losses import logits_of
 
 GEOMETRIES: list[Geometry] = [
     Euclidean(),
@@ -126,6 +132,123 @@ def test_weights_that_autocast_rounds_back_are_warned_of(half: torch.dtype) -> N
     for each in (low, wide):
         with pytest.warns(UserWarning, match=r"Small moves of .*weight are lost in rounding.* without autocast"):
             gradient_norm(each, autocast, [(batches[0][0].float(), batches[0][1])], geometry="adaptive")
+
+
+def warned(model: nn.Module, loss: Loss, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[str]:
+    """Return the warnings of products in half precision."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gradient_norm(model, loss, batches, geometry="euclidean")
+    return [str(each.message) for each in found if "Small moves" in str(each.message)]
+
+
+class Narrow(nn.Module):
+    """Compute in half precision, whatever the weights are in; the parts of `held` are used in float32 only."""
+
+    def __init__(self, inner: nn.Module, half: torch.dtype = torch.bfloat16, **held: nn.Parameter) -> None:
+        super().__init__()
+        self.inner, self.half = inner, half
+        for name, value in held.items():
+            self.register_parameter(name, value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _, value in self.named_parameters(recurse=False):
+            x = x + value
+        with torch.autocast("cpu", dtype=self.half):
+            return self.inner(x)
+
+
+class Output(nn.Module):
+    """Return what a model returns in a form of its own."""
+
+    def __init__(self, inner: nn.Module, form: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.form = inner, form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.form(self.inner(x))
+
+
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tensor": lambda logits: logits,
+    "tuple": lambda logits: (logits, "more"),
+    "mapping": lambda logits: {"ids": torch.arange(2), "logits": logits},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("loss", [cross_entropy, normalised_logits(cross_entropy)], ids=["plain", "normalised"])
+def test_rounding_is_that_of_the_outputs_of_the_model(loss: Loss, form: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3)).eval()
+    batches = [(torch.randn(64, 6), torch.randint(3, (64,)))]
+    asked: dict[str, Any] = {"geometry": "euclidean", "radius": 1e-3, "steps": 3}
+
+    def around(model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(model, batch)
+
+    narrow = Output(Narrow(plain), FORMS[form]).eval()
+    with pytest.warns(RoundingWarning, match="less than 100"):
+        worst_case_sharpness(narrow, loss, batches, **asked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RoundingWarning)
+        worst_case_sharpness(Output(narrow, lambda output: logits_of(output).float()).eval(), loss, batches, **asked)
+        for each, measured in ((plain, loss), (plain, around)):
+            worst_case_sharpness(each, measured, batches, **asked)
+
+
+def test_a_loss_of_half_precision_may_differ_by_its_digits() -> None:
+    torch.manual_seed(0)
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return cross_entropy(model, batch) * (1 + 1e-4 * (calls % 2))
+
+    model, batches = nn.Linear(6, 3).eval(), [(torch.randn(8, 6), torch.arange(8) % 3)]
+    gradient_norm(Narrow(model).eval(), loss, batches, geometry="euclidean")
+    with pytest.raises(ValueError, match="deterministic"):
+        gradient_norm(model, loss, batches, geometry="euclidean")
+
+
+def on_the_grid(model: nn.Module) -> nn.Module:
+    return model.bfloat16().float().eval()
+
+
+def test_wrapped_weights_that_autocast_rounds_back_are_warned_of() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 6), torch.arange(8) % 3)]
+
+    def layers() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+
+    wrapped = layers()
+    wrapped[0] = checkpoint_wrapper(wrapped[0])
+    inner = layers()
+    inner[0] = torch.compile(inner[0], backend="eager")  # type: ignore[assignment]
+    for each in (Narrow(layers()), Narrow(wrapped), Narrow(inner), torch.compile(Narrow(layers()), backend="eager")):
+        assert len(warned(on_the_grid(each), cross_entropy, batches)) == 1  # type: ignore[arg-type]
+    attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).requires_grad_(False)
+    attention.self_attn.in_proj_weight.requires_grad_(True)
+    (message,) = warned(
+        on_the_grid(Narrow(attention)), cross_entropy, [(torch.randn(8, 2, 6), torch.zeros(8, 2).long())]
+    )
+    assert "in_proj_weight" in message
+
+
+def test_weights_that_no_product_rounds_are_not_warned_of() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 6), torch.arange(8) % 3)]
+    added = nn.Parameter(torch.randn(1, 6).bfloat16().float())  # by a module that returns half precision
+    assert not warned(Narrow(nn.Linear(6, 3), added=added).eval(), cross_entropy, batches)
+    diagonal = nn.Linear(6, 6)
+    nn.init.eye_(diagonal.weight)
+    sparse = nn.Linear(6, 3)
+    with torch.no_grad():
+        sparse.weight.bernoulli_(0.3)
+    assert not warned(Narrow(nn.Sequential(diagonal, sparse)).eval(), cross_entropy, batches)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, next_token_cross_entropy])
