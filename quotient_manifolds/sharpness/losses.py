@@ -105,6 +105,13 @@ def _logits(model: nn.Module, inputs: Any) -> Tensor:
         logits = logits_of(model(**inputs))
     else:
         logits = logits_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
+    return _single(logits)
+
+
+def _single(logits: Tensor) -> Tensor:
+    """Return logits in float32 or, if they are wider, as they are; TypeError if they are no numbers to compute with."""
+    if not logits.is_floating_point() or logits.dtype.itemsize < 2:
+        raise TypeError(f"Logits must be real floating point numbers of 16 bits or more. Found {logits.dtype}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -189,7 +196,7 @@ class _Normalised(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.called = True
         output = self.model(*args, **kwargs)
-        logits = logits_of(output)
+        logits = _single(logits_of(output))  # in half precision the floor would be 0
         if logits.shape[-1] == 2:
             raise ValueError(
                 "Normalised logits of two classes are always ±1/√2, so the loss can only jump; leave normalise_logits "

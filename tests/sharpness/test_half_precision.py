@@ -257,3 +257,33 @@ def test_losses_of_logits_in_half_precision_have_the_digits_of_float32(loss: Los
     value = loss(model, (tokens, tokens.clamp(max=2)))
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(loss(model.float(), (tokens, tokens.clamp(max=2))).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_in_half_precision_are_normalised_in_float32(half: torch.dtype) -> None:
+    loss = normalised_logits(cross_entropy)
+    model, tokens = nn.Embedding(5, 3).to(half), torch.tensor([0, 1, 2, 1])
+    with torch.no_grad():
+        model.weight[2] = 1.5  # all logits equal
+    value = loss(model, (tokens, tokens.clamp(max=2)))
+    wide = nn.Embedding(5, 3, dtype=torch.float64)
+    wide.load_state_dict(model.state_dict())
+    assert value.item() == pytest.approx(loss(wide, (tokens, tokens.clamp(max=2))).item(), rel=1e-6)
+
+
+class Typed(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64], ids=str)
+@pytest.mark.parametrize("loss", [cross_entropy, normalised_logits(cross_entropy)], ids=["plain", "normalised"])
+def test_logits_that_are_no_floating_point_numbers_are_refused(loss: Loss, dtype: torch.dtype) -> None:
+    with pytest.raises(
+        TypeError, match=r"Logits must be real floating point numbers of 16 bits or more\. Found torch\."
+    ):
+        loss(Typed(dtype), (torch.randn(4, 3), torch.zeros(4).long()))
