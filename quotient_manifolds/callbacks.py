@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.sharpness import Loss, MeasureResult, WorstCase, worst_case_sharpness
+from quotient_manifolds.sharpness.prepared_model import listed
 
 try:
     from transformers import TrainerCallback
@@ -25,6 +27,9 @@ except ImportError as error:
 
 __all__ = ["SharpnessCallback"]
 
+OPTIONS = inspect.signature(worst_case_sharpness).parameters.keys() - {"model", "loss", "batches", "geometry", "radius"}
+LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # by the trainer itself
+
 
 @final
 class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -33,9 +38,10 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         trainer.add_callback(SharpnessCallback(trainer, loss, batches, geometry="mix", radius=0.05, every=100))
 
     trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
-    radius and options (steps, restarts, tolerance, seed, method): of `worst_case_sharpness`; batches are kept, and
+    radius and options (steps, restarts, tolerance, seed, method, progress): of `worst_case_sharpness`; batches are kept, and
     those of the training set do well. every: optimizer steps between measurements. name: "sharpness_" and the
-    geometry's, unless given; callbacks of one trainer must have different ones. `results` holds what was measured, by
+    geometry's, unless given; callbacks of one trainer must have different ones, and none that of a log of
+    the trainer itself. `results` holds what was measured, by
     step.
 
     The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
@@ -64,18 +70,25 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 "sharpness is measured on whole models, and the trainer spreads this one over processes: measure its "
                 "checkpoints"
             )
-        self._trainer, self._loss, self._batches = trainer, loss, list(batches)
+        if name is not None and (not isinstance(name, str) or not name or name in LOGGED):
+            raise ValueError(f"name should be one that the trainer does not log itself; found {name!r}")
+        if unknown := sorted(options.keys() - OPTIONS):
+            raise TypeError(f"options should be among {', '.join(sorted(OPTIONS))}; found {unknown[0]!r}")
+        settings = dict(options)
+        if (progress := settings.pop("progress", None)) is not None and not callable(progress):
+            raise TypeError(f"progress should be a function of what, done and total; found {progress!r}")
+        measure = WorstCase(as_geometry(geometry), radius, **settings)  # refuses values that these cannot have
+        self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._settings = {"geometry": geometry, "radius": radius, **options}
-        settings = {key: value for key, value in options.items() if key != "progress"}
-        measure = WorstCase(as_geometry(geometry), radius, **settings)  # refuses what is no setting of it
         self._every = every
         self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', measure.geometry.name.lower()).strip('_')}"
         self.results: dict[int, MeasureResult] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""
-        others = [each for each in self._trainer.callback_handler.callbacks if isinstance(each, SharpnessCallback)]
-        if any(each is not self and each.name == self.name for each in others):
+        every = [each for each in self._trainer.callback_handler.callbacks if isinstance(each, SharpnessCallback)]
+        named = [each for each in every if each.name == self.name]
+        if named and named != [self]:
             raise ValueError(f"callbacks should log under different names; found {self.name!r} twice: give one a name=")
         if not any(row.get("step") == state.global_step and self.name in row for row in state.log_history):
             self._measure(state)

@@ -39,7 +39,7 @@ def trainer_of(model: nn.Module, folder: Path, **settings: Any) -> Any:
 
 
 def added(trainer: Any, **options: Any) -> qm.SharpnessCallback:
-    batches = [{"input_ids": sequences(4)}]
+    batches = options.pop("batches", [{"input_ids": sequences(4)}])
     chosen: dict[str, Any] = {"every": 2, **MEASURED, **options}
     callback = qm.SharpnessCallback(trainer, qm.next_token_cross_entropy, batches, **chosen)
     trainer.add_callback(callback)
@@ -135,6 +135,10 @@ def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="found 'sharpness_mix_second_order' twice: give one a name="):
         trainer.train()
     trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
+    trainer.add_callback(added(trainer))  # the same one again
+    with pytest.raises(ValueError, match="twice: give one a name="):
+        trainer.train()
+    trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
     callbacks = [added(trainer), added(trainer, radius=0.1, name="wider")]
     trainer.train()
     for callback in callbacks:
@@ -148,7 +152,18 @@ def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
         ({"geometry": "round"}, ValueError, "geometry"),
         ({"steps": 0}, ValueError, "steps"),
         ({"method": "newton"}, ValueError, "method"),
-        ({"paces": 3}, TypeError, "paces"),
+        ({"paces": 3}, TypeError, "options should be among .*steps.*; found 'paces'"),
+        ({"after": (0.01,)}, TypeError, "found 'after'"),
+        ({"progress": True}, TypeError, "progress should be a function"),
+        ({"name": "loss"}, ValueError, "name should be one that the trainer does not log"),
+        ({"name": "step"}, ValueError, "name should be"),
+        ({"name": ""}, ValueError, "name should be"),
+        ({"name": 3}, ValueError, "name should be"),
+        ({"batches": {"input_ids": sequences(4)}}, TypeError, r"Found one dict; wrap it: \[batch\]"),
+        ({"batches": sequences(4)}, TypeError, r"Found one Tensor; wrap it: \[batch\]"),
+        ({"batches": (sequences(4), sequences(4))}, TypeError, r"Found one tuple; wrap it: \[batch\]"),
+        ({"batches": None}, TypeError, "list of batches. Found NoneType"),
+        ({"batches": []}, ValueError, "at least one batch"),
     ],
 )
 def test_settings_are_refused_before_training(

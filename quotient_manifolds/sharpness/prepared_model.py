@@ -60,12 +60,12 @@ class PreparedModel:
         geometry = as_geometry(geometry)
         if isinstance(model, nn.Module) and is_sharded(model):
             return cls._sharded(model, loss, together(lambda: _checked(model, batches)), geometry, probe, known)
-        listed = _checked(model, batches)
+        found = _checked(model, batches)
         with autograd_available():
-            precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), listed[probe]))
-            space = geometry.proved(model, loss, listed[probe], known).at(model)
+            precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), found[probe]))
+            space = geometry.proved(model, loss, found[probe], known).at(model)
             out = space.buffers()
-        return cls(model, loss, space, listed, out, precision)
+        return cls(model, loss, space, found, out, precision)
 
     @classmethod
     def _sharded(
@@ -109,20 +109,20 @@ class PreparedModel:
 def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:
     """Return the batches as a list, after checking both."""
     _check_model(model)
-    return _listed(batches)
+    return listed(batches)
 
 
-def _listed(batches: Iterable[Any]) -> list[Any]:
+def listed(batches: Iterable[Any]) -> list[Any]:
     """Return the batches as a list; a single batch, easily passed by mistake, is refused."""
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
     if not isinstance(batches, Iterable):
         raise TypeError(f"batches must be a list of batches. Found {type(batches).__name__}")
     if isinstance(batches, (Tensor, Mapping, str)) or single:
         raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
-    listed = list(batches)
-    if not listed:
+    found = list(batches)
+    if not found:
         raise ValueError("There must be at least one batch to measure on. Found none")
-    return listed
+    return found
 
 
 def _check_model(model: nn.Module) -> None:
