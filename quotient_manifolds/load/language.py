@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -81,7 +83,8 @@ class LanguageText:
         if self._in_blocks:
             read_plain(self.path)
         else:
-            read_texts(self.path, pairs=self.task == SEQ2SEQ, columns=self.columns, first=self._first)
+            texts = read_texts(self.path, pairs=self.task == SEQ2SEQ, columns=self.columns)
+            deque(islice(texts, self._first), maxlen=0)
 
     @property
     def _in_blocks(self) -> bool:
@@ -100,31 +103,32 @@ class LanguageText:
             blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
             blocks = [block for block in blocks if len(block) > 1][: self._first]
             return self._told(blocks), [[] for _ in blocks], [False] * len(blocks)
-        first = self._first
-        while True:
-            read, rows, targets, truncated = self._texts(encoder, first)
-            if first is None or read < first or len(rows) >= (self._first or 0):
-                return self._told(rows), targets, truncated
-            first *= 4  # what tells nothing was among them
+        rows, targets, truncated = self._texts(encoder)
+        return self._told(rows), targets, truncated
 
-    def _texts(
-        self, encoder: TextEncoder, first: int | None
-    ) -> tuple[int, list[list[int]], list[list[int]], list[bool]]:
-        """Return how many rows were read, and of those that tell something what `_rows` does."""
+    def _texts(self, encoder: TextEncoder) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+        """Return what `_rows` does, of the rows that tell something; nothing is read behind the last that is wanted."""
         pairs = self.task == SEQ2SEQ
-        texts = read_texts(self.path, pairs=pairs, columns=self.columns, first=first)
-        where = f"{shown(self.path)}, line {texts[0][0]}"
-        kept, whole = encoder.cut_ids([text for _, text, _ in texts], where)
-        targets = (
-            encoder.cut_ids([str(pair) for _, _, pair in texts], where, target=True)[0] if pairs else [[]] * len(kept)
-        )
         least = 2 if self.task == CAUSAL else 1  # of a single token a causal model has nothing to tell
-        for (line, _, _), row, target in zip(texts, kept, targets, strict=True):
-            if self.task != CAUSAL and (not row or (pairs and not target)):
-                raise ValueError(f"{shown(self.path)}, line {line}: the text has no tokens: nothing is left to read.")
-        long = [row for row, tokens in enumerate(kept) if len(tokens) >= least]
-        truncated = [whole[row] > encoder.max_length for row in long]
-        return len(texts), [kept[row] for row in long], [targets[row] for row in long], truncated
+        source = read_texts(self.path, pairs=pairs, columns=self.columns)
+        rows: list[list[int]] = []
+        targets: list[list[int]] = []
+        truncated: list[bool] = []
+        # As many as are still missing, for each gives one at most.
+        while texts := list(islice(source, None if self._first is None else self._first - len(rows))):
+            where = f"{shown(self.path)}, line {texts[0][0]}"
+            kept, whole = encoder.cut_ids([text for _, text, _ in texts], where)
+            told = encoder.cut_ids([str(pair) for _, _, pair in texts], where, target=True)[0] if pairs else None
+            for (line, _, _), row, length, target in zip(texts, kept, whole, told or [[]] * len(kept), strict=True):
+                if self.task != CAUSAL and (not row or (pairs and not target)):
+                    raise ValueError(
+                        f"{shown(self.path)}, line {line}: the text has no tokens: nothing is left to read."
+                    )
+                if len(row) >= least:
+                    rows.append(row)
+                    targets.append(target)
+                    truncated.append(length > encoder.max_length)
+        return rows, targets, truncated
 
     def _tokens(self, encoder: TextEncoder, wanted: int | None) -> list[int]:
         """Return the tokens of all of the text, or, of a longer one, as many as are wanted and some more."""

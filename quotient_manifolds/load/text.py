@@ -71,7 +71,7 @@ def read_examples(
     """
     path = expanded(file)
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
-    records = _records(path, names["label"], first)
+    records = list(itertools.islice(_records(path, names["label"]), first))
     if not records:
         raise ValueError(f"{shown(path)} is empty: expected lines with a text and a label.")
     given = set(columns or ())
@@ -79,20 +79,17 @@ def read_examples(
 
 
 def read_texts(
-    file: str | Path, *, pairs: bool = False, columns: Mapping[str, str] | None = None, first: int | None = None
-) -> list[tuple[int, str, str | None]]:
-    """Return the line, the text and, of `pairs`, the text_pair of every example, or of so many of the first.
+    file: str | Path, *, pairs: bool = False, columns: Mapping[str, str] | None = None
+) -> Iterator[tuple[int, str, str | None]]:
+    """Yield the line, the text and, of `pairs`, the text_pair of every example; lines behind it are not read yet.
 
     Of a .txt file every line that is not blank is a text. Raises ValueError as `read_text_labels` does; a label is
     neither needed nor read.
     """
     path = expanded(file)
     names = {column: (columns or {}).get(column, column) for column in COLUMNS}
-    records = _records(path, "", first)
-    if not records:
-        raise ValueError(f"{shown(path)} is empty: expected lines with a text.")
-    found = []
-    for line, record in records:
+    line = 0
+    for line, record in _records(path, ""):
         text, pair = record.get(names["text"]), record.get(names["text_pair"]) if pairs else None
         for column, value in (("text", text), *((("text_pair", pair),) if pairs else ())):
             if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -100,8 +97,9 @@ def read_texts(
                     f"{shown(path)}, line {line}: {names[column]!r} must be a text, found {brief(value)}; give columns "
                     "if it is called otherwise."
                 )
-        found.append((line, str(text), pair))
-    return found
+        yield line, str(text), pair
+    if not line:
+        raise ValueError(f"{shown(path)} is empty: expected lines with a text.")
 
 
 def read_plain(path: Path) -> str:
@@ -117,20 +115,18 @@ def read_plain(path: Path) -> str:
     return text
 
 
-def _records(path: Path, label_column: str, first: int | None) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the lines of a file and what they hold by column, or so many of the first."""
+def _records(path: Path, label_column: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the lines of a file and what they hold by column."""
     suffix = path.suffix.lower()
     if suffix not in (*TEXT_SUFFIXES, PLAIN_SUFFIX):
         raise ValueError(f"Expected data in a .jsonl, .csv or .tsv file, found {shown(path)}.")
     if not path.is_file():
         raise ValueError(f"There is no data file {shown(path)}.")
     try:
-        read: Iterator[tuple[int, Mapping[str, Any]]]
         if suffix == PLAIN_SUFFIX:
-            read = ((line, {"text": text.strip()}) for line, text in enumerate(_lines(path), 1) if text.strip())
+            yield from ((line, {"text": text.strip()}) for line, text in enumerate(_lines(path), 1) if text.strip())
         else:
-            read = _jsonl_records(path) if suffix == ".jsonl" else _table_records(path, label_column)
-        return list(itertools.islice(read, first))
+            yield from _jsonl_records(path) if suffix == ".jsonl" else _table_records(path, label_column)
     except csv.Error as error:
         raise ValueError(f"{shown(path)} cannot be read as a table: {error}.") from error
     except (UnicodeDecodeError, OSError) as error:

@@ -179,6 +179,13 @@ def test_examples_are_counted_that_have_something_to_tell(causal: Path, tmp_path
             for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
         ]
         assert seen == told[:wanted]
+    file.write_text("".join(f"{json.dumps({'text': line})}\n" for line in lines) + "no json\n")
+    source = {"task": "causal", "tokenizer": tmp_path / "words"}
+    for wanted in range(1, len(told) + 1):  # and nothing behind them
+        assert DataSource(file, max_examples=wanted, **source).batches(model).examples == wanted
+    for wanted in (len(told) + 1, None):
+        with pytest.raises(ValueError, match=f"line {len(lines) + 1}: not valid JSON"):
+            DataSource(file, max_examples=wanted, **source).batches(model)
 
 
 def test_a_sequence_model_tells_the_second_text(seq2seq: Path, tmp_path: Path) -> None:
