@@ -8,7 +8,6 @@ and how much was found.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 
@@ -18,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quotient_manifolds.symmetries import find_symmetries
+from tests.benchmarks.resident import peak
 
 SIZES = {
     "small": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -43,10 +43,6 @@ def llama(name: str, kind: torch.dtype, device: torch.device | str = "cpu") -> n
             bound = (3 / w.shape[1]) ** 0.5 if w.ndim > 1 else 0.5
             w.uniform_(-bound, bound, generator=random).add_(float(w.ndim == 1))
     return model.eval()
-
-
-def peak() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(name: str, kind: str, tokens: int) -> None:

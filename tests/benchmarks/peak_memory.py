@@ -7,19 +7,15 @@ its peak, and of parameters.
 
 from __future__ import annotations
 
-import resource
 import sys
 
 import torch
 
 from quotient_manifolds.sharpness import worst_case_sharpness
 from tests.benchmarks.pretrained import GEOMETRIES, batch_of, loss, pretrained
+from tests.benchmarks.resident import peak
 
 STEPS = 20
-
-
-def peak() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(kind: str, size: int, method: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import resource
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -28,6 +27,7 @@ from quotient_manifolds.sharpness import AutoPGD, PreparedModel, next_token_cros
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.symmetries import Symmetries
 from tests.benchmarks.alternating import Alternating
+from tests.benchmarks.resident import peak
 
 STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 WORDS, EXAMPLES = 8000, 4
@@ -87,18 +87,14 @@ def cost(kind: str, tokens: int) -> dict[str, Any]:
 def memory(kind: str, tokens: int) -> dict[str, Any]:
     model, batch, symmetries = made(tokens)
     part = sum(w.to_local().numel() * w.element_size() for w in model.parameters())  # type: ignore[operator]
-    before = _peak()
+    before = peak()
     if kind == "bare":
         for _ in range(3):
             bare(model, batch)
     else:
         geometry = geometry_of(kind, symmetries)
         worst_case_sharpness(model, next_token_cross_entropy, [batch], geometry=geometry, radius=0.1, steps=20)
-    return {"above": _peak() - before, "part": part}
-
-
-def _peak() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"above": peak() - before, "part": part}
 
 
 if __name__ == "__main__":
