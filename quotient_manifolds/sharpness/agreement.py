@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -48,10 +47,9 @@ def check_shares(model: ShardedModel, batches: Sequence[Any]) -> None:
     )
 
 
-def check_same_loss(losses: Tensor, dtype: torch.dtype, index: int) -> None:
+def check_same_loss(losses: Tensor, precision: float, index: int) -> None:
     """Raise ValueError where processes that must have the same loss have different ones: they have different data."""
-    share = min(64 * torch.finfo(dtype).eps, 1e-3)
-    if bool(losses.max() - losses.min() > share * losses.abs().max()):
+    if bool(losses.max() - losses.min() > min(64 * precision, 1e-3) * losses.abs().max()):
         raise ValueError(
             f"Under tensor parallelism all processes must have the same batches. Found losses from "
             f"{float(losses.min())!r} to {float(losses.max())!r} of batch {index}"

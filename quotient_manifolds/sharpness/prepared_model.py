@@ -88,7 +88,7 @@ class PreparedModel:
             precision = precisions.of(values[0].dtype)
             _check_values([sharded.mean(value) for value in values], precision)
             if sharded.alike:
-                check_same_loss(sharded.values(values[0]), values[0].dtype, probe)
+                check_same_loss(sharded.values(values[0]), precision, probe)
             warn_of_rounding(sharded.original, precisions)
             space = geometry.proved(model, loss, batches[probe], known).over(sharded)
         return cls(model, loss, space, batches, None, precision)  # the model itself is moved

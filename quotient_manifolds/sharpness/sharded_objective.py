@@ -73,7 +73,7 @@ class ShardedObjective(BatchObjective):
         """Return the mean over the processes, and count the pass. ValueError where losses that must be one differ."""
         losses = self._space.model.values(loss)
         if self._space.model.alike:
-            check_same_loss(losses, loss.dtype, self.index)
+            check_same_loss(losses, max(self.precision, torch.finfo(loss.dtype).eps), self.index)
         return self.finite(losses.mean())
 
     def _no_dependence(self) -> ValueError:
