@@ -159,6 +159,12 @@ def run_fsdp(folder: Path) -> dict[str, Any]:
     )
     found["half"] = [autocast.mean, autocast.batches[0].base_loss]
 
+    return found | loads(folder, before, part, symmetries)
+
+
+def loads(folder: Path, before: dict[str, Tensor], part: Batch, symmetries: Symmetries) -> dict[str, Any]:
+    """What models made without memory are after their files were read, and what is refused."""
+    found: dict[str, Any] = {}
     if dist.get_rank() == 0:
         llama(torch.float64).save_pretrained(folder / "saved", max_shard_size="30KB")
     dist.barrier()
