@@ -65,9 +65,7 @@ class ShardedModel:
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.tensor import DTensor
 
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                _check_reduction(module)
+        _check_reduction(self._groups())
         plain = [name for name, w in self._named.items() if w.requires_grad and not isinstance(w, DTensor)]
         if plain and any(isinstance(each, FSDPModule) for each in model.modules()):
             raise ValueError(
@@ -155,14 +153,11 @@ class ShardedModel:
             raise ValueError(
                 "The parameters must stay as they were when the measure was prepared. Found others; prepare it again"
             )
-        grads, pending = {name: w.grad for name, w in self._named.items()}, self._set_aside()
-        buffers = [
-            (module._buffers, name, buffer, buffer.detach().clone())  # a forward pass may put another in its place
-            for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        interrupted = True
+        grads = {name: w.grad for name, w in self._named.items()}
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        # A forward pass may put other buffers in their places.
+        places = [(module._buffers, dict(module._buffers)) for module in self.model.modules()]
+        interrupted, pending = True, self._set_aside()
         try:
             for w in self._named.values():
                 w.grad = None
@@ -172,8 +167,10 @@ class ShardedModel:
             with torch.no_grad():
                 for name, before in (self.original | (more or {})).items():
                     held[name].copy_(before)
-                for place, name, buffer, earlier in buffers:
-                    place[name] = buffer
+                for place, own in places:
+                    place.clear()
+                    place.update(own)
+                for buffer, earlier in buffers:
                     if not buffer.is_meta:
                         buffer.copy_(earlier)
             for name, grad in grads.items():
@@ -225,9 +222,8 @@ class ShardedModel:
         return float(self.values(value).mean())
 
 
-def _check_reduction(module: Any) -> None:
+def _check_reduction(groups: Iterable[Any]) -> None:
     """Raise unless gradients are averaged over the processes after every backward pass, as the loss is."""
-    groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
     if any(not group.reduce_grads or group.gradient_divide_factor is not None for group in groups):
         raise ValueError(
             "Gradients must be averaged over the processes after every backward pass. Found fully_shard told "
