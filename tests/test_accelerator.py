@@ -149,7 +149,7 @@ def test_random_starts(geometry: Any) -> None:
     model = model_of()
     spaces = []
     for m, b in ((model, BATCH), (there(model), there(BATCH))):
-        spaces.append(as_geometry(geometry).proved(m, qm.next_token_cross_entropy, b).at(m))
+        spaces.append(as_geometry(geometry).verified(m, qm.next_token_cross_entropy, [b]).at(m))
     here, other = (space.sample(torch.Generator().manual_seed(5)) for space in spaces)
     assert here.keys() == other.keys()
     for name, block in here.items():

@@ -63,7 +63,9 @@ class Measure(ABC):
         with autograd_available(), over_processes(prepared.processes_on):
             if prepared.processes_on is not None:
                 check_agreed({"measure": self.name, **self.settings})
-            return self.compute(prepared.objective(index, tick), ascents)
+            found = self.compute(prepared.objective(index, tick), ascents)
+            prepared.check_start(index, found.base_loss)
+            return found
 
     @property
     def settings(self) -> dict[str, Setting]:

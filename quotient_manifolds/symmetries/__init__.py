@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.proof import PairProof, Proof
-from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.score_shifts import ScoreShift
 from quotient_manifolds.symmetries.streams import UnreadMean
@@ -26,6 +26,7 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
+from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
 from quotient_manifolds.symmetries.weight_length import WeightLength
 
 __all__ = [
@@ -62,9 +63,11 @@ __all__ = [
     "Translation",
     "UnreadMean",
     "UnseenDirection",
+    "Verified",
     "WeightLength",
     "balance",
     "canonical",
+    "changed_by",
     "count_symmetries",
     "declare_pair",
     "fibre_dimension",
@@ -72,12 +75,13 @@ __all__ = [
     "find_symmetries",
     "key_bias",
     "output_change",
-    "prove_on_batch",
+    "prove_on_sharded",
     "prove_symmetries",
     "random_move",
     "singular_values",
     "spanned_dimension",
     "value_output_bias",
+    "verify_on_batches",
     "without_biases",
     "without_layers",
 ]

@@ -101,6 +101,11 @@ class Symmetries:
         return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
 
     @property
+    def every(self) -> tuple[str, ...]:
+        """Return the names of all pairs, translations and freedoms."""
+        return tuple(each.name for each in (*self.pairs, *self.translations, *self.freedoms))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that any pair touches, each once."""
         return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))

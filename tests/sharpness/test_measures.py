@@ -354,7 +354,7 @@ def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
 def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
-    dense = differenced(geometry.proved(model, cross_entropy, batches[0]).at(model), model, batches[0])
+    dense = differenced(geometry.verified(model, cross_entropy, batches[:1]).at(model), model, batches[0])
     dense = (dense + dense.mT) / 2
     trace = hessian_trace(model, cross_entropy, batches[:1], geometry=geometry, samples=150)
     assert trace.standard_error is not None
@@ -380,7 +380,7 @@ def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
         return ((model.g @ model.h - target) ** 2).sum()
 
     for order, exact in (("second", 4 * y0 * (2 * y0 - y)), ("exact", 4 * y0 * (2 * y0 - y)), ("first", None)):
-        geometry = Quotient("inv", order, symmetries=symmetries, trust=True)
+        geometry = Quotient("inv", order, symmetries=symmetries, verify="none", complete=False)
         target = torch.tensor([[y]], dtype=torch.float64)
         value = top_eigenvalue(model, loss, [target], geometry=geometry).mean
         assert value == pytest.approx(4 * y0**2 + 2 * y0 * (y0 - y) if exact is None else exact)

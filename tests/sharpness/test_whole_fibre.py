@@ -192,7 +192,7 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     )
     here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
     assert there == pytest.approx(here, rel=1e-9)
-    assert Quotient().proved(model, loss, batch).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
+    assert Quotient().verified(model, loss, [batch]).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
     assert not frozen.requires_grad
 
 
