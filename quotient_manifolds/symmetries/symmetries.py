@@ -103,7 +103,12 @@ class Symmetries:
     @property
     def every(self) -> tuple[str, ...]:
         """Return the names of all pairs, translations and freedoms."""
-        return tuple(each.name for each in (*self.pairs, *self.translations, *self.freedoms))
+        groups: tuple[tuple[SymmetricPair | Translation | Freedom, ...], ...] = (
+            self.pairs,
+            self.translations,
+            self.freedoms,
+        )
+        return tuple(each.name for group in groups for each in group)
 
     @property
     def names(self) -> tuple[str, ...]:
