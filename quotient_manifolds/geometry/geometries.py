@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal, final, get_args
@@ -326,7 +326,7 @@ class Quotient(Geometry):
             }
             return verified._without(failed, self.symmetries)
         found = known.verified(model, loss, batches, symmetries)
-        verified = verified._without(found.failed, self.symmetries, found.unused)
+        verified = verified._without(found.failed, self.symmetries)
         begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
         where = f"begins {self.metric} {self.eps} {self.norm}"
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
@@ -350,7 +350,7 @@ class Quotient(Geometry):
             )
         return given
 
-    def _without(self, failed: Mapping[str, str], given: Symmetries | Scope, unused: Collection[str] = ()) -> Quotient:
+    def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
         """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
         assert isinstance(self.symmetries, Symmetries)
         own = given.every if isinstance(given, Symmetries) else ()
@@ -363,7 +363,7 @@ class Quotient(Geometry):
             listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
             more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
             warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
-        return replace(self, symmetries=self.symmetries.without({*failed, *unused}))
+        return replace(self, symmetries=self.symmetries.without(set(failed)))
 
     def _begin(self, model: nn.Module, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""

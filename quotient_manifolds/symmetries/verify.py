@@ -41,13 +41,12 @@ Verdict = Literal["holds", "fails", "inconclusive", "unused"]
 class Verified:
     """Hold what the batches say of symmetries.
 
-    failed: why a symmetry, by its name, is none, or is not known to be one. unused: those of parameters of which the
-    loss is independent on all batches. losses, tolerances: of every batch the loss of the model as it is, and how far
-    rounding may take it elsewhere on the orbit. precision: machine epsilon of these losses.
+    failed: why a symmetry, by its name, is none, or is not known to be one. losses, tolerances: of every batch the loss
+    of the model as it is, and how far rounding may take it elsewhere on the orbit. precision: machine epsilon of these
+    losses.
     """
 
     failed: Mapping[str, str]
-    unused: frozenset[str]
     losses: tuple[float, ...]
     tolerances: tuple[float, ...]
     precision: float
@@ -141,7 +140,8 @@ def verify_on_batches(
 
     Two points tell. Near the parameters, all of them moved off by 1 % so that nothing is 0, 1 or equal by chance: a
     symmetry fails there if |<grad L, xi>| is more than rounding of its summands for a random generator xi, or if the
-    loss depends on its parameters and yet one side of it alone changes nothing on any batch. And at the parameters
+    loss depends on its parameters and yet one side of it alone changes nothing on any batch. (Where the loss does not
+    depend on them at all, on any batch, there is nothing to see, and nothing to lose.) And at the parameters
     themselves: there the loss on every batch must stay the same, to 64 units in the last place of its summands, under
     one random element of the whole group; symmetries fail of which an element alone changes it.
 
@@ -170,8 +170,7 @@ def verify_on_batches(
         tolerances.append(rounding)
         del grads
     del params
-    unused = frozenset(name for name, said in verdicts.items() if said == {"unused"})
-    unseen = (name for name, said in verdicts.items() if not said & {"holds", "fails"} and name not in unused)
+    unseen = (name for name, said in verdicts.items() if "inconclusive" in said and not said & {"holds", "fails"})
     failed |= dict.fromkeys(unseen, "moving one side of it alone does not change the loss on any batch")
     with torch.no_grad():
         params = losses.params()
@@ -179,7 +178,7 @@ def verify_on_batches(
         tolerances = [
             each + ROUNDING * losses.precision * abs(value) for each, value in zip(tolerances, values, strict=True)
         ]
-        known = Verified(failed, unused, values, tuple(tolerances), losses.precision)
+        known = Verified(failed, values, tuple(tolerances), losses.precision)
         return _together(losses, claimed, known, seed)
 
 
@@ -199,8 +198,8 @@ def _verdict(action: Action, params: Params, grads: Params, seed: int, precision
     if slope <= orthogonal * size and parts > CONTROL * max(orthogonal * size, rounding):
         return "holds"
     control, _, other = _along(action.tangent(params, seed, control=True), grads)
-    if max(size, other) == 0:
-        return "unused"
+    if max(size, other) <= rounding / ROUNDING:
+        return "unused"  # a unit in the last place of the loss: it does not depend on these parameters
     rounding = max(orthogonal * max(size, other), rounding)
     if not slope <= rounding:  # NaN is no rounding
         return "fails"
@@ -231,7 +230,7 @@ def _jittered(params: Params, seed: int) -> Params:
 
 def _together(losses: BatchLosses, claimed: list[Action], known: Verified, seed: int) -> Verified:
     """Try one random element of all groups together; if the loss changes, those fail whose own element changes it."""
-    left = [action for action in claimed if action.name not in known.failed and action.name not in known.unused]
+    left = [action for action in claimed if action.name not in known.failed]
 
     def said(chosen: Iterable[Action]) -> str:
         params, generator = losses.params(), torch.Generator().manual_seed(seed)
