@@ -316,15 +316,20 @@ def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_model_that_writes_its_weights_and_inputs_is_measured_as_in_python(mine: str, tmp_path: Path) -> None:
+def test_a_model_that_writes_its_inputs_is_measured_as_in_python_and_one_that_writes_weights_refused(
+    mine: str, tmp_path: Path
+) -> None:
     import quotient_manifolds as qm
 
     out = tmp_path / "out.json"
     wanted = ("--data", f"{mine}:batches", "--geometry", "adaptive:0.1", *FAST, "--quiet", "--out", out)
-    assert call("measure", f"{mine}:writing", *wanted).exit_code == 0
+    refused = call("measure", f"{mine}:writing", *wanted)
+    assert refused.exit_code == 2
+    assert "writes to" in refused.stderr
+    assert call("measure", f"{mine}:writing_inputs", *wanted).exit_code == 0
     own = importlib.import_module(mine)
     expected = qm.worst_case_sharpness(
-        own.writing().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
+        own.writing_inputs().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
     )
     assert SharpnessRecord.load(out)[0].values == expected.values
 
