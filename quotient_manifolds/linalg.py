@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CONDITION = 1e4
 """Up to which condition number a Gram matrix serves for a frame in float32."""
@@ -14,6 +19,29 @@ _CONDITION = 1e4
 _CACHED, _LAUNCHED = 2**16, 2**24
 """How many numbers are worked on at a time: half a megabyte in float64 on processors, whose caches hold that, and 128
 megabytes on accelerators, which many short kernels would keep waiting."""
+
+
+def full_precision(function: _Function) -> _Function:
+    """Run a function with autocast off, which is for networks: it would run algebra in half precision."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **options)
+        with torch._C._DisableAutocast():  # that of every device
+            return function(*args, **options)
+
+    return cast(_Function, run)
+
+
+class FullPrecision:
+    """Run the public methods of all subclasses in `full_precision`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if inspect.isfunction(member) and not name.startswith("_"):
+                setattr(cls, name, full_precision(member))
 
 
 class SingularFrame(NamedTuple):

@@ -183,14 +183,14 @@ def test_autocast_of_every_device_is_off_inside_and_on_again_after_an_error(devi
     @linalg.full_precision
     def enabled(fails: bool) -> bool:
         if fails:
-            raise ValueError
+            raise ValueError("fails")
         return torch.is_autocast_enabled(device)
 
     before = torch.is_autocast_enabled(device)
     torch.set_autocast_enabled(device, True)
     try:
         assert not enabled(False)
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="fails"):
             enabled(True)
         assert torch.is_autocast_enabled(device)
     finally:

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, in_no_graph, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.linalg import SingularFrame, full_precision, in_no_graph, rank_floor, singular_frame, spectral_norm
 from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import exact
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, inv_exponential
@@ -255,6 +255,7 @@ class FixedRankSpace(HorizontalSpace):
     def _pairing(self) -> Pairing:
         return Pairing.of(self._frame, self._s, self._t)
 
+    @full_precision
     def _linearise(self, pairing: Pairing, order: str, z: Tensor, out: Rows) -> PullBack:
         with torch.no_grad():
             parts = self._turned(self._split(z))
@@ -271,6 +272,7 @@ class FixedRankSpace(HorizontalSpace):
                 for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
                     torch.add(start, end, out=part)
 
+        @full_precision
         def pull_back(egrad: Rows, into: Tensor) -> None:
             with torch.no_grad():
                 grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
