@@ -63,6 +63,14 @@ class SingularFrame(NamedTuple):
         return SingularFrame(*(part.to(dtype) for part in self))
 
 
+def length(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """Compute |x| over these dimensions; no square of an entry overflows or underflows. Its gradient at 0 is 0."""
+    limits = torch.finfo(x.dtype)
+    largest = torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=dim, keepdim=True).clamp(limits.tiny, limits.max)
+    norm = largest * torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
+    return norm if keepdim else norm.squeeze(dim)
+
+
 def rank_floor(n: int, m: int) -> float:
     """Return below which a singular value of G H^T, relative to the largest, is no more than rounding in float64."""
     return (n + m) * torch.finfo(torch.float64).eps
@@ -195,4 +203,4 @@ def product_gap(G1: Tensor, H1: Tensor, G2: Tensor, H2: Tensor) -> Tensor:
     """Compute |G1 H1^T - G2 H2^T| (Frobenius) in O((n + m) h^2), without the n x m products. Shape (...,)."""
     R_G = torch.linalg.qr(torch.cat([G1, -G2], dim=-1), mode="r").R
     R_H = torch.linalg.qr(torch.cat([H1, H2], dim=-1), mode="r").R
-    return torch.linalg.matrix_norm(R_G @ R_H.mT)
+    return length(R_G @ R_H.mT, (-2, -1))

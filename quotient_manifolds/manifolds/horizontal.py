@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import FullPrecision, full_precision
+from quotient_manifolds.linalg import FullPrecision, full_precision, length
 from quotient_manifolds.manifolds.arguments import all_finite, broadcast, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
@@ -197,7 +197,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         tensor(8.)
         """
         z = self.coordinates(eta)
-        return (z * (z if zeta is eta else self.coordinates(zeta))).sum(dim=self.dims)
+        w = z if zeta is eta else self.coordinates(zeta)
+        return (z.double() * w).sum(dim=self.dims).to(z.dtype)
 
     def norm(self, eta: Tensor) -> Tensor:
         """Compute |eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
@@ -205,7 +206,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         >>> space.norm(x)
         tensor(2.)
         """
-        return torch.linalg.vector_norm(self.coordinates(eta), dim=self.dims)
+        return length(self.coordinates(eta), self.dims)
 
     def proju(self, eta: Tensor) -> Tensor:
         """Project a tangent vector horizontally.
@@ -297,7 +298,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         first = self.covector(egrad)  # the part of the slope that does not come from the geodesic's bend
         with torch.enable_grad():  # the bend is quadratic in z, so its gradient at z is its Hessian times z
             (slope,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
-        return self.vector(self.project(self.covector(ehess) + slope - first))
+        return self.vector(self.project(self.covector(ehess) + (slope - first)))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian of a twice differentiable loss (point -> scalar) to xi, by autograd.

@@ -11,6 +11,7 @@ import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
+from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import PRECISIONS, require_no_vmap, require_tensor
 from quotient_manifolds.manifolds.checked import Answer, CheckedManifold, insist
 from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, unsqueeze
@@ -290,7 +291,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
-        vertical, size = (torch.linalg.vector_norm(part, dim=space.dims) for part in (z - space.project(z), z))
+        vertical, size = (length(part, space.dims) for part in (z - space.project(z), z))
         residual = float((vertical / size.clamp_min(torch.finfo(z.dtype).tiny)).max())
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None

@@ -16,8 +16,8 @@ from quotient_manifolds.manifolds import DiagonalQuotient, QuotientManifold, Sca
 from tests.cases import EVERY_BUILT_IN, RELAXED, Case, fixed_rank
 
 seeds = st.integers(0, 2**31)
-SIZES = {torch.float32: 40, torch.float64: 300}
-"""Entries are multiplied by 2 to this power or to minus it: about 1e12, and 1e90 in double precision."""
+SIZES = {torch.float32: 40, torch.float64: 100}
+"""Entries are multiplied by 2 to this power or to minus it: about 1e12, and 1e30 in double precision."""
 ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-7}
 """Relative; logarithms of `mix` are searched to 1e-9."""
 
@@ -53,11 +53,11 @@ AT_POINTS: dict[str, tuple[Method, Degree]] = {
 
 
 def pulled_back(m: QuotientManifold, x: Tensor, u: Tensor, egrad: Tensor, order: str) -> Tensor:
-    """The point that u leads to, and the gradient there, pulled back to it as a vector at x."""
+    """The gradient at the point that u leads to, pulled back to a vector at x."""
     space = m.at(x)
     y, gradient = torch.empty_like(x), torch.empty_like(x)
     space.linearised(order)(space.project(space.coordinates(u)), (y,))((egrad,), gradient)
-    return torch.stack([y, space.vector(gradient)])
+    return space.vector(gradient)
 
 
 WITH_GRADIENTS: dict[str, Callable[[QuotientManifold, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
@@ -66,7 +66,7 @@ WITH_GRADIENTS: dict[str, Callable[[QuotientManifold, Tensor, Tensor, Tensor, Te
     "second": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "second"),
     "exact": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "exact"),
 }
-"""With gradients of size c^(4t - 1), everything has the size of the point."""
+"""With gradients of size 1 / c, of losses about 1, everything has the size c^(1 - 4t)."""
 
 
 def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -77,18 +77,18 @@ def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Ten
 
 def known(case: Case, name: str) -> bool:
     searched = name in ("dist", "logmap", "mean")
-    if name == "balance":
-        return not isinstance(case.manifold, ScaleQuotient)  # its length is 1
+    if name in ("balance", "mean") and isinstance(case.manifold, ScaleQuotient):
+        return False  # of length 1
     if name == "alignment_dist":
         return hasattr(case.manifold, name) and power(case.manifold) in (0, 1) and case not in RELAXED
     return not (searched and (case in RELAXED or case.name.startswith("rotary")))
 
 
 def error(found: Tensor, expected: Tensor) -> float:
-    """How far off entries are, relative to the largest; of what is out of range, whether found is 0 or infinite."""
+    """How far off entries are, relative to the largest; of what is out of range, whether that is told."""
     found, size, limits = found.double(), float(expected.abs().max()), torch.finfo(found.dtype)
     if size > limits.max:
-        return 0.0 if bool(found.isinf().any()) else math.inf
+        return math.inf if bool(found.isfinite().all()) else 0.0
     return float((found - expected).abs().max()) / max(size, limits.tiny / limits.eps)
 
 
@@ -121,9 +121,8 @@ def test_everything_is_homogeneous(case: Case, dtype: torch.dtype, sign: int) ->
     for name, method in WITH_GRADIENTS.items():
         if x.ndim > 1 or name not in ("second", "exact"):
             egrad, ehess = g, 0.1 * g.flip(-1)
-            expected = c * method(case.manifold, x, u, egrad, ehess).double()
-            egrad, ehess = (2.0 ** (exponent * (4 * t - 1)) * each for each in (egrad, ehess))
-            wrong += report(name, method, (there, c * x, c * u, egrad, ehess), expected)
+            expected = method(case.manifold, x, u, egrad, ehess).double() * two ** (exponent * (1 - 4 * t))
+            wrong += report(name, method, (there, c * x, c * u, egrad / c, ehess / c), expected)
     assert not wrong
 
 
@@ -155,11 +154,11 @@ def distance(t: float, x: Tensor, y: Tensor) -> float:
 
 
 def assert_rounded(found: Tensor, expected: float, size: float | None = None) -> None:
-    """To single precision, or 0 or infinity where it has no number for what is expected."""
+    """To single precision; 0, or nothing finite, where it has no number for what is expected."""
     limits = torch.finfo(torch.float32)
     assert found.dtype == torch.float32
     if abs(expected) > limits.max:
-        assert bool(found.isinf())
+        assert not bool(found.isfinite())
     else:
         room = 1e-6 * (abs(expected) if size is None else size) + limits.tiny
         assert abs(float(found) - expected) <= room, (float(found), expected)

@@ -36,6 +36,9 @@ from quotient_manifolds.manifolds.horizontal import (
     unsqueeze,
 )
 
+_FAR = 32
+"""Powers of 2 that coordinates may be multiplied by, so that products of four of them are still single precision."""
+
 
 @final
 class FixedRankSpace(HorizontalSpace):
@@ -76,7 +79,11 @@ class FixedRankSpace(HorizontalSpace):
             right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
             relative, absolute = (turn_G @ unweight, turn_H @ unweight), (weight @ turn_G.mT, weight @ turn_H.mT)
             self._turns = turn_G.to(dtype), turn_H.to(dtype)
-        self._s = frame.s
+        # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
+        # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
+        exponent = (t * frame.s[..., :1, None].detach().log2()).round()
+        self._size = exponent.exp2() if t and some(exponent.abs() > _FAR) else None
+        self._s = frame.s if self._size is None else frame.s / self._size[..., 0] ** (1 / t)
         self._frame: SingularFrame = frame.to(dtype)
         self._basis = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
         self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
@@ -171,7 +178,7 @@ class FixedRankSpace(HorizontalSpace):
             y = torch.cat(apply(pairing, parts, step, x), dim=-2)
         if shorten and (less := shorter(pairing, step)):
             on_G, on_H = less.on.unbind(-3)
-            way = torch.cat([add(x[0], z[0], on_G), add(x[1], z[1], on_H)], dim=-2)
+            way = torch.cat([add(x[0], parts[0], on_G), add(x[1], parts[1], on_H)], dim=-2)
             y = torch.where(less.where[..., None, None], way, y)
         if self._lower is None:
             return y
@@ -277,6 +284,8 @@ class FixedRankSpace(HorizontalSpace):
             with torch.no_grad():
                 grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
                 self._write_projected(pairing, back(pairing, parts, step, (grad_G, grad_H)), into)
+                if self._size is not None:
+                    into.div_(self._size.to(into))
 
         return pull_back
 
@@ -292,7 +301,8 @@ class FixedRankSpace(HorizontalSpace):
         return halves
 
     def _turned(self, z: Both) -> Both:
-        """Return z in the singular frame; the relaxed metric's orthonormal coordinates are in another basis."""
+        """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
+        z = z if self._size is None else (z[0] / self._size.to(z[0]), z[1] / self._size.to(z[1]))
         return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
 
     def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:
