@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, QuotientManifold, ScaleQuotient, TranslationQuotient
-from tests.cases import EVERY_BUILT_IN, RELAXED, Case, fixed_rank
+from tests.cases import EVERY_BUILT_IN, INVARIANT, RELAXED, Case, fixed_rank
 
 seeds = st.integers(0, 2**31)
 SIZES = {torch.float32: 40, torch.float64: 100}
@@ -124,6 +124,34 @@ def test_everything_is_homogeneous(case: Case, dtype: torch.dtype, sign: int) ->
             expected = method(case.manifold, x, u, egrad, ehess).double() * two ** (exponent * (1 - 4 * t))
             wrong += report(name, method, (there, c * x, c * u, egrad / c, ehess / c), expected)
     assert not wrong
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+@pytest.mark.parametrize("size", [2.0**-80, 2.0**80])
+def test_representatives_whose_factors_are_far_apart_in_size(case: Case, size: float) -> None:
+    x, y, u, v, _ = tensors(case, torch.float32)
+    A = case.group(torch.Generator().manual_seed(1), 1.0)
+    A = size * (A.to(torch.complex64) if A.is_complex() else A.float())
+
+    def found(x: Tensor, y: Tensor, u: Tensor, v: Tensor) -> list[Tensor]:
+        m = case.manifold
+        distances = [m.dist(x, y)] if known(case, "dist") else []
+        horizontal = m.proju(x, u)
+        return [m.balance(x), m.norm(x, u), m.norm(x, horizontal), m.inner(x, horizontal, v), *distances]
+
+    there = [case.manifold.action(A, each) for each in (x, y, u, v)]
+    for here, moved in zip(found(x, y, u, v), found(*there), strict=True):
+        torch.testing.assert_close(moved, here, rtol=1e-3, atol=1e-5)
+    assert not case.manifold.same_orbit(there[0], there[1])
+    assert case.manifold.same_orbit(there[0], x)
+
+
+@pytest.mark.parametrize("exponent", [-60, 60])
+def test_projections_where_the_weights_of_a_metric_leave_single_precision(exponent: int) -> None:
+    case = fixed_rank(3, 4, 2, -0.5)
+    x, _, u, _, _ = tensors(case, torch.float32)
+    projected = case.manifold.proju(2.0**exponent * x, 2.0**exponent * u)
+    torch.testing.assert_close(projected * 2.0**-exponent, case.manifold.proju(x, u), rtol=1e-4, atol=1e-6)
 
 
 # The diagonal quotient in single precision, where products of two factors leave its range
