@@ -107,7 +107,7 @@ class DiagonalQuotient(QuotientManifold):
         return length(gaps, (-2, -1), keepdim).to(x.dtype)
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute b, by which x moves relative to itself, in float64: products leave the range of float32. (..., 1, d)"""
+        """Compute the velocity b relative to x, in float64: products leave the range of float32. Shape (..., 1, d)."""
         self._require_points(x=x, y=y)
         ratio = (y.double() / x.double()).prod(dim=-2, keepdim=True)
         if some(~(ratio > 0)):

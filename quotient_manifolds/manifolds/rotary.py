@@ -95,7 +95,7 @@ class RotaryQuotient(QuotientManifold):
         self._require_points(x=x)
         g, k = self.split(x)
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
-        stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
+        stretch = length(g, -1).sqrt() / length(k, -1).sqrt()
         return self.action(stretch * torch.sgn(peak), x)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:

@@ -8,7 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, full_precision, in_no_graph, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.linalg import (
+    SingularFrame,
+    full_precision,
+    in_no_graph,
+    rank_floor,
+    singular_frame,
+    spectral_norm,
+)
 from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import exact
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, inv_exponential
@@ -70,7 +77,8 @@ class FixedRankSpace(HorizontalSpace):
                 )
             self._lower = lower
             frame, self._values = completed(frame, x[..., :n, :], x[..., n:, :], lower)
-        left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
+        left, right = frame.left, frame.right
+        alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         relative, absolute = (unweight, unweight), (weight, weight)
         self._turns: Both | None = None
