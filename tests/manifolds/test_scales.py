@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, QuotientManifold, ScaleQuotient, TranslationQuotient
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    GeodesicError,
+    QuotientManifold,
+    ScaleQuotient,
+    TranslationQuotient,
+)
 from tests.cases import EVERY_BUILT_IN, INVARIANT, RELAXED, Case, fixed_rank
 
 seeds = st.integers(0, 2**31)
@@ -236,6 +242,24 @@ def test_lengths_of_diagonal_vectors(metric: str, seed: int, u: float, v: float)
     assert_rounded(manifold.norm(x, eta), math.sqrt(sum(squares)))
     assert_rounded(manifold.inner(x, eta, zeta), math.fsum(terms), sum(map(abs, terms)))
     assert_rounded(manifold.inner(x, eta), sum(squares))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", FAMILY)
+@settings(max_examples=60)
+@given(seed=seeds, u=st.floats(-15, 15), v=st.floats(-15, 15), size=st.floats(-4, 1))
+def test_the_diagonal_logarithm_is_the_velocity(
+    metric: str, dtype: torch.dtype, seed: int, u: float, v: float, size: float
+) -> None:
+    """Lines: no other geodesic leads to the same orbit, however long this one is, up to where it ends."""
+    manifold, x = diagonal_quotient(metric), pairs(seed, u, v).to(dtype)
+    xi = x * 10**size * torch.randn(3, generator=torch.Generator().manual_seed(seed + 1)).to(dtype)
+    try:
+        y = manifold.expmap(x, xi)
+    except GeodesicError:
+        return
+    b, rounding = xi / x, 100 * torch.finfo(dtype).eps
+    assert bool(((manifold.logmap(x, y) / x - b).abs() <= rounding * (1 + b.abs() + b * b)).all())
 
 
 def diagonal_quotient(metric: str) -> DiagonalQuotient:
