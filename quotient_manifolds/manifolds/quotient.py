@@ -25,7 +25,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
-    that need values are left out. Manifolds of one class with the same parameters are equal.
+    that need values are left out. Autocast, which is for networks, is off inside, also in functions that are given.
+    Manifolds of one class with the same parameters are equal.
 
     The examples below use `manifold = DiagonalQuotient("inv")` and `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """

@@ -89,9 +89,11 @@ class FixedRankSpace(HorizontalSpace):
             self._turns = turn_G.to(dtype), turn_H.to(dtype)
         # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
         # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
-        exponent = (t * frame.s[..., :1, None].detach().log2()).round()
-        self._size = exponent.exp2() if t and some(exponent.abs() > _FAR) else None
-        self._s = frame.s if self._size is None else frame.s / self._size[..., 0] ** (1 / t)
+        self._s: Tensor = frame.s
+        self._size: Tensor | None = None
+        if t and some((exponent := t * frame.s[..., :1, None].detach().log2()).abs() > _FAR):
+            self._size = exponent.round().exp2()
+            self._s = frame.s / self._size[..., 0] ** (1 / t)
         self._frame: SingularFrame = frame.to(dtype)
         self._basis = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
         self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
