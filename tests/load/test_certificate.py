@@ -143,6 +143,58 @@ def test_nothing_is_missing_under_a_doubt() -> None:
     assert "not found: inconclusive" in str(certificate)
 
 
+def test_inputs_that_are_repeated_are_no_more_inputs() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    certificate = certify(model, gaussians(3, 1, 3) * 20)
+    assert (certificate.fibre.outputs, certificate.missing) == (6, None)
+
+
+class Experts(nn.Module):
+    """A norm, and three experts behind it that tokens choose by their sum, the last one beyond 1000."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(4, eps=1e-5)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = torch.bucketize(x.sum(-1), torch.tensor([0.0, 1000.0]))
+        y, out = self.norm(x), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, expert(y[rows]))
+        return out
+
+
+def test_an_expert_that_stays_idle_leaves_open_what_is_missing() -> None:
+    """The norm's gain goes into it, too, so nothing is found that the rank of the others has."""
+    inputs = gaussians(30, 6, 4)
+    certificate = certify(make_generic(Experts()), inputs)
+    assert (certificate.unreached, certificate.missing) == (3 * 4 + 3 + 4 * 3 + 4, None)
+    assert str(certificate).startswith("inconclusive: ")
+    assert "experts.2.0.bias did not run" in str(certificate).splitlines()[0]
+    everywhere = certify(make_generic(Experts()), [*inputs, *(x.abs() + 1000 for x in inputs)])
+    assert (everywhere.unreached, everywhere.missing) == (0, 0)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+def test_what_the_first_inputs_do_not_decide_is_not_missing() -> None:
+    """A single token attends to itself whatever its query is, and sequences of different lengths cannot be joined."""
+    certificate = certify(make_generic(Attention()), [*gaussians(1, 1, 1, 4), *gaussians(30, 1, 5, 4)])
+    assert certificate.missing is None
+    assert "inner query/key is inconclusive" in str(certificate).splitlines()[0]
+    assert certify(make_generic(Attention()), gaussians(30, 1, 5, 4)).missing == 0
+
+
 class Curved(nn.Module):
     """(w u) x: a scale that no family names, between two vectors that are multiplied elementwise."""
 
