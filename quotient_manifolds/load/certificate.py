@@ -24,7 +24,6 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.tangents import span, tangents
 
-EXAMPLES = 4  # that symmetries are found and proved on: enough to go through experts and branches
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
 OUTPUTS = (3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
 
@@ -39,8 +38,8 @@ class Certificate:
     dimensions were counted twice in it, because two families have them in common. unreached: how many dimensions beside
     those are numbers that no output depends on, on any of the inputs (see `FibreDimension`): neither found nor missing.
     places: how many of the missing directions lie in which parameters (each direction has length 1, of which a
-    parameter holds the square of its part). outside: symmetries that were proved and yet leave the fibre, which are not
-    counted: those that only a norm's eps breaks, or that hold on the first inputs alone.
+    parameter holds the square of its part). outside: symmetries that were proposed and are not counted, as they are
+    refuted, or leave the fibre: those that only a norm's eps breaks, or that hold on some inputs alone.
     """
 
     model: str
@@ -100,15 +99,14 @@ def certify(
     """Compute the dimension of the fibre of a small model, and how much of it is found.
 
     Of a Hugging Face model a small copy is made, with inputs to match; blocks, settings: of the copy, as for
-    `small_copy`. Its inputs are doubled until the rank of the Jacobian stands still: a random half of them has the same.
-    They begin with 3 outputs a parameter and end with 48; if the rank still grows then, that is a doubt.
-    Where batches are given, as for `fibre_dimension`, it is the model itself on these inputs alone: small, and with
+    `small_copy`. Its inputs are doubled until the rank of the Jacobian stands still: a random half of them has the same
+    rank. They begin with 3 outputs a parameter and end with 48; a rank that still grows then is a doubt.
+    Where batches are given, as for `fibre_dimension`, it is the model itself, on these inputs alone: small, and with
     generic parameters, as `make_generic` gives them.
 
-    Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known, but for
-    numbers that no input reaches; of a model it says as much as the copy is like it. `missing` is None where
-    `fibre.doubts` say why the dimension is uncertain. What two families share counts once: it is the rank of their tangent vectors
-    that is compared.
+    Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known, apart from
+    parameters that no input reaches; of a model it says as much as the copy is like it. Under a doubt it is None.
+    What two families share counts once: it is the rank of their tangent vectors that is compared.
     progress: called with what is being computed, how much of it is finished, and the total.
 
     Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).
@@ -122,9 +120,13 @@ def certify(
         fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
         if given is not None or fibre.rank_of_half >= fibre.rank:
             break
-    some = joined(listed[:EXAMPLES])
+    some = joined(listed)
     symmetries = find_symmetries(small, some, evaluate=evaluate)
-    symmetries = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate).proved(symmetries)
+    proof = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate)
+    refuted = tuple(each.pair for each in proof.claims if each.verdict == "refuted")
+    unsure = [f"{each.pair} is inconclusive: {each.reason}" for each in proof.claims if each.verdict == "inconclusive"]
+    unsure += [str(each) for each in symmetries.refused if ": give " in each.reason]  # other inputs, as it asks for
+    symmetries = proof.proved(symmetries)
     frozen = {name for name, w in small.named_parameters() if not w.requires_grad}
     free = tuple(each for each in symmetries.freedoms if not frozen.issuperset(each.names))
     symmetries = replace(symmetries, freedoms=free)
@@ -134,6 +136,8 @@ def certify(
     symmetric = span(torch.cat(inside))
     silent = fibre.kernel[:, torch.linalg.vector_norm(fibre.kernel, dim=0) > 1 - ALONG].mT
     spanned = span(torch.cat([symmetric, silent]))
+    if len(spanned) < fibre.dimension:  # what these are about may be what is not spanned
+        fibre = replace(fibre, doubts=(*fibre.doubts, *unsure))
     return Certificate(
         model=type(model).__name__,
         blocks=blocks if batches is None else None,
@@ -142,7 +146,7 @@ def certify(
         shared=count.dimension - len(symmetric),
         unreached=len(spanned) - len(symmetric),
         places={} if fibre.doubts else _places(fibre.kernel, small, spanned),
-        outside=outside,
+        outside=(*refuted, *outside),
     )
 
 

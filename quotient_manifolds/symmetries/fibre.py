@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
@@ -104,7 +105,8 @@ def fibre_dimension(
     direction, and P - rank J counts the exact ones; with every eps 0 it counts the near ones too.
 
     batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
-    They have P outputs at the least, better three times as many. `evaluate(model, batch)` may choose the outputs.
+    They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
+    choose the outputs.
     progress: called with what is being computed, how much of it is finished, and the total.
 
     The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
@@ -161,10 +163,14 @@ def fibre_dimension(
 def _checked_batches(batches: Any) -> list[Any]:
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
-    listed = list(batches)
-    if not listed:
+    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}  # repeated, they lift no rank
+    if not distinct:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
-    return listed
+    return list(distinct.values())
+
+
+def _content(leaf: Any) -> Any:
+    return (*leaf.shape, *leaf.flatten().tolist()) if isinstance(leaf, Tensor) else id(leaf)
 
 
 def _prepared(

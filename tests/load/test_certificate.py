@@ -150,7 +150,7 @@ def test_inputs_that_are_repeated_are_no_more_inputs() -> None:
 
 
 class Experts(nn.Module):
-    """A norm, and three experts behind it that tokens choose by their sum, the last one beyond 1000."""
+    """A norm, and three experts behind it that tokens choose by their sum, the last one beyond 50."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        chosen = torch.bucketize(x.sum(-1), torch.tensor([0.0, 1000.0]))
+        chosen = torch.bucketize(x.sum(-1), torch.tensor([0.0, 50.0]))
         y, out = self.norm(x), torch.zeros_like(x)
         for index, expert in enumerate(self.experts):
             rows = (chosen == index).nonzero()[:, 0]
@@ -174,7 +174,7 @@ def test_an_expert_that_stays_idle_leaves_open_what_is_missing() -> None:
     assert (certificate.unreached, certificate.missing) == (3 * 4 + 3 + 4 * 3 + 4, None)
     assert str(certificate).startswith("inconclusive: ")
     assert "experts.2.0.bias did not run" in str(certificate).splitlines()[0]
-    everywhere = certify(make_generic(Experts()), [*inputs, *(x.abs() + 1000 for x in inputs)])
+    everywhere = certify(make_generic(Experts()), [*inputs, *(100 * x for x in inputs)])
     assert (everywhere.unreached, everywhere.missing) == (0, 0)
 
 
@@ -188,10 +188,14 @@ class Attention(nn.Module):
 
 
 def test_what_the_first_inputs_do_not_decide_is_not_missing() -> None:
-    """A single token attends to itself whatever its query is, and sequences of different lengths cannot be joined."""
+    """A single token attends to itself, zeros stay zeros, and inputs of different shapes cannot be joined."""
+    bottleneck = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False))
+    certificate = certify(make_generic(bottleneck), [torch.zeros(2, 5, 3), *gaussians(20, 1, 3)])
+    assert (certificate.fibre.dimension, certificate.missing) == (4, None)
+    assert "bottleneck in/out is inconclusive" in str(certificate).splitlines()[0]
     certificate = certify(make_generic(Attention()), [*gaussians(1, 1, 1, 4), *gaussians(30, 1, 5, 4)])
     assert certificate.missing is None
-    assert "inner query/key is inconclusive" in str(certificate).splitlines()[0]
+    assert "give several tokens each" in str(certificate).splitlines()[0]
     assert certify(make_generic(Attention()), gaussians(30, 1, 5, 4)).missing == 0
 
 
