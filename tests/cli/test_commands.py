@@ -76,10 +76,17 @@ def test_inspect_counts_a_model_written_by_hand_on_its_inputs(mine: str, tmp_pat
     assert shown.exit_code == 0, shown.output
     assert certificate["fibre"]["dimension"] == _found(certificate) + certificate["missing"]
     assert certificate["fibre"]["outputs"] == 50 * 5 * 8
-    refused(
-        call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"),
-        "needs at least as many outputs, and on the examples of",
-    )
+
+
+def test_inspect_calls_nothing_missing_under_a_doubt(mine: str, tmp_path: Path) -> None:
+    few = ("--inputs", f"{mine}:inputs", "--out", tmp_path / "record.json", "--report", tmp_path / "page.html")
+    assert call("inspect", f"{mine}:layer", *few).exit_code == 0
+    shown = call("inspect", f"{mine}:layer", *few, "--certify")
+    assert shown.exit_code == 1, shown.output
+    assert shown.stdout.startswith("inconclusive: inputs are too few")
+    assert json.loads((tmp_path / "record.json").read_text())["certificate"]["missing"] is None
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("inputs are too few") < page.index("not found")
 
 
 def test_inspect_quiet_prints_nothing(bert: Path) -> None:
