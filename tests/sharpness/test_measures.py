@@ -254,6 +254,27 @@ def test_records_last_and_the_model_is_untouched(
     assert result.standard_error == pytest.approx(float(torch.tensor(result.values).double().std()) / math.sqrt(3))
 
 
+@pytest.mark.parametrize(
+    ("name", "geometry"),
+    [
+        *((name, None) for name in MEASURES),
+        *((name, Quotient("inv")) for name in ("worst case", "average", "trace", "eigenvalue")),
+        *((name, Adaptive(norm="linf")) for name in ("worst case", "average")),
+    ],
+)
+def test_values_do_not_depend_on_the_default_dtype(
+    name: str, geometry: Geometry | None, model: Classifier, batches: list[Batch]
+) -> None:
+    measure, settings = MEASURES[name]
+    settings = settings if geometry is None else {**settings, "geometry": geometry}
+    single = measure(model, cross_entropy, batches, **settings)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert measure(model, cross_entropy, batches, **settings) == single
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("name", MEASURES)
 def test_progress_counts_to_its_total(name: str, model: Classifier, batches: list[Batch]) -> None:
     measure, settings = MEASURES[name]
