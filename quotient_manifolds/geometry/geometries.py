@@ -238,9 +238,8 @@ class Quotient(Geometry):
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
         pairs = list(pairs)
         free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
-        touched = {name for each in freedoms for name in each.names}
         for index, pair in enumerate(pairs):
-            if free and not touched.isdisjoint(pair.names):
+            if free:
                 pairs[index], point = of_lower_rank(pair, point, start)
         pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
         if free:
