@@ -55,7 +55,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 MEASURES: dict[str, Callable[..., Any]] = {
     "worst case": lambda *of: worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
-    "average case": lambda *of: average_case_sharpness(*of[:3], geometry=of[3], radius=0.05, samples=2),
+    "average case": lambda *of: average_case_sharpness(*of[:3], geometry=of[3], sigma=0.05, samples=2),
     "gradient norm": lambda *of: gradient_norm(*of[:3], geometry=of[3]),
     "trace": lambda *of: hessian_trace(*of[:3], geometry=of[3], samples=2),
     "top eigenvalue": lambda *of: top_eigenvalue(*of[:3], geometry=of[3]),
