@@ -100,8 +100,8 @@ def _rounded(value: Tensor, seed: int) -> Tensor:
     """Return the weights, each off by half a unit in its last place, up or down at random."""
     import torch
 
-    sign = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed)).sign().to(value.device)
-    return value.double() * (1 + sign * torch.finfo(value.dtype).eps / 2)
+    drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    return value.double() * (1 + drawn.sign().to(value.device) * torch.finfo(value.dtype).eps / 2)
 
 
 def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target: Path) -> None:

@@ -258,7 +258,7 @@ class Quotient(Geometry):
 
     def _space(self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params) -> TangentSpace:
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
-        pairs, point = self._balanced(pairs, freedoms, point, start)
+        pairs, point = self._balanced(pairs, point, start)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         constant = (name for each in freedoms for name in each.constant if name in point)
         scales |= {name: torch.zeros_like(point[name]) for name in constant}
@@ -267,15 +267,12 @@ class Quotient(Geometry):
         point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
         return TangentSpace(point, scales, blocks)
 
-    def _balanced(
-        self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params
-    ) -> tuple[list[SymmetricPair], Params]:
+    def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
         """Return the pairs of full rank, and the point where their factors are balanced."""
         pairs = list(pairs)
         free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
-        touched = {name for each in freedoms for name in each.names}
         for index, pair in enumerate(pairs):
-            if free and not touched.isdisjoint(pair.names):
+            if free:
                 pairs[index], point = of_lower_rank(pair, point, start)
         pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
         return pairs, balanced(pairs, point) if free else point
@@ -369,7 +366,7 @@ class Quotient(Geometry):
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
         start = {name: every[name] for name in trained_parameters(model)}
         pairs, freedoms, point = self._canonical(model, start, every)
-        return every | self._balanced(pairs, freedoms, point, start)[1]
+        return every | self._balanced(pairs, point, start)[1]
 
 
 def _check_same(symmetries: Symmetries) -> None:

@@ -196,7 +196,7 @@ MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.MeasureResult]] = {
     ),
     "legacy": lambda m, b: qm.legacy_sharpness(m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3),
     "average": lambda m, b: qm.average_case_sharpness(
-        m, qm.cross_entropy, b, geometry=qm.Euclidean(), radius=0.01, samples=2
+        m, qm.cross_entropy, b, geometry=qm.Euclidean(), sigma=0.01, samples=2
     ),
     "gradient": lambda m, b: qm.gradient_norm(m, qm.cross_entropy, b, geometry=qm.Euclidean()),
     "trace": lambda m, b: qm.hessian_trace(m, qm.cross_entropy, b, geometry=qm.Euclidean(), samples=2),

@@ -387,7 +387,7 @@ def test_where_nothing_is_truncated_there_is_no_reach(
 ) -> None:
     for result in (
         worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
-        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=2),
+        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, sigma=0.2, samples=2),
     ):
         assert (result.reach, result.beyond_reach, result.truncation_warning) == (None, (), None)
         assert "reach" not in str(result)
@@ -417,7 +417,7 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
 
 def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classifier, batches: list[Batch]) -> None:
     geometry = Quotient("inv")
-    result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
+    result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, sigma=0.01, samples=3)
     space, random = geometry.verified(model, cross_entropy, batches[:1]).at(model), generator(0)
     reaches = [space.reach(space.sample(random)) for _ in range(3)]
     assert len(set(reaches)) == 3
@@ -431,7 +431,7 @@ def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch]
     def measured(radius: float) -> MeasureResult:
         shared: dict[str, Any] = {"geometry": Quotient("mix")}
         if kind == "average":
-            return average_case_sharpness(model, cross_entropy, batches, radius=radius, samples=2, **shared)
+            return average_case_sharpness(model, cross_entropy, batches, sigma=radius, samples=2, **shared)
         if kind == "worst":
             return worst_case_sharpness(model, cross_entropy, batches, radius=radius, steps=2, **shared)
         return worst_case_profile(model, cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
