@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 
 from torch import nn
 
-from quotient_manifolds.symmetries import Evaluate, Proof, Scope, Symmetries, find_symmetries, prove_on_batch
+from quotient_manifolds.symmetries import Evaluate, Proof, Scope, Symmetries, propose_symmetries, prove_on_batch
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class KnownSymmetries:
 
     def found(self, model: nn.Module, loss: Evaluate, batch: Any, scope: Scope) -> Symmetries:
         """Return the symmetries of loss(model, batch) within a scope; the same object every time."""
-        every = self._once(partial(find_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
+        every = self._once(partial(propose_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
         return self._once(partial(every.within, scope), scope, every)
 
     def proof(self, model: nn.Module, loss: Evaluate, batch: Any, symmetries: Symmetries) -> Proof:

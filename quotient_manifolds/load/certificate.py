@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     count_symmetries,
     fibre_dimension,
-    find_symmetries,
+    propose_symmetries,
     prove_symmetries,
 )
 from quotient_manifolds.symmetries.tangents import span, tangents
@@ -109,7 +109,7 @@ def certify(
     listed = generic_inputs(small, seed=seed) if batches is None else list(batches)
     fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
     some = joined(listed[:EXAMPLES])
-    symmetries = find_symmetries(small, some, evaluate=evaluate)
+    symmetries = propose_symmetries(small, some, evaluate=evaluate)
     symmetries = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate).proved(symmetries)
     frozen = {name for name, w in small.named_parameters() if not w.requires_grad}
     free = tuple(each for each in symmetries.freedoms if not frozen.issuperset(each.names))

@@ -212,6 +212,37 @@ class Chosen(Stacked):
         return F.relu(self.norm(self.first(x, False)) @ self.up[to]) @ self.down[to]
 
 
+class Normed(nn.Module):
+    """A linear layer that reads a norm, which it shows beside its answer, or writes where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, *, seen: list[Tensor] | None = None) -> dict[str, Any]:
+        n = self.norm(x)
+        if seen is not None:
+            seen.append(n)
+        return {"answer": self.linear(n), "others": () if seen is not None else (n,)}
+
+
+class Observed(nn.Module):
+    """The same norm twice, and a branch that reads what it gives inside."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.inner, self.branch, self.out = Normed(), nn.Linear(12, 3), nn.Linear(12, 3)
+        self.written = written
+
+    def forward(self, x: Tensor, on: bool = False) -> Tensor:
+        seen: list[Tensor] | None = [] if self.written else None
+        first = self.inner(x)["answer"]
+        second = self.inner(first.tanh(), seen=seen)
+        normed = second["others"][0] if seen is None else seen[0]
+        found: Tensor = self.out(second["answer"])
+        return found + self.branch(normed) if on else found
+
+
 def switch() -> nn.Module:
     """A SwitchTransformers with 32 experts in a layer of the encoder and one of the decoder."""
     sizes = {"vocab_size": 40, "d_model": 12, "d_kv": 4, "d_ff": 6, "num_heads": 3, "num_experts": 32}
@@ -240,6 +271,8 @@ IDLE: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
     "mask token": (Masked, {"ids": tokens()}, {"ids": tokens(), "mask": MASK}, ("encoder",)),
     "task head": (Heads, {"x": random(2, 6, 12)}, {"x": random(2, 6, 12), "task": 1}, ("first",)),
     "modulation": (Modulated, {"x": random(5, 12)}, {"x": random(5, 12), "given": random(5, 2)}, ()),
+    "observed": (lambda: Observed(False), {"x": random(5, 12)}, {"x": random(5, 12), "on": True}, ()),
+    "written": (lambda: Observed(True), {"x": random(5, 12)}, {"x": random(5, 12), "on": True}, ()),
     "stacked experts": (
         Stacked,
         {"x": random(4, 6, 12), "to": [0, 2, 0, 2]},
