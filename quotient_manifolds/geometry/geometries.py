@@ -365,7 +365,7 @@ class Quotient(Geometry):
     def _begin(self, model: nn.Module, every: Params) -> Params:
         """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
         start = {name: every[name] for name in trained_parameters(model)}
-        pairs, freedoms, point = self._canonical(model, start, every)
+        pairs, _, point = self._canonical(model, start, every)
         return every | self._balanced(pairs, point, start)[1]
 
 

@@ -16,7 +16,7 @@ from quotient_manifolds.symmetries import (
     Scope,
     Symmetries,
     Verified,
-    find_symmetries,
+    propose_symmetries,
     prove_on_sharded,
     verify_on_batches,
 )
@@ -37,7 +37,7 @@ class KnownSymmetries:
 
     def found(self, model: nn.Module, loss: Evaluate, batch: Any, scope: Scope) -> Symmetries:
         """Return the symmetries of loss(model, batch) within a scope; the same object every time."""
-        every = self.once(partial(find_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
+        every = self.once(partial(propose_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
         return self.once(partial(every.within, scope), scope, every)
 
     def completed(self, model: nn.Module, loss: Evaluate, batch: Any, given: Symmetries) -> Symmetries:
@@ -45,7 +45,7 @@ class KnownSymmetries:
 
         def complete() -> Symmetries:
             try:
-                every = find_symmetries(model, batch, evaluate=loss, declared=given)
+                every = propose_symmetries(model, batch, evaluate=loss, declared=given)
             except ValueError as error:  # a function that takes no float64, or differentiates inside
                 warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
                 return given

@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     count_symmetries,
     fibre_dimension,
-    find_symmetries,
+    propose_symmetries,
     prove_symmetries,
 )
 from quotient_manifolds.symmetries.tangents import span, tangents
@@ -121,7 +121,7 @@ def certify(
         if given is not None or fibre.rank_of_half >= fibre.rank:
             break
     some = joined(listed)
-    symmetries = find_symmetries(small, some, evaluate=evaluate)
+    symmetries = propose_symmetries(small, some, evaluate=evaluate)
     proof = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate)
     refuted = tuple(each.pair for each in proof.claims if each.verdict == "refuted")
     unsure = [f"{each.pair} is inconclusive: {each.reason}" for each in proof.claims if each.verdict == "inconclusive"]

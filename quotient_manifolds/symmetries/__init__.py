@@ -1,6 +1,6 @@
 """Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
 
-from quotient_manifolds.symmetries.canonical import Canonical, canonical, find_freedoms
+from quotient_manifolds.symmetries.canonical import Canonical, canonical
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import declare_pair
 from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
@@ -18,6 +18,7 @@ from quotient_manifolds.symmetries.outputs import Evaluate
 from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor, Params, SymmetricPair
 from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.proof import PairProof, Proof
+from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetries
 from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.score_shifts import ScoreShift
@@ -75,6 +76,7 @@ __all__ = [
     "find_symmetries",
     "key_bias",
     "output_change",
+    "propose_symmetries",
     "prove_on_sharded",
     "prove_symmetries",
     "random_move",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +10,12 @@ import torch
 from torch import nn
 
 from quotient_manifolds.symmetries.checks import check_model, check_weights
-from quotient_manifolds.symmetries.exchanges import find_exchanges
+from quotient_manifolds.symmetries.find import held
 from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.linear_scale import LinearScale, find_linear_scales
-from quotient_manifolds.symmetries.logits import find_logit_shifts
-from quotient_manifolds.symmetries.neuron_scale import find_neuron_scales
-from quotient_manifolds.symmetries.norm_scale import NormScale
-from quotient_manifolds.symmetries.norms import find_norms
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.post_norm import UnseenDirection
-from quotient_manifolds.symmetries.rotations import find_rotations
-from quotient_manifolds.symmetries.score_shifts import find_score_shifts
-from quotient_manifolds.symmetries.streams import find_head_means, find_means
-from quotient_manifolds.symmetries.symmetries import Refused
-from quotient_manifolds.symmetries.trace import Trace
-from quotient_manifolds.symmetries.weight_length import find_weight_lengths
+from quotient_manifolds.symmetries.propose import find_freedoms, recorded
+from quotient_manifolds.symmetries.symmetries import Refused, Symmetries
 
 HOLDS = 1e3  # times the rounding noise of the output: as much as it may change
 
@@ -59,29 +48,7 @@ class Canonical:
         return dict(found)
 
 
-def find_freedoms(
-    trace: Trace, moved: Collection[str] | None = None
-) -> tuple[tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return what is free in a recorded computation, in the order in which it is folded, and what is not, and why.
-
-    moved: the parameters of symmetric pairs, if these are known. These are proposals: what the recorded inputs do not
-    reach is not seen. `canonical` tries each of them.
-    """
-    scaled = list(find_linear_scales(trace))
-    found, refused = find_norms(trace, [each.scale for each in scaled])
-    scales = [norm for norm in found if isinstance(norm, (NormScale, LinearScale))]
-    means = list(find_means(trace, [each for each in scaled if each.scale in found]))
-    unseen = [one for each in found if isinstance(each, (NormScale, UnseenDirection)) for one in each.unseen]
-    found += [*means, *find_head_means(trace, unseen), *find_exchanges(trace, means)]
-    found += [*find_logit_shifts(trace, found), *find_score_shifts(trace)]
-    rotations = list(find_rotations(trace, scales, found, moved))
-    found += [each for each in rotations if isinstance(each, Freedom)]
-    refused += [each for each in rotations if isinstance(each, Refused)]
-    found += [*find_neuron_scales(trace, moved or ()), *find_weight_lengths(trace)]
-    return tuple(found), tuple(refused)
-
-
-def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None) -> Canonical:
+def canonical(model: nn.Module, inputs: Any, *others: Any, evaluate: Evaluate | None = None) -> Canonical:
     """Return the parameters of the same function at which what no output depends on is 1 or 0.
 
     - Gains and biases of norms: y = gain * n + bias, where only linear maps read it, is W y + b = (W diag(gain)) n +
@@ -119,25 +86,32 @@ def canonical(model: nn.Module, inputs: Any, *, evaluate: Evaluate | None = None
     check_model(model)
     own = {name: value.detach() for name, value in model.named_parameters()}
     check_weights(own, own)
+    batches = (inputs, *others)
     with torch.no_grad():
-        outputs = ModelOutputs(model, inputs, evaluate)
-        trace = Trace(model, inputs, evaluate)
+        every = [ModelOutputs(model, batch, evaluate) for batch in batches]
+        trace = recorded(model, inputs, evaluate)
         freedoms, refusals = find_freedoms(trace)
-        found, refused = list(freedoms), list(refusals)
-        most = HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0))
+        free = held(model, batches, Symmetries((), refused=refusals, freedoms=freedoms), trace.idle, evaluate)
+        found, refused = list(free.freedoms), list(free.refused)
+        most = [HOLDS * outputs.rounding_noise(own, torch.Generator().manual_seed(0)) for outputs in every]
 
         def folded(freedoms: list[Freedom]) -> Params:
-            params = outputs.copied(outputs.params)
+            params = every[0].copied(own)
             for freedom in freedoms:
                 freedom.fold(params)
             return params
 
-        params = folded(found)
-        if not outputs.change({name: value.clone() for name, value in params.items()}) <= most:
-            false = [freedom for freedom in found if not outputs.change(folded([freedom])) <= most]
+        def changes(params: Params) -> list[float]:
+            return [outputs.change({name: value.clone() for name, value in params.items()}) for outputs in every]
+
+        def holds(freedoms: list[Freedom]) -> bool:
+            return all(change <= limit for change, limit in zip(changes(folded(freedoms)), most, strict=True))
+
+        if not holds(found):
+            false = [freedom for freedom in found if not holds([freedom])]
             refused += [Refused(each.names[0], each.kind, "setting it changes the output") for each in false]
             found = [each for each in found if each not in false]
-            params = folded(found)
-        change = outputs.change({name: value.clone() for name, value in params.items()})
+        params = folded(found)
+        change = max(changes(params))
     stored = {name: value.to(own[name].dtype) for name, value in params.items()}
     return Canonical(stored, tuple(found), tuple(refused), change)

@@ -1,140 +1,192 @@
-"""Find the symmetries of a model in one recorded run of it."""
+"""Find the symmetries of a model that hold on all inputs given, and that nothing which did not run on them can see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries.canonical import find_freedoms
-from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_model, check_symmetries, check_weights
-from quotient_manifolds.symmetries.detect import looks_like_attention
-from quotient_manifolds.symmetries.freedom import Freedom
-from quotient_manifolds.symmetries.norm_constant import find_norm_constants
-from quotient_manifolds.symmetries.norm_scale import NormScale
-from quotient_manifolds.symmetries.outputs import Evaluate, first_examples
-from quotient_manifolds.symmetries.pair import QUERY_KEY, VALUE_OUTPUT
-from quotient_manifolds.symmetries.symmetries import Match, Refused, Symmetries
-from quotient_manifolds.symmetries.trace import Trace
-from quotient_manifolds.symmetries.traced_pairs import find_pairs
+from quotient_manifolds.replica import private_batch, replica
+from quotient_manifolds.symmetries.freedom import gaussian, typical
+from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating, tensors
+from quotient_manifolds.symmetries.propose import RUN_ERRORS, did_not_run, proposals, recorded
+from quotient_manifolds.symmetries.prove import CONDITION, prove_symmetries
+from quotient_manifolds.symmetries.symmetries import Symmetries
 
-RUN_ERRORS = (RuntimeError, TypeError, LookupError, ValueError, AttributeError, AssertionError, ArithmeticError)
+Idle = Mapping[str, Tensor]
+"""Where in a parameter, by its name, the numbers are that did not run."""
+
+NOISE = 1e-2  # relative, of what is added to what a module is given
+ACTIVATION = 1e8  # the largest: what is larger masks scores
+CHANGE = 1e-2  # of an output, that no rounding explains
 
 
 def find_symmetries(
-    model: nn.Module, batch: Any, *, evaluate: Evaluate | None = None, declared: Symmetries | None = None
+    model: nn.Module, batch: Any, *others: Any, evaluate: Evaluate | None = None, declared: Symmetries | None = None
 ) -> Symmetries:
-    """Return the symmetries of `model`, the parameters in no pair, and what is refused, from one run on the batch.
+    """Return the symmetries of `model`, the parameters in no pair, and what is refused, from runs on the inputs.
 
-    The operations of the run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
+    The operations of a run tell: pairs (G, H) of which the model uses only the product (queries and keys, values and
     output, low-rank adapters, bottlenecks, neurons of a ReLU or next to a gate), the translations of their biases, and
     the freedoms, what norms and the streams they read leave free. So no class need be known. They are proposals, for
     `prove_symmetries` or a measure to bear out.
 
-    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise. Sequences of several tokens that go everywhere:
-    what does not run on them is not seen. The first two examples are used, or all where experts would be idle else, in
-    float64. declared: pairs (see `declare_pair`) and translations that are known, in the place of what is found of the
-    same parameters.
+    batch: inputs as `prove_symmetries` takes them, `evaluate` likewise: sequences of several tokens. The first two
+    examples are used, or all where parameters would be idle else, in float64. others: more inputs; what is found on the
+    first is kept where it holds on all of them. The promise is for the inputs given.
 
-    A module used twice is found once, under the first name of its parameters. A model without attention may have no
-    pairs, which is no error. `unrecognised` lists modules that have the names of attention, and of which nothing was
-    found or refused.
-    TypeError for anything but a module. ValueError in train mode, where the model does not run on the batch, and where
+    Parameters that run on none of the inputs (experts, heads of other tasks, a mask token) may depend on what the rest
+    computes. Kept is what no output of a module shows that has no such parameter inside, whatever the module is given.
+
+    declared: pairs (see `declare_pair`) and translations that are known, in the place of what is found of the same
+    parameters. A module used twice is found once, under the first name of its parameters. A model without attention may
+    have no pairs, which is no error. `unrecognised` lists modules that have the names of attention, and of which
+    nothing was found or refused.
+    TypeError for anything but a module. ValueError in train mode, where the model does not run on the inputs, and where
     a parameter has no values, is NaN or infinite, or is in a pair and quantised, sparse or complex.
     """
-    check_model(model)
-    check_eval(model)
-    check_loaded(model)
-    params = dict(model.named_parameters())
-    check_weights(params, (name for name, w in params.items() if w.is_floating_point()))
-    declared = Symmetries(()) if declared is None else declared
-    check_symmetries(declared)
-    check_weights(params, declared.moved)
-    found, freedoms, refused = _traced(model, batch, evaluate, declared)
-    touched = {name for pair in found.pairs for name in pair.names}
-    check_weights(params, touched)
-    rest = tuple(name for name in params if name not in touched)
-    unrecognised = _unfollowed(dict(model.named_modules()), found)
-    return Symmetries(found.pairs, rest, unrecognised, (*found.refused, *refused), found.translations, freedoms)
+    runs = proposals(model, batch, evaluate, declared)
+    found, trace = next(runs)
+    if trace.idle:
+        found, trace = next(runs, (found, trace))
+    return held(model, (batch, *others), found, trace.idle, evaluate)
 
 
-def _traced(
-    model: nn.Module, batch: Any, evaluate: Evaluate | None, declared: Symmetries
-) -> tuple[Match, tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return the pairs and the freedoms in a recorded run on the first examples or all, and what else is refused."""
-    *first, whole = (*first_examples(batch), batch)
-    for some in first:
-        try:
-            trace = Trace(model, some, evaluate)
-        except RUN_ERRORS:  # a loss may insist on the size of the batch
-            continue
-        match, freedoms, refused = _found_in(trace, declared)
-        touched = [pair.names for pair in match.pairs] + [each.names for each in freedoms]
-        if not any(trace.idle_like(names) for names in touched):
-            return match, freedoms, refused
-    try:
-        trace = Trace(model, whole, evaluate)
-    except RUN_ERRORS as error:
-        said = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
-        raise ValueError(
-            f"{type(model).__name__} must run on the inputs, in float64, to show its symmetries; it raises {said}."
-        ) from error
-    match, freedoms, refused = _found_in(trace, declared)
-    idle = {each: name for each in freedoms if (name := trace.idle_like(each.names))}
-    why = "did not run, and may be part of it: give inputs that go everywhere"
-    unsure = (Refused(each.name, each.kind, f"{name} {why}") for each, name in idle.items())
-    return match, tuple(each for each in freedoms if each not in idle), (*refused, *unsure)
+def held(
+    model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
+) -> Symmetries:
+    """Return the symmetries that hold on all batches and that no idle parameter can see; the others are refused.
 
-
-def _found_in(trace: Trace, declared: Symmetries) -> tuple[Match, tuple[Freedom, ...], tuple[Refused, ...]]:
-    """Return pairs, freedoms and what else is refused: all of it, if an operation is called as nobody thought of."""
-    match, freedoms, refused = Match(), tuple[Freedom, ...](), tuple[Refused, ...]()
-    try:
-        match = find_pairs(trace)
-    except RUN_ERRORS as error:
-        refused = (_not_understood("pairs", error),)
-    match = match.beside(declared)
-    try:
-        freedoms, others = find_freedoms(trace, {name for pair in match.pairs for name in pair.names})
-    except RUN_ERRORS as error:
-        return match, (), (*refused, _not_understood("norm", error))
-    return match, _with_constants(trace, match, freedoms), (*refused, *others)
-
-
-def _not_understood(kind: str, error: Exception) -> Refused:
-    return Refused("the model", kind, f"what it computes is not understood: {first_line(error)}")
-
-
-def _with_constants(trace: Trace, match: Match, found: tuple[Freedom, ...]) -> tuple[Freedom, ...]:
-    """Return the freedoms with the constants of keys and values; those of values go on to biases that are folded later.
-
-    They are folded next to the norms.
+    idle: what did not run on the first batch, as `Trace.idle`. Code that uses an idle parameter lies outside of the
+    modules that hold none: all that it can depend on is what these return, and parameters outside of them. So a
+    symmetry is kept that moves parameters inside of one of these modules, if nothing that these modules return changes,
+    to rounding. It has to be so for any input, as what did not run may change their inputs: noise is added to these.
     """
-    norms = [index for index, each in enumerate(found) if isinstance(each, NormScale)]
-    constants = find_norm_constants(trace, match.pairs, found) if norms else ()
-    after = max(norms, default=-1) + 1
-    return (*found[:after], *constants, *found[after:])
+    for batch in batches[1:]:
+        if idle:
+            other = recorded(model, batch, evaluate).idle
+            idle = {name: both for name in idle.keys() & other.keys() if (both := idle[name] & other[name]).any()}
+    if not symmetries.moved or not (idle or batches[1:]):
+        return symmetries
+    try:
+        return symmetries.refusing(_false(model, batches, symmetries, idle, evaluate))
+    except RUN_ERRORS as error:  # of code that takes no noise, or no gradient
+        if not idle:
+            raise
+        why = f"{did_not_run(min(idle))} (it cannot be verified: {first_line(error)})"
+        return symmetries.refusing({each.name: why for each in symmetries.every})
 
 
-def _unfollowed(modules: Mapping[str, nn.Module], found: Match) -> tuple[str, ...]:
-    """Return the innermost modules that look like attention and of which nothing is found or refused."""
-    kinds = (QUERY_KEY, VALUE_OUTPUT)
-    owners = {name.rpartition(".")[0] for pair in found.pairs if pair.kind in kinds for name in pair.names}
-    owners |= {each.name.removesuffix(each.kind).rstrip() for each in found.refused if each.kind in kinds}
-    looks = {name for name, module in modules.items() if looks_like_attention(module)}
-    settled = {owner for owner in owners if owner in modules}
-    settled |= {above for owner in settled for above in _lineage(owner) if above in looks}
-    around = {above for name in settled for above in _lineage(name)}  # a block is called after its attention
-    open_ = [name for name in modules if name in looks - around and settled.isdisjoint(_lineage(name))]
-    outer = {above for name in open_ for above in _lineage(name) if above != name}
-    return tuple(f"{name or '(the model)'} ({type(modules[name]).__name__})" for name in open_ if name not in outer)
+def _false(
+    model: nn.Module, batches: Sequence[Any], symmetries: Symmetries, idle: Idle, evaluate: Evaluate | None
+) -> dict[str, str]:
+    """Return the names of symmetries that do not hold on all batches, or that an idle parameter may see, and why."""
+    evaluations: list[Evaluate | None] = [evaluate] * len(batches)
+    reasons: dict[str, str] = {}
+    if idle:
+        closed = [_ClosedModules(model, idle, evaluate or answer, batch) for batch in batches]
+        inside = [names for each in closed for names in each.inside]
+        outside = (each for each in symmetries.every if not any(names.issuperset(each.names) for names in inside))
+        reasons = {each.name: _idle_near(idle, each.names) for each in outside}
+        evaluations = [*closed]
+    for number, (batch, evaluation) in enumerate(zip(batches, evaluations, strict=True), 1):
+        left = symmetries.without(reasons)
+        proof = prove_symmetries(model, batch, left, conditions=(CONDITION,), evaluate=evaluation, together=True)
+        false = {claim.pair for claim in proof.claims if not (claim.holds and claim.change < CHANGE)}
+        for each in left.every:
+            if each.name in false:
+                other = f"it changes the output on inputs number {number}"
+                reasons[each.name] = _idle_near(idle, each.names) if idle and number == 1 else other
+    return reasons
 
 
-def _lineage(name: str) -> Iterator[str]:
-    """Yield the name of a module and of all modules around it, the model's "" last."""
-    yield name
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
+def _idle_near(idle: Iterable[str], names: Iterable[str]) -> str:
+    """Return why a symmetry of these parameters is refused, by the idle parameter that is nearest by its path."""
+    paths = [name.split(".") for name in names]
+
+    def common(name: str) -> int:
+        return len([*takewhile(lambda parts: len(set(parts)) == 1, zip(name.split("."), *paths, strict=False))])
+
+    return did_not_run(max(sorted(idle), key=common))
+
+
+class _ClosedModules:
+    """Evaluate a model and return, after what it returns, all that modules without an idle parameter take and give.
+
+    Those that are called by none of their kind, in the order of their calls. Noise is added to what they are given, but
+    to nothing that is computed from integers alone, such as a mask or the angles of a rotation. inside: for each, the
+    parameters that nothing else holds.
+    """
+
+    def __init__(self, model: nn.Module, idle: Idle, evaluate: Evaluate, batch: Any) -> None:
+        params = dict(model.named_parameters())
+        idlers = {id(params[name]) for name in idle}
+        modules = dict(model.named_modules())
+        self._names = [
+            name for name, module in modules.items() if idlers.isdisjoint(id(w) for w in module.parameters())
+        ]
+        self._evaluate = evaluate
+        self._shapes: list[torch.Size] = []
+        self._called: set[str] = set()
+        self(replica(model, {}, doubled), private_batch(batch, doubled))
+        owners: dict[int, set[int]] = {}
+        for module in modules.values():
+            for w in module._parameters.values():
+                owners.setdefault(id(w), set()).add(id(module))
+        held = [{id(each) for each in modules[name].modules()} for name in sorted(self._called)]
+        self.inside = [{name for name, w in params.items() if owners[id(w)] <= each} for each in held]
+
+    def __call__(self, model: nn.Module, inputs: Any) -> list[Tensor]:
+        depth, seen, generator = 0, list[Tensor](), torch.Generator().manual_seed(0)
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            memo: dict[int, Any] = {}  # what is given twice stays the same
+            noisy = partial(_noisy, generator, memo)
+            return (noisy(args), {name: noisy(value) for name, value in kwargs.items()}) if depth == 1 else None
+
+        def leave(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth == 0:
+                self._called.add(name)
+                seen.extend(map(_numbers, tensors((args, kwargs, output))))
+
+        for w in model.parameters():  # by gradients torch tells what is computed from numbers
+            w.requires_grad_(w.is_floating_point())
+        inputs = private_batch(inputs, lambda x: x.requires_grad_().clone() if x.is_floating_point() else x)
+        for name in self._names:
+            module = model.get_submodule(name)
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            module.register_forward_hook(partial(leave, name), with_kwargs=True, always_call=True)
+        found = [*floating(self._evaluate(model, inputs)), *seen]
+        self._shapes = self._shapes or [each.shape for each in found]
+        if [each.shape for each in found] != self._shapes:  # it went another way
+            return [found[0].new_full(shape, torch.inf) for shape in self._shapes]
+        return found
+
+
+def _noisy(generator: torch.Generator, memo: dict[int, Any], given: Any) -> Any:
+    """Return activations, alone or in tuples, with noise; anything else, as a list that is written to, as it is."""
+    if type(given) is tuple:
+        return tuple(_noisy(generator, memo, each) for each in given)
+    if not isinstance(given, Tensor) or not given.requires_grad:
+        return given
+    if id(given) not in memo:
+        numbers = given.detach()
+        numbers = numbers[numbers.abs() < ACTIVATION]
+        size = NOISE * typical(numbers) if numbers.numel() else 0.0
+        memo[id(given)] = given + size * gaussian(given, generator)
+    return memo[id(given)]
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor of any type as numbers that can be compared: 0 for those that mask others."""
+    numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double()
+    return numbers.masked_fill(~(numbers.abs() < ACTIVATION), 0.0)

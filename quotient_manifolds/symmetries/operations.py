@@ -76,6 +76,7 @@ class Operation:
 
 
 SUMS = ("add", "add_")
+CHOICES = frozenset(("embedding", "index", "index_select", "gather"))  # of few numbers out of what may be many
 Key = tuple[Any, ...]
 
 

@@ -138,10 +138,15 @@ def doubled(value: Tensor) -> Tensor:
 
 def floating(output: Any) -> list[Tensor]:
     """Return the floating point tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
+    return [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """Return the tensors of a tensor, tuple, list or mapping (as ModelOutput is); no caches."""
     if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
+        return [output]
     if isinstance(output, Mapping):
-        return [tensor for item in output.values() for tensor in floating(item)]
+        return [tensor for item in output.values() for tensor in tensors(item)]
     if isinstance(output, (list, tuple)):
-        return [tensor for item in output for tensor in floating(item)]
+        return [tensor for item in output for tensor in tensors(item)]
     return []

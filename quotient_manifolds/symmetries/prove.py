@@ -24,12 +24,12 @@ from quotient_manifolds.symmetries.checks import (
     check_weights,
     generator_of,
 )
-from quotient_manifolds.symmetries.find import find_symmetries
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.proof import PairProof, Proof
+from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.sharded_outputs import ShardedOutputs
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
@@ -65,7 +65,7 @@ def prove_symmetries(
     repeatable or hold no floating point tensor.
     """
     check_model(model)
-    symmetries = find_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
+    symmetries = propose_symmetries(model, inputs, evaluate=evaluate) if symmetries is None else symmetries
     check_symmetries(symmetries)
     if trials < 1 or not conditions or min(conditions) < 1:
         raise ValueError(f"a proof needs trials >= 1 and conditions >= 1. Found {trials} and {conditions}.")

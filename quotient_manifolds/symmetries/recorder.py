@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries.operations import TURNS, Operation
+from quotient_manifolds.symmetries.operations import CHOICES, TURNS, Operation
 from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 
 _WIDE = {
@@ -23,7 +23,6 @@ _WIDE = {
 }
 _SHARED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _AS_OTHER_TYPE = torch.ops.aten.view.dtype  # looks at the bits of a number, which have a meaning in its own type alone
-_CHOICES = frozenset(("embedding", "index", "index_select", "gather"))  # of few numbers out of what may be many
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 PIECE = 2**19  # numbers of a weight that are cast at once where it is a factor: 4 MiB, which stay near the processor
 
@@ -212,7 +211,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
         given = found = _product(func, args, kwargs)
     else:
         kept = set(map(id, written))
-        chooses = func.overloadpacket.__name__ in _CHOICES
+        chooses = func.overloadpacket.__name__ in CHOICES
 
         def wide(tensor: Tensor) -> Tensor:
             return tensor if chooses or id(tensor) in kept else _widened(tensor)

@@ -100,6 +100,16 @@ class Symmetries:
         )
         return replace(kept, rest=(*self.rest, *sorted(set(self.names) - set(kept.names))))
 
+    def refusing(self, reasons: Mapping[str, str]) -> Symmetries:
+        """Return these symmetries without those of these names, which are refused, for these reasons."""
+        refused = (Refused(each.name, each.kind, reasons[each.name]) for each in self.every if each.name in reasons)
+        return replace(self.without(reasons), refused=(*refused, *self.refused))
+
+    @property
+    def every(self) -> tuple[SymmetricPair | Translation | Freedom, ...]:
+        """Return all pairs, translations and freedoms, in this order."""
+        return (*self.pairs, *self.translations, *self.freedoms)
+
     @property
     def every(self) -> tuple[str, ...]:
         """Return the names of all pairs, translations and freedoms."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.symmetries.operations import Key, Operation, is_plain, key
+from quotient_manifolds.symmetries.operations import CHOICES, Key, Operation, is_plain, key
 from quotient_manifolds.symmetries.outputs import Evaluate, answer
 from quotient_manifolds.symmetries.recorder import record
 from quotient_manifolds.symmetries.simplified import simplified
@@ -34,6 +35,14 @@ class LinearMap:
     bias: str = ""
     bias_elements: Tensor | None = None
     adding: Operation | None = None
+
+
+def _taken(operation: Operation, numbers: Tensor) -> Tensor:
+    """Return which of the numbers that it is given an operation takes: some, where it chooses experts from a stack."""
+    if operation.name not in CHOICES or numbers.ndim < 3 or operation.arguments[0].shape != numbers.shape:
+        return numbers
+    found: Tensor = operation.call(numbers, *operation.arguments[1:], **operation.options)
+    return found
 
 
 def _home(name: str) -> str:
@@ -65,11 +74,15 @@ class Trace:
     def parts(self) -> dict[Key, Part]:
         """Return which numbers of which parameter a tensor is, by its key; made when it is first asked for."""
         found: dict[Key, Part] = {}
-        count = torch.arange(max((w.numel() for w in self.params.values()), default=0))  # of which all have views
         for name, w in self.params.items():
-            for tensor, numbers in self.follow(w, count[: w.numel()].view(w.shape)):
+            for tensor, numbers in self.follow(w, self._count[: w.numel()].view(w.shape)):
                 found[key(tensor)] = name, numbers
         return found
+
+    @cached_property
+    def _count(self) -> Tensor:
+        """Return the flat indices of the largest parameter, of which all others are views."""
+        return torch.arange(max((w.numel() for w in self.params.values()), default=0))
 
     def users(self, tensor: Tensor) -> list[Operation]:
         """Return the operations that take the tensor."""
@@ -89,16 +102,25 @@ class Trace:
                     waiting += zip(operation.outputs, operation.moved(its), strict=True)
 
     @cached_property
-    def idle(self) -> frozenset[str]:
-        """Return the parameters that no operation used, or not all of where they are stacked, as experts are."""
-        taken: dict[str, int] = {}
-        for operation in self.operations:
-            for used in {key(tensor) for tensor in operation.inputs if not operation.is_view}:
-                if used in self.parts:
-                    name, elements = self.parts[used]
-                    taken[name] = taken.get(name, 0) + elements.numel()
-        stacked = (name for name, w in self.params.items() if w.ndim == 3 and taken.get(name, 0) < w.numel())
-        return frozenset((*(self.params.keys() - taken.keys()), *stacked))
+    def idle(self) -> dict[str, Tensor]:
+        """Return where in a parameter, flat, the numbers are that did not run, by the names of those that have such.
+
+        No operation used them, as happens to branches and to experts that are stacked in one parameter. Rows of a
+        table that are not looked up have run: what does one thing with one row does it with another.
+        """
+        found = {}
+        for name, w in self.params.items():
+            taken = [_taken(operation, numbers) for operation, numbers in self._uses.get(name, [])]
+            if not any(map(self._is_whole, taken, itertools.repeat(w))):
+                idle = ~self.mask(name, taken)
+                if bool(idle.any()):
+                    found[name] = idle
+        return found
+
+    def _is_whole(self, numbers: Tensor, weight: Tensor) -> bool:
+        """Return whether indices are those of all numbers of a parameter, in some order."""
+        views = numbers.untyped_storage().data_ptr() == self._count.untyped_storage().data_ptr()
+        return views and numbers.numel() == weight.numel() and 0 not in numbers.stride()
 
     def idle_like(self, names: Iterable[str]) -> str:
         """Return an idle parameter that may do what one of these does elsewhere; "" if none is.

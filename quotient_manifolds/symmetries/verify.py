@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries.checks import check_eval, check_loaded, check_weights
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.symmetries.find import RUN_ERRORS
 from quotient_manifolds.symmetries.freedom import gaussian, typical
 from quotient_manifolds.symmetries.outputs import Evaluate, floating
 from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.propose import RUN_ERRORS
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.tangents import Action, actions
 

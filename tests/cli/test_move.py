@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from quotient_manifolds.load import load_model
+from quotient_manifolds.load import load_model, make_generic
 from quotient_manifolds.symmetries import find_symmetries
 from tests import hugging_face
 from tests.command_line import call, refused
@@ -54,6 +56,44 @@ def test_half_precision_stays_half_precision(sharded: Path, tmp_path: Path) -> N
     assert shown.exit_code == 0, shown.output
     assert {w.dtype for w in load_model(tmp_path / "out").parameters()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+SWITCH = {"vocab_size": 40, "d_model": 12, "d_kv": 4, "d_ff": 6, "num_heads": 3, "num_experts": 32, "num_layers": 2}
+SPARSE = {
+    "num_decoder_layers": 2,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+    "expert_capacity": 64,
+}
+
+
+def test_idle_experts_and_optional_inputs_see_no_change(tmp_path: Path) -> None:
+    def differences(model: torch.nn.Module, **inputs: torch.Tensor) -> list[float]:
+        model.eval().save_pretrained(tmp_path / "in")
+        found = []
+        for seed in range(2):
+            shown = call("move", tmp_path / "in", tmp_path / f"out{seed}", "--seed", seed)
+            assert shown.exit_code == 0, shown.output
+            with torch.no_grad():
+                old, new = (load_model(tmp_path / each)(**inputs).logits for each in ("in", f"out{seed}"))
+            found.append(float((new - old).abs().max() / old.abs().max()))
+            shutil.rmtree(tmp_path / f"out{seed}")
+        shutil.rmtree(tmp_path / "in")
+        return found
+
+    torch.manual_seed(0)
+    ids = torch.randint(1, 40, (8, 12))
+    switch = make_generic(
+        transformers.SwitchTransformersForConditionalGeneration(
+            transformers.SwitchTransformersConfig(**SWITCH, **SPARSE)
+        )
+    )
+    assert max(differences(switch, input_ids=ids, decoder_input_ids=ids[:, :5])) < 1e-3
+    gpt2 = load_model(hugging_face.gpt2(tmp_path / "gpt2"))
+    assert max(differences(make_generic(gpt2), input_ids=ids, token_type_ids=ids % 2)) < 1e-3
+    vit = transformers.ViTForMaskedImageModeling(transformers.ViTConfig(**hugging_face.TINY_VIT, encoder_stride=8))
+    pixels, masked = torch.randn(3, 3, 16, 16), torch.rand(3, 4) < 0.5
+    assert max(differences(make_generic(vit), pixel_values=pixels, bool_masked_pos=masked)) < 1e-3
 
 
 def test_nothing_is_written_when_something_is_wrong(

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import example_inputs
-from quotient_manifolds.symmetries import ADAPTER, Proof, Symmetries, find_symmetries, prove_symmetries
+from quotient_manifolds.symmetries import (
+    ADAPTER,
+    Proof,
+    Symmetries,
+    find_symmetries,
+    propose_symmetries,
+    prove_symmetries,
+)
 from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
 from tests.models import noise
 from tests.small_models import build
@@ -20,8 +27,8 @@ NEURONS = (RELU, GATED, "neurons")
 
 
 def found_of(model: nn.Module, inputs: Any, *kinds: str) -> Symmetries:
-    """The pairs of these kinds, and what is refused of them."""
-    found = find_symmetries(model.eval(), inputs)
+    """The pairs of these kinds that a measure has, whatever adapters are idle, and what is refused of them."""
+    found = propose_symmetries(model.eval(), inputs)
     return Symmetries(
         tuple(pair for pair in found.pairs if pair.kind in kinds),
         refused=tuple(each for each in found.refused if each.kind in kinds),

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
+from quotient_manifolds.load import make_generic
 from quotient_manifolds.symmetries import (
     Symmetries,
     balance,
+    canonical,
     declare_pair,
     find_symmetries,
     output_change,
     random_move,
 )
-from tests.models import BY_NAME, IDS, ModelCase, llama, noise
+from tests.models import BY_NAME, GPT2, IDS, IMAGE, ModelCase, attend, hugging_face, llama, noise, tokens
 
 NAMES = ("torch", "torch without bias", "torch with appended tokens", "BERT", "GPT-2", "CLIP, both towers")
 
@@ -111,3 +116,234 @@ def test_broken_weights_are_named(broken: str) -> None:
     for call in (random_move, balance):
         with pytest.raises(ValueError, match=r"parameter 'attention.in_proj_weight'"):
             call(params, found)
+
+
+# ---- parameters that did not run on the inputs given
+
+
+class Attention(nn.Module):
+    """Attention after a norm, with an adapter beside the queries that runs if it is switched on."""
+
+    def __init__(self, adapted: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(12, 12) for _ in range(4))
+        self.adapter = nn.Linear(12, 12) if adapted else None
+
+    def forward(self, x: Tensor, on: bool) -> Tensor:
+        n = self.norm(x)
+        q = self.q_proj(n)
+        if on and self.adapter is not None:
+            q = q + self.adapter(n)
+        return x + self.o_proj(attend(q, self.k_proj(n), self.v_proj(n), 3))
+
+
+class Adapted(nn.Module):
+    """Two layers of attention, of which the first has an adapter, before a norm and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Attention(adapted=True), Attention(adapted=False)
+        self.norm, self.out = nn.LayerNorm(12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor, on: bool = False) -> Tensor:
+        return self.out(self.norm(self.second(self.first(x, on), on)))
+
+
+class Masked(nn.Module):
+    """An encoder of words, some of which a vector takes the place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.encoder = nn.Embedding(40, 12), nn.Embedding(6, 12), Attention(adapted=False)
+        self.mask_token = nn.Parameter(torch.randn(12))
+        self.norm, self.out = nn.LayerNorm(12), nn.Linear(12, 5)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.words(ids)
+        if mask is not None:
+            x = torch.where(mask[..., None], self.mask_token, x)
+        return self.out(self.norm(self.encoder(x + self.places.weight, False)))
+
+
+class Heads(nn.Module):
+    """A norm that is read by the head of one task or of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = Attention(adapted=False), nn.LayerNorm(12)
+        self.heads = nn.ModuleList(nn.Linear(12, 3) for _ in range(2))
+
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        found: Tensor = self.heads[task](self.norm(self.first(x, False)))
+        return found
+
+
+class Modulated(nn.Module):
+    """A linear layer that reads a norm, whose channels have mean 0 unless something is added to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12, elementwise_affine=False)
+        self.up, self.down, self.shift = nn.Linear(12, 9), nn.Linear(9, 4), nn.Linear(2, 12)
+
+    def forward(self, x: Tensor, given: Tensor | None = None) -> Tensor:
+        n = self.norm(x)
+        return self.down(F.gelu(self.up(n if given is None else n + self.shift(given))))
+
+
+class Stacked(nn.Module):
+    """Experts in one parameter, of which each example goes to the one that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = Attention(adapted=False), nn.LayerNorm(12)
+        self.up, self.down = nn.Parameter(torch.randn(4, 12, 6)), nn.Parameter(torch.randn(4, 6, 12))
+
+    def forward(self, x: Tensor, to: list[int]) -> Tensor:
+        n = self.norm(self.first(x, False))
+        return torch.stack([F.relu(each @ self.up[e]) @ self.down[e] for each, e in zip(n, to, strict=True)])
+
+
+class Chosen(Stacked):
+    """The same, by one product of all examples with the experts that they name."""
+
+    def forward(self, x: Tensor, to: Tensor) -> Tensor:  # type: ignore[override]
+        return F.relu(self.norm(self.first(x, False)) @ self.up[to]) @ self.down[to]
+
+
+class Normed(nn.Module):
+    """A linear layer that reads a norm, which it shows beside its answer, or writes where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, *, seen: list[Tensor] | None = None) -> dict[str, Any]:
+        n = self.norm(x)
+        if seen is not None:
+            seen.append(n)
+        return {"answer": self.linear(n), "others": () if seen is not None else (n,)}
+
+
+class Observed(nn.Module):
+    """The same norm twice, and a branch that reads what it gives inside."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        self.inner, self.branch, self.out = Normed(), nn.Linear(12, 3), nn.Linear(12, 3)
+        self.written = written
+
+    def forward(self, x: Tensor, on: bool = False) -> Tensor:
+        seen: list[Tensor] | None = [] if self.written else None
+        first = self.inner(x)["answer"]
+        second = self.inner(first.tanh(), seen=seen)
+        normed = second["others"][0] if seen is None else seen[0]
+        found: Tensor = self.out(second["answer"])
+        return found + self.branch(normed) if on else found
+
+
+def switch() -> nn.Module:
+    """A SwitchTransformers with 32 experts in a layer of the encoder and one of the decoder."""
+    sizes = {"vocab_size": 40, "d_model": 12, "d_kv": 4, "d_ff": 6, "num_heads": 3, "num_experts": 32}
+    layers = {"num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    make = hugging_face(
+        "SwitchTransformersModel", "SwitchTransformersConfig", **sizes, **layers, expert_capacity=64, pad_token_id=0
+    )
+    return make()
+
+
+def texts(rows: int, seed: int) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {name: torch.randint(1, 40, (rows, 6), generator=draw) for name in ("input_ids", "decoder_input_ids")}
+
+
+def random(*shape: int) -> Tensor:
+    return noise(*shape).double()
+
+
+MASK = torch.tensor([[0, 1, 0, 0, 1, 1], [1, 0, 0, 1, 0, 0]]).bool()
+PIXELS = {"pixel_values": noise(2, 3, 8, 8)}
+TYPES = torch.arange(12).view(2, 6) % 2
+IDLE: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
+    # model, inputs, inputs that run what was idle, and modules of whose own nothing is refused
+    "adapter": (Adapted, {"x": random(2, 6, 12)}, {"x": random(2, 6, 12), "on": True}, ("second",)),
+    "mask token": (Masked, {"ids": tokens()}, {"ids": tokens(), "mask": MASK}, ("encoder",)),
+    "task head": (Heads, {"x": random(2, 6, 12)}, {"x": random(2, 6, 12), "task": 1}, ("first",)),
+    "modulation": (Modulated, {"x": random(5, 12)}, {"x": random(5, 12), "given": random(5, 2)}, ()),
+    "observed": (lambda: Observed(False), {"x": random(5, 12)}, {"x": random(5, 12), "on": True}, ()),
+    "written": (lambda: Observed(True), {"x": random(5, 12)}, {"x": random(5, 12), "on": True}, ()),
+    "stacked experts": (
+        Stacked,
+        {"x": random(4, 6, 12), "to": [0, 2, 0, 2]},
+        {"x": random(4, 6, 12), "to": [1, 2, 3, 0]},
+        ("first",),
+    ),
+    "chosen experts": (
+        Chosen,
+        {"x": random(2, 6, 12), "to": torch.tensor([0, 2])},
+        {"x": random(2, 6, 12), "to": torch.tensor([1, 3])},
+        ("first",),
+    ),
+    "Switch": (switch, texts(1, 1), texts(8, 2), ("encoder.block.0", "decoder.block.0")),
+    "ViT": (
+        hugging_face("ViTForMaskedImageModeling", "ViTConfig", **IMAGE, encoder_stride=4),
+        PIXELS,
+        {**PIXELS, "bool_masked_pos": MASK[:, :4]},
+        ("vit.layers.0",),
+    ),
+    "Dinov2": (
+        hugging_face("Dinov2Model", "Dinov2Config", **IMAGE, mlp_ratio=2),
+        PIXELS,
+        {**PIXELS, "bool_masked_pos": MASK[:, :4]},
+        ("encoder.layer.0",),
+    ),
+    "XLNet": (
+        hugging_face("XLNetModel", "XLNetConfig", vocab_size=40, d_model=12, n_layer=1, n_head=3, d_inner=16),
+        {"input_ids": tokens()},
+        {"input_ids": tokens(), "token_type_ids": TYPES},
+        (),
+    ),
+}
+
+
+def difference(model: nn.Module, params: dict[str, Tensor], inputs: dict[str, Any]) -> float:
+    return output_change(model, inputs, {}, params)
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_did_not_run_computes_the_same_after_a_move(name: str) -> None:
+    make, given, later, untouched = IDLE[name]
+    model = make_generic(make()).double()
+    found = find_symmetries(model, given)
+    for params in (random_move(model, found), balance(model, found), canonical(model, given).params):
+        assert difference(model, params, given) < 1e-6
+        assert difference(model, params, later) < 1e-6
+    assert "did not run" in str(found.refused)
+    for module in untouched:
+        kinds = [pair.kind for pair in found.pairs if all(each.startswith(f"{module}.") for each in pair.names)]
+        assert {"query/key", "value/output"} <= set(kinds)
+
+
+VARIED = {
+    "GPT-2": (
+        hugging_face("GPT2LMHeadModel", "GPT2Config", **GPT2),
+        {"input_ids": tokens()},
+        {"input_ids": tokens(), "token_type_ids": TYPES},
+    ),
+    "ViT": IDLE["ViT"][:3],
+    "XLNet": IDLE["XLNet"][:3],
+    "task head": IDLE["task head"][:3],
+}
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_symmetries_are_those_of_all_inputs_given(name: str) -> None:
+    make, given, later = VARIED[name]
+    model = make_generic(make()).double()
+    found = find_symmetries(model, given, later)
+    assert found.pairs
+    assert found.freedoms
+    for params in (random_move(model, found), balance(model, found), canonical(model, given, later).params):
+        assert difference(model, params, given) < 1e-6
+        assert difference(model, params, later) < 1e-6
