@@ -350,7 +350,7 @@ class Quotient(Geometry):
     def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
         """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
         assert isinstance(self.symmetries, Symmetries)
-        own = given.every if isinstance(given, Symmetries) else ()
+        own = tuple(each.name for each in given.every) if isinstance(given, Symmetries) else ()
         if false := next((name for name in failed if name in own), None):
             raise ValueError(
                 f"The loss must not change along the orbit of a symmetry that is given. Found {false}: "

@@ -54,7 +54,7 @@ class ShardedSpace(TangentSpace):
                 part = noise if name in self.ownership.owners else noise[layout.boxes[self.model.rank]]
                 own = part.to(self._point[name]).contiguous()
                 z[name] = own if scale is None else own.mul_(scale != 0)
-        drawn: Params = {}
+        shared: Params = {}
         here = {pair.name for block in self.pairs for pair in block.pairs}
         ordered: dict[tuple[object, ...], list[str]] = {}
         for name in (pair.name for pair in self._everywhere if pair.name in self._shapes):
@@ -62,10 +62,10 @@ class ShardedSpace(TangentSpace):
         for name in (name for names in ordered.values() for name in names):
             heads, n, m, h, _ = self._shapes[name]
             noise = drawn((heads, n + m, h), generator)
-            drawn |= {name: noise} if name in here else {}
+            shared |= {name: noise} if name in here else {}
         with self._undisturbed():
             for block in self.pairs:
-                own = torch.cat([drawn[pair.name] for pair in block.pairs]).to(block.space.point)
+                own = torch.cat([shared[pair.name] for pair in block.pairs]).to(block.space.point)
                 z[block.key] = block.space.project(block.space.from_balanced(own))
         return z
 

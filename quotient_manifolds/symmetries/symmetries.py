@@ -111,16 +111,6 @@ class Symmetries:
         return (*self.pairs, *self.translations, *self.freedoms)
 
     @property
-    def every(self) -> tuple[str, ...]:
-        """Return the names of all pairs, translations and freedoms."""
-        groups: tuple[tuple[SymmetricPair | Translation | Freedom, ...], ...] = (
-            self.pairs,
-            self.translations,
-            self.freedoms,
-        )
-        return tuple(each.name for group in groups for each in group)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Return the parameters that any pair touches, each once."""
         return tuple(dict.fromkeys(name for pair in self.pairs for name in pair.names))
