@@ -240,7 +240,7 @@ def _largest(values: Values) -> float:
 def _measures(geometry: Quotient, single: bool) -> dict[str, Measure]:
     measures = (
         WorstCase(geometry, radius=RADIUS, steps=STEPS),
-        AverageCase(geometry, radius=RADIUS, samples=SAMPLES),
+        AverageCase(geometry, sigma=RADIUS, samples=SAMPLES),
         GradientNorm(geometry),
         HessianTrace(geometry, samples=SAMPLES),
         TopEigenvalue(geometry, tolerance=1e-6 if single else 1e-12, restarts=300),
