@@ -44,7 +44,7 @@ from quotient_manifolds.manifolds.horizontal import (
 )
 
 _FAR = 32
-"""Powers of 2 that coordinates may be multiplied by, so that products of four of them are still single precision."""
+"""Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
 
 
 @final
