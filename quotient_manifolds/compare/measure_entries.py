@@ -109,7 +109,10 @@ def measures_of(
     normalise_logits: bool,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
-    """Yield a measure for each geometry and size, by its name (radius, sigma). Raises ValueError or TypeError for what does not go together."""
+    """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
+
+    Raises ValueError or TypeError for what does not go together.
+    """
     made = MEASURES[kind]
     names = {each.name for each in fields(made) if each.init}
     needed = {each.name for each in fields(made) if each.init and each.default is MISSING}

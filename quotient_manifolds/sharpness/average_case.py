@@ -72,8 +72,8 @@ def average_case_sharpness(
     quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z.
 
     sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension), far outside a worst
-    case's ball of that radius. In the adaptive geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv
-    2302.07011). In a geometry with norm "linf" z is uniform in the box |z_i| <= sigma instead. Each of `samples`
+    case's ball of that radius. In the adaptive geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al.
+    (arXiv 2302.07011). In a geometry with norm "linf" z is uniform in the box |z_i| <= sigma instead. Each of `samples`
     directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
     seed + i.
 

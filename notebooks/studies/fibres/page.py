@@ -26,8 +26,8 @@ HEAD = """# How much of the fibre is found
 The *fibre* of a model is the set of all parameters with the same function. Its dimension is the number of parameters
 less the rank of the Jacobian of the outputs, which needs no theory of symmetries: the certificate. Beside it stand the
 dimensions that `find_symmetries` finds, by family, each proved by moving along it, and the rank of all together. Where
-*not found* is 0, no continuous symmetry is missing. *not reached* counts numbers that no output depends on, such as rows
-of tables that no input asks for: they are neither.
+*not found* is 0, no continuous symmetry is missing. *not reached* counts numbers that no output depends on, such as
+rows of tables that no input asks for: they are neither.
 
 Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block
 or two, generic parameters and inputs), and small models that are written by hand. *near* counts directions that only
