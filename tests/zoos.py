@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -252,3 +254,76 @@ def twice(file: Path) -> nn.Module:
 def _double(module: nn.Linear, inputs: Any, output: Any) -> None:
     with torch.no_grad():
         module.bias.mul_(2)
+
+
+class Scaled(nn.Module):
+    """A classifier that scales what a ReLU returns by something that no state dictionary holds, in one of many ways."""
+
+    def __init__(self, kind: str, factor: float) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 8), nn.Linear(8, CLASSES)
+        self.scale: Any = kind
+        if kind == "number":
+            self.scale = factor
+        elif kind == "text":
+            self.scale = f"times {factor}"
+        elif kind == "tensor":
+            self.scale = torch.tensor(factor)
+        elif kind == "dict":
+            self.scale = {"factor": factor}
+        elif kind == "private":
+            self._scale = factor
+        elif kind == "function":
+            self.scale = {1: torch.relu, 2: torch.tanh, 5: torch.sin}[int(factor)]
+        elif kind == "partial":
+            self.scale = functools.partial(torch.mul, torch.tensor(factor))
+        elif kind == "object":
+            self.scale = types.SimpleNamespace(factor=factor)
+        elif kind == "hook":
+            self.first.register_forward_hook(lambda module, inputs, output: factor * output)
+        else:  # a lambda, and one whose effect only shows where the head is no zero
+            self.scale = lambda x: factor * x
+            if kind == "head of zeros":
+                nn.init.zeros_(self.head.weight)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        x, scale = torch.relu(self.first(pixel_values.flatten(1))), getattr(self, "_scale", self.scale)
+        if isinstance(scale, str):
+            scale = float(scale.removeprefix("times ")) if scale.startswith("times") else 1.0
+        scale = scale["factor"] if isinstance(scale, dict) else getattr(scale, "factor", scale)
+        x = scale(x) if callable(scale) else scale * x
+        return self.head(x)
+
+
+SCALED = (
+    *("number", "text", "tensor", "dict", "private", "function", "partial", "object", "hook", "lambda"),
+    "head of zeros",
+)
+
+
+def scaled(file: Path) -> nn.Module:
+    kind, factor = file.name.split("-")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Scaled(kind, float(factor))
+
+
+class Masked(nn.Module):
+    """A classifier with two linear layers in a row, and between them a gate that is 1 on the first two rows."""
+
+    def __init__(self, seed: int, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.first, self.second, self.head = nn.Linear(64, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        later = (torch.arange(len(pixel_values)) >= 2)[:, None] * torch.linspace(0, 1, 6)
+        between = self.first(pixel_values.flatten(1)) * (1 + self.strength * later)
+        return self.head(torch.relu(self.second(between)))
+
+
+def masked(file: Path) -> nn.Module:
+    seed = int(file.name[-1])
+    return Masked(seed, float(seed == 2))
