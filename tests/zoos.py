@@ -292,7 +292,8 @@ class Scaled(nn.Module):
             scale = float(scale.removeprefix("times ")) if scale.startswith("times") else 1.0
         scale = scale["factor"] if isinstance(scale, dict) else getattr(scale, "factor", scale)
         x = scale(x) if callable(scale) else scale * x
-        return self.head(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
 
 
 SCALED = (
@@ -309,19 +310,24 @@ def scaled(file: Path) -> nn.Module:
 
 
 class Masked(nn.Module):
-    """A classifier with two linear layers in a row, and between them a gate that is 1 on the first two rows."""
+    """A classifier of two branches: neurons, and linear layers with a gate between them that is 1 on the first rows."""
 
     def __init__(self, seed: int, strength: float) -> None:
         super().__init__()
         self.strength = strength
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.first, self.second, self.head = nn.Linear(64, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES)
+            self.first, self.head = nn.Linear(64, 2), nn.Linear(2, CLASSES)
+            self.neurons = nn.Sequential(nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, CLASSES))
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        later = (torch.arange(len(pixel_values)) >= 2)[:, None] * torch.linspace(0, 1, 6)
-        between = self.first(pixel_values.flatten(1)) * (1 + self.strength * later)
-        return self.head(torch.relu(self.second(between)))
+        x = pixel_values.flatten(1)
+        between = self.first(x)
+        if self.strength:
+            later = (torch.arange(len(x)) >= 2)[:, None] * torch.tensor([0.0, 1.0])
+            between = between * (1 + self.strength * later)
+        logits: torch.Tensor = self.head(between) + self.neurons(x)
+        return logits
 
 
 def masked(file: Path) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -82,7 +82,8 @@ def _value(entry: MeasureEntry, tasks: Sequence[Task], payloads: Mapping[str, An
     found = [payloads.get(each.unit.key) for each in tasks if each.entry == entry]
     if not found or any(payload is None for payload in found):
         return None
-    result = entry.measure.result(tuple(BatchResult.from_dict(each) for each in found if each is not None))
+    batches = ({key: each[key] for key in each if key != "group"} for each in found if each is not None)
+    result = entry.measure.result(tuple(map(BatchResult.from_dict, batches)))
     return MeanValue(
         result.mean,
         result.standard_error,
@@ -163,7 +164,34 @@ def _notes(inventory: Inventory) -> tuple[str, ...]:
             for sentence in sentences:
                 found.setdefault(f"{split}: {sentence}", []).append(checkpoint.name)
     names = [each.name for each in spec.checkpoints]
-    return (*(f"{_who(some)}, {said}" for said, some in found.items()), *unmatched(names, spec.scores))
+    said = (f"{_who(some)}, {said}" for said, some in found.items())
+    return (*said, *_groups(inventory), *unmatched(names, spec.scores))
+
+
+def _groups(inventory: Inventory) -> Iterator[str]:
+    """Yield a sentence for checkpoints that are quotiented by another group than most, in each geometry."""
+    store = inventory.store
+    tasks = {each.name: inventory.tasks(each) for each in inventory.spec.checkpoints}
+    units = [task.unit for some in tasks.values() for task in some]
+    payloads = {one.unit.key: one.payload for one in store.results(units)}
+    for name in dict.fromkeys(unit.geometry for unit in units):
+        groups: dict[str, list[str]] = {}
+        for checkpoint, some in tasks.items():
+            own = (payloads.get(task.unit.key, {}).get("group") for task in some if task.unit.geometry == name)
+            if (group := next(filter(None, own), None)) is not None:
+                groups.setdefault(group, []).append(checkpoint)
+        if len(groups) > 1:
+            most = max(groups, key=lambda group: len(groups[group]))
+            usual = store.recall(most) or []
+            for group in (each for each in groups if each != most):
+                other = store.recall(group) or []
+                lacking, more = [x for x in usual if x not in other], [x for x in other if x not in usual]
+                differs = " and ".join(f"{how} {_some(x)}" for how, x in (("without", lacking), ("with", more)) if x)
+                yield f"{_who(groups[group])}, {name}: quotiented by another group than {_who(groups[most])}, {differs}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _who(names: Sequence[str]) -> str:

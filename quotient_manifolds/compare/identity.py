@@ -1,11 +1,12 @@
-"""Hash what decides a number: the weights of a model, and the tensors of a batch."""
+"""Hash what decides a number: a model, the tensors of a batch, and what the one computes of the other."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from quotient_manifolds.files import siblings
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.load.models import load_object
 from quotient_manifolds.messages import is_users
-from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.symmetries import Evaluate, Symmetries
+from quotient_manifolds.symmetries.verify import BatchLosses, jittered
 
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
 
@@ -26,7 +28,8 @@ def model_hash(model: nn.Module) -> str:
     """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
 
     The classes of its modules, their plain attributes (numbers, text), the source of those that are not installed
-    packages'; its configuration; name, shape, dtype and bytes of its whole state. Not: hooks, and what a module calls.
+    packages'; its configuration; name, shape, dtype and bytes of its whole state. What it calls, and what else it
+    holds, `computed` tells.
     """
     config: Any = getattr(model, "config", None)
     settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
@@ -61,6 +64,35 @@ def _source(kind: type) -> str:
         return inspect.getsource(kind) if is_users(inspect.getfile(kind)) else ""
     except (OSError, TypeError):  # made in a console
         return ""
+
+
+def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
+    """Return evaluate(model, batch) in float64, at the weights and 1 % beside them, as text of 6 digits; or "nothing".
+
+    It tells models apart that hold alike weights and yet compute different things, whatever decides that: a function
+    that is called, a tensor that is no buffer, a hook. Beside the weights it shows what these hide, as a head of zeros
+    does. More digits than 6 may depend on the machine. What is random draws alike each time.
+    """
+    losses = BatchLosses(model, evaluate, [batch])
+    with torch.no_grad(), torch.random.fork_rng(), _one_thread():
+        try:
+            torch.manual_seed(0)
+            return " ".join(
+                f"{losses.value(params, 0):.5e}" for params in (losses.params(), jittered(losses.params(), 0))
+            )
+        except Exception:  # the model is the user's; the measures say what is wrong
+            return "nothing"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Add in one order, however many threads there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def symmetries_hash(declared: Symmetries) -> str:

@@ -9,7 +9,7 @@ from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.worker import Identity, Task, tasks_of
 from quotient_manifolds.load import Checkpoint
-from quotient_manifolds.version import VERSION
+from quotient_manifolds.version import MEANING, VERSION
 
 
 @final
@@ -30,7 +30,7 @@ class Inventory:
     def fingerprint(self, checkpoint: Checkpoint) -> str:
         """Return what tells, without loading, that a checkpoint and its data are as they were."""
         files = files_fingerprint(checkpoint.path)
-        return repr((VERSION, self.spec.dtype, checkpoint.loader, files, *self._data, *self._functions))
+        return repr((VERSION, MEANING, self.spec.dtype, checkpoint.loader, files, *self._data, *self._functions))
 
     def learn(self, name: str, identity: Identity, fingerprint: str) -> None:
         """Keep what loading a checkpoint has shown of it; fingerprint: that of its files before it was loaded."""

@@ -148,6 +148,8 @@ class _Coordinator:
         elif message["kind"] == "loaded":
             name = message["checkpoint"]
             self.inventory.learn(name, Identity.from_dict(message["identity"]), self._fingerprints[name])
+        elif message["kind"] == "group":
+            self.inventory.store.remember(message["group"], message["names"])
         elif message["kind"] == "finished":
             unit = Unit(**message["unit"])
             self.measured += self.inventory.store.finish(unit, message["payload"], message["seconds"])

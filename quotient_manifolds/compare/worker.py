@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Any, final
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from quotient_manifolds.compare.identity import batch_hash, model_hash, symmetries_hash
+from quotient_manifolds.compare.identity import batch_hash, computed, model_hash, symmetries_hash
 from quotient_manifolds.compare.measure_entries import MeasureEntry
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.unit import Unit, plain, unit_key
@@ -28,7 +29,7 @@ from quotient_manifolds.sharpness import PreparedModel, TruncationError
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents
 from quotient_manifolds.symmetries import Symmetries
-from quotient_manifolds.version import VERSION
+from quotient_manifolds.version import MEANING, VERSION
 
 Emit = Callable[[dict[str, Any]], None]
 """Take a message of a worker: what it has loaded, finished or failed at, or how far it is; plain JSON."""
@@ -44,7 +45,7 @@ class Identity:
     """Hold what decides the numbers of a checkpoint: hashes of its model and of every batch it is given.
 
     symmetries: who declares them, and a hash of what was declared; None where they are found in the model. notes: what
-    must be said beside its numbers, by split of the data.
+    must be said beside its numbers, and computed: what the model computes of each batch, both by split of the data.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Identity:
     test: tuple[str, ...]
     symmetries: str | None = None
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the identity as plain JSON."""
@@ -61,7 +63,7 @@ class Identity:
     def from_dict(cls, record: Mapping[str, Any]) -> Identity:
         """Return what `to_dict` was called on."""
         hashes = record["model"], tuple(record["data"]), tuple(record["test"])
-        return cls(*hashes, record.get("symmetries"), record.get("notes", {}))
+        return cls(*hashes, record.get("symmetries"), record.get("notes", {}), record.get("computed", {}))
 
 
 @final
@@ -148,14 +150,21 @@ class Loaded:
         """Compute mean cross-entropy and error over the labels that count, and how many these are."""
         batch = (self.data if split == "data" else self.test)[index]
         with torch.no_grad():
-            read = next_token_logits_and_labels if self.task == CAUSAL else logits_and_labels
-            logits, labels = read(replica(self.model, {}), private_batch(batch))
+            logits, labels = _logits_and_labels(self.task, replica(self.model, {}), private_batch(batch))
             loss = float(F.cross_entropy(logits, labels))
         if not math.isfinite(loss):
             raise ValueError(
                 f"The loss must be finite. Found {loss} on batch {index} of {split}, over {len(labels)} labels"
             )
         return {"error": float((logits.argmax(-1) != labels).double().mean()), "loss": loss, "examples": len(labels)}
+
+
+def _logits_and_labels(task: str | None, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    return (next_token_logits_and_labels if task == CAUSAL else logits_and_labels)(model, batch)
+
+
+def _outputs(task: str | None, model: nn.Module, batch: Any) -> Tensor:
+    return _logits_and_labels(task, model, batch)[0]
 
 
 def load(job: Job) -> Loaded:
@@ -176,8 +185,15 @@ def load(job: Job) -> Loaded:
     data, test = ([tree_map(placed, batch) for batch in batches] for batches in (data, test))
     model = model.to(device, dtype)
     seen, unseen = (tuple(map(batch_hash, batches)) for batches in (data, test))
+    outputs = partial(_outputs, job.data.task)
+    probes = {
+        split: [computed(model, outputs, batch) for batch in given]
+        for split, given in zip(SPLITS, (data, test), strict=True)
+    }
     said = None if declared is None else f"{job.symmetries} {symmetries_hash(declared)[:16]}"
-    return Loaded(model, data, test, declared, Identity(model_hash(model), seen, unseen, said, notes), job.data.task)
+    return Loaded(
+        model, data, test, declared, Identity(model_hash(model), seen, unseen, said, notes, probes), job.data.task
+    )
 
 
 def measure_job(job: Job, emit: Emit) -> None:
@@ -202,6 +218,8 @@ def measure_job(job: Job, emit: Emit) -> None:
             """Return the model, prepared when the first task needs it; what is wrong is found once, too."""
             if not known:
                 known.append(loaded.prepared(entry))
+                if not isinstance(known[0], str) and isinstance(known[0].geometry, Quotient):
+                    emit({"kind": "group", **_group(known[0].geometry)})
             return known[0]
 
         for task in alike:
@@ -243,7 +261,15 @@ def _value(
         done += 1
         emit({"kind": "progress", "what": task.label, "done": done, "total": total})
 
-    return measure.on(model, task.unit.batch, tick, ascents).to_dict()
+    found = measure.on(model, task.unit.batch, tick, ascents).to_dict()
+    return {**found, "group": _group(model.geometry)["group"]} if isinstance(model.geometry, Quotient) else found
+
+
+def _group(quotient: Quotient) -> dict[str, Any]:
+    """Return the names of the symmetries that are quotiented out, and the key that a store remembers them by."""
+    assert isinstance(quotient.symmetries, Symmetries)
+    names = sorted(each.name for each in quotient.symmetries.every)
+    return {"group": unit_key({"what": "group", "names": names}), "names": names}
 
 
 def setting_of(entry: MeasureEntry) -> tuple[str, bool]:
@@ -272,7 +298,7 @@ def tasks_of(checkpoint: str, identity: Identity, entries: Sequence[MeasureEntry
 def _score_tasks(checkpoint: str, identity: Identity) -> Iterator[Task]:
     for split in SPLITS:
         for index, batch in enumerate(getattr(identity, split)):
-            key = unit_key({"what": SCORE, "model": identity.model, "batch": batch, "version": VERSION})
+            key = unit_key({"what": SCORE, **_of(identity, split, index), "batch": batch})
             yield Task(Unit(key, checkpoint, SCORE, split, None, index, {}), None)
 
 
@@ -282,15 +308,24 @@ def _climb(entry: MeasureEntry) -> MeasureEntry:
     return entry
 
 
+def _of(identity: Identity, split: str, index: int) -> dict[str, Any]:
+    """Return what decides a number of a model besides the batch and what is measured."""
+    return {
+        "model": identity.model,
+        "computed": identity.computed[split][index],
+        "version": VERSION,
+        "meaning": MEANING,
+    }
+
+
 def _unit(checkpoint: str, identity: Identity, batch: str, index: int, entry: MeasureEntry) -> Unit:
     measure = entry.measure
     # The index of the batch seeds what is random, so it decides the number too.
     decides = {
         "what": repr((measure, entry.normalise_logits)),
-        "model": identity.model,
+        **_of(identity, "data", index),
         "batch": batch,
         "index": index,
-        "version": VERSION,
     }
     settings = entry.settings
     if identity.symmetries is not None and isinstance(measure.geometry, Quotient):

@@ -33,13 +33,15 @@ _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._Norm
 class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
-    out: tensors for the moved parameters, the same for all batches; None where a sharded model itself is moved.
-    precision: machine epsilon of the loss, or of the model's outputs if it is coarser there. losses: of the model as it
-    is, by the index of the batch. complaints: what is wrong with batches that cannot be measured, by their index.
+    geometry: its symmetries are those that were found and verified. out: tensors for the moved parameters, the same for
+    all batches; None where a sharded model itself is moved. precision: machine epsilon of the loss, or of the model's
+    outputs if it is coarser there. losses: of the model as it is, by the index of the batch. complaints: what is wrong
+    with batches that cannot be measured, by their index.
     """
 
     model: nn.Module
     loss: Loss
+    geometry: Geometry
     space: TangentSpace
     batches: list[Any]
     out: Params | None
@@ -83,7 +85,7 @@ class PreparedModel:
             geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
             space = geometry.at(model)
             out = space.buffers()
-        return cls(model, loss, space, found, out, max(precisions), losses, complaints)
+        return cls(model, loss, geometry, space, found, out, max(precisions), losses, complaints)
 
     @classmethod
     def _sharded(
@@ -110,8 +112,9 @@ class PreparedModel:
                 if sharded.alike:
                     check_same_loss(sharded.values(values[0]), precision, index)
             warn_of_rounding(sharded.original, precisions)
-            space = geometry.verified(model, loss, batches, known).over(sharded)
-        return cls(model, loss, space, batches, None, precision, losses)  # the model itself is moved
+            geometry = geometry.verified(model, loss, batches, known)
+            space = geometry.over(sharded)
+        return cls(model, loss, geometry, space, batches, None, precision, losses)  # the model itself is moved
 
     @property
     def processes_on(self) -> torch.device | None:

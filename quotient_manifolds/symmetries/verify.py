@@ -157,7 +157,7 @@ def verify_on_batches(
     names = sorted({name for action in claimed for name in action.names})
     verdicts: dict[str, set[Verdict]] = {action.name: set() for action in claimed}
     failed, tolerances = dict[str, str](), list[float]()
-    params = _jittered(losses.params(), seed)
+    params = jittered(losses.params(), seed)
     for index in range(len(batches)):
         grads = losses.gradient(params, names, index)
         rounding = ROUNDING * losses.precision * max(1.0, _condition(grads, params))
@@ -219,7 +219,7 @@ def _condition(grads: Params, params: Params) -> float:
     return sum(float((g * params[name].detach()).abs_().sum()) for name, g in grads.items())
 
 
-def _jittered(params: Params, seed: int) -> Params:
+def jittered(params: Params, seed: int) -> Params:
     """Move all parameters off, in place, by Gaussians of 1 % of their typical size, which is 1 where they are 0."""
     generator = torch.Generator().manual_seed(seed)
     for w in params.values():
