@@ -162,12 +162,11 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
         for w in model.parameters():
             w.normal_(std=0.5)
     found = claimed(model)  # as if it did not rotate
-    with pytest.raises(
-        ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\), or trust it by"
-    ):
+    with pytest.raises(ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\)"):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
     trusting = Quotient(symmetries=found, verify="none", complete=False)
-    assert worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2).mean > 0
+    with pytest.raises(ValueError, match="must begin at the loss of the model"):
+        worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2)
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
     proved = prove_symmetries(model, x, found).proved(found)
     assert [pair.kind for pair in proved.pairs] == ["value/output"]
