@@ -82,8 +82,7 @@ def _value(entry: MeasureEntry, tasks: Sequence[Task], payloads: Mapping[str, An
     found = [payloads.get(each.unit.key) for each in tasks if each.entry == entry]
     if not found or any(payload is None for payload in found):
         return None
-    batches = ({key: each[key] for key in each if key != "group"} for each in found if each is not None)
-    result = entry.measure.result(tuple(map(BatchResult.from_dict, batches)))
+    result = entry.measure.result(tuple(BatchResult.from_dict(each) for each in found if each is not None))
     return MeanValue(
         result.mean,
         result.standard_error,

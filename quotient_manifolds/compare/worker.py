@@ -28,6 +28,7 @@ from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel, TruncationError
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents
+from quotient_manifolds.sharpness.result import group_key
 from quotient_manifolds.symmetries import Symmetries
 from quotient_manifolds.version import MEANING, VERSION
 
@@ -218,8 +219,8 @@ def measure_job(job: Job, emit: Emit) -> None:
             """Return the model, prepared when the first task needs it; what is wrong is found once, too."""
             if not known:
                 known.append(loaded.prepared(entry))
-                if not isinstance(known[0], str) and isinstance(known[0].geometry, Quotient):
-                    emit({"kind": "group", **_group(known[0].geometry)})
+                if not isinstance(known[0], str) and (names := known[0].geometry.group):
+                    emit({"kind": "group", "group": group_key(names), "names": list(names)})
             return known[0]
 
         for task in alike:
@@ -261,15 +262,7 @@ def _value(
         done += 1
         emit({"kind": "progress", "what": task.label, "done": done, "total": total})
 
-    found = measure.on(model, task.unit.batch, tick, ascents).to_dict()
-    return {**found, "group": _group(model.geometry)["group"]} if isinstance(model.geometry, Quotient) else found
-
-
-def _group(quotient: Quotient) -> dict[str, Any]:
-    """Return the names of the symmetries that are quotiented out, and the key that a store remembers them by."""
-    assert isinstance(quotient.symmetries, Symmetries)
-    names = sorted(each.name for each in quotient.symmetries.every)
-    return {"group": unit_key({"what": "group", "names": names}), "names": names}
+    return measure.on(model, task.unit.batch, tick, ascents).to_dict()
 
 
 def setting_of(entry: MeasureEntry) -> tuple[str, bool]:

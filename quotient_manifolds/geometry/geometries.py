@@ -84,6 +84,11 @@ class Geometry(ABC):
         """
         return self
 
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Return the names of the symmetries that are quotiented out, as far as they are known before a run."""
+        return ()
+
     def to_dict(self) -> dict[str, Any]:
         """Return kind and settings in plain JSON types, which `geometry_from_dict` reads."""
         own: list[str] = [each.name for each in fields(self)] if is_dataclass(self) else []
@@ -276,6 +281,10 @@ class Quotient(Geometry):
                 pairs[index], point = of_lower_rank(pair, point, start)
         pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
         return pairs, balanced(pairs, point) if free else point
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.symmetries.every) if isinstance(self.symmetries, Symmetries) else ()
 
     def around(self, model: nn.Module) -> TangentSpace:
         point, symmetries = trained_parameters(model), self._known(model)

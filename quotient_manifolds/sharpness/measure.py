@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from torch import nn
@@ -17,7 +17,7 @@ from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whol
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.result import SIZES, BatchResult, MeasureResult, Setting, size_of
+from quotient_manifolds.sharpness.result import SIZES, BatchResult, MeasureResult, Setting, group_key, size_of
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
@@ -66,7 +66,7 @@ class Measure(ABC):
                 check_agreed({"measure": self.name, **self.settings})
             found = self.compute(prepared.objective(index, tick), ascents)
             prepared.check_start(index, found.base_loss)
-            return found
+            return replace(found, group=group_key(prepared.geometry.group))
 
     @property
     def settings(self) -> dict[str, Setting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
@@ -36,8 +37,9 @@ class BatchResult:
     direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
     direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
     the direction the value comes from. reach_limit: above it they may be far from the exact ones, and the value is of
-    something else. spacing: of the floating point numbers that the loss is computed in, at L(w). The passes
-    are the measure's own, without the checks before it.
+    something else. spacing: of the floating point numbers that the loss is computed in, at L(w). group: what was
+    quotiented out, as `group_key` has it; None where nothing was. The passes are the measure's own, without the checks
+    before it.
     """
 
     value: float
@@ -52,6 +54,7 @@ class BatchResult:
     reach: float | None = None
     reach_limit: float | None = None
     spacing: float | None = None
+    group: str | None = None
 
     @property
     def beyond_reach(self) -> bool:
@@ -76,8 +79,8 @@ class BatchResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """Invert `to_dict`. Raises ValueError for missing or unknown keys; reach and spacing may be missing."""
-        record = {"reach": None, "reach_limit": None, "spacing": None, **record}
+        """Invert `to_dict`. Raises ValueError for missing or unknown keys; reach, spacing and group may be missing."""
+        record = {"reach": None, "reach_limit": None, "spacing": None, "group": None, **record}
         _check_keys("value on a batch", {each.name for each in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
 
@@ -282,6 +285,12 @@ class MeasureResult(JsonRecord):
         _check_keys("measurement", stored | {"mean", "standard_error"}, record)
         batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
+
+
+def group_key(names: Sequence[str]) -> str | None:
+    """Return how many symmetries of these names there are, and what tells them from others; None for none."""
+    told = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
+    return f"{len(names)} symmetries {told}" if names else None
 
 
 def size_of(settings: Mapping[str, Setting]) -> str:

@@ -95,7 +95,7 @@ def test_symmetries_that_do_not_fit_fail_by_checkpoint(zoo: Path) -> None:
     assert "(at zoos.py, line " in done.stderr
 
 
-def test_a_model_that_uses_a_layer_twice_and_writes_its_biases(zoo: Path) -> None:
+def test_a_model_that_uses_a_layer_twice(zoo: Path) -> None:
     """Values are those of the weights as they were loaded, on every batch and in any order."""
     measures = (SLOPE, "measure: worst-case, geometry: adaptive, radius: 0.1, steps: 2")
     spec = write_spec(zoo, *measures, head=HEAD.replace("FUNCTION", "twice"))

@@ -77,9 +77,9 @@ def geometries(symmetries: Symmetries) -> list[Geometry]:
         Euclidean(),
         Adaptive(),
         Euclidean(norm="linf"),
-        Quotient("inv", symmetries=symmetries),
-        Quotient("mix", symmetries=symmetries.within("pairs")),
-        Quotient("mix", "exact", symmetries=symmetries),
+        Quotient("inv", symmetries=symmetries, complete=False),
+        Quotient("mix", symmetries=symmetries.within("pairs"), complete=False),
+        Quotient("mix", "exact", symmetries=symmetries, complete=False),
     ]
 
 

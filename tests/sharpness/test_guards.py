@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.symmetries import declare_pair, verify_on_batches
+from quotient_manifolds.symmetries import declare_pair, propose_symmetries, verify_on_batches
 
 Batch = tuple[Tensor, Tensor, Tensor]
 D = 6
@@ -114,7 +114,7 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     model = made(fresh)
     with pytest.warns(UserWarning, match=f"not quotiented out: .*batch {where}"):
         base_losses_are_the_models(model, batches)
-    geometry = qm.Quotient("inv", symmetries=qm.find_symmetries(model, batches[0], evaluate=loss))
+    geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
 

@@ -450,7 +450,7 @@ def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch]
     assert truncated[0].filename == __file__
     assert beyond.warning is not None
     assert "\n" not in beyond.warning
-    assert f"radius 1: on 3 of 3 batches geodesics were followed to relative speed {beyond.reach:.3g}, beyond 0.5" in (
+    assert f" 1: on 3 of 3 batches geodesics were followed to relative speed {beyond.reach:.3g}, beyond 0.5" in (
         beyond.warning
     )
     assert f"beyond reach on 3 of them, at relative speed {beyond.reach:.3g}" in str(beyond)

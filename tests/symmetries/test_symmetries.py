@@ -21,8 +21,8 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
     find_symmetries,
-    prove_on_batch,
     random_move,
+    verify_on_batches,
 )
 from tests.models import BY_NAME, MODELS, ModelCase, ViTAttention, noise
 
@@ -347,7 +347,7 @@ def test_a_function_may_insist_on_the_size_of_the_batch() -> None:
 
     found = find_symmetries(model, x, evaluate=insisting)
     assert len(found.pairs) == 1
-    assert prove_on_batch(model, insisting, x, found).all_proved
+    assert verify_on_batches(model, insisting, [x], found).failed == {}
 
 
 def _broken(change: Callable[[nn.Module], None]) -> nn.Module:

@@ -16,9 +16,9 @@ from quotient_manifolds.symmetries import (
     Symmetries,
     find_symmetries,
     key_bias,
-    prove_on_batch,
     prove_symmetries,
     random_move,
+    verify_on_batches,
     without_biases,
 )
 from tests.models import BY_NAME, IDS, claimed, llama, noise
@@ -131,10 +131,8 @@ def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
     assert [pair.verdict for pair in proof.pairs] == ["proved", "proved"]
     assert [shift.verdict for shift in proof.translations] == ["refuted", "proved"]
     assert proof.proved(wrong).translations == found.translations
-    geometry = Quotient(symmetries=wrong).verified(model, squared, [x])
-    assert isinstance(geometry, Quotient)
-    assert isinstance(geometry.symmetries, Symmetries)
-    assert geometry.symmetries.translations == found.translations
+    with pytest.raises(ValueError, match="Found 0 key bias: the loss on batch 0 changes along its orbit"):
+        Quotient(symmetries=wrong).verified(model, squared, [x])
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
     assert result.base_losses[0] == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
@@ -164,10 +162,11 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
         for w in model.parameters():
             w.normal_(std=0.5)
     found = claimed(model)  # as if it did not rotate
-    with pytest.raises(ValueError, match=r"It does for 0 query/key; use Adaptive\(\), pass symmetries="):
+    with pytest.raises(ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\)"):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
     trusting = Quotient(symmetries=found, verify="none", complete=False)
-    assert worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2).mean > 0
+    with pytest.raises(ValueError, match="must begin at the loss of the model"):
+        worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2)
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
     proved = prove_symmetries(model, x, found).proved(found)
     assert [pair.kind for pair in proved.pairs] == ["value/output"]
@@ -175,7 +174,7 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     assert worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=proved), radius=0.1, steps=2).mean > 0
 
 
-def test_the_proof_on_a_batch_takes_few_evaluations_of_few_examples() -> None:
+def test_verification_takes_three_evaluations_of_a_batch() -> None:
     sizes: list[tuple[int, torch.dtype]] = []
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
@@ -184,13 +183,12 @@ def test_the_proof_on_a_batch_takes_few_evaluations_of_few_examples() -> None:
 
     case = BY_NAME["torch encoder"]
     model = case.build()
-    proof = prove_on_batch(model, loss, noise(8, 5, 12), case.found(model))
-    assert proof.all_proved
-    assert set(sizes) == {(2, torch.float64)}
-    assert len(sizes) <= 14
+    assert verify_on_batches(model, loss, [noise(8, 5, 12)], case.found(model)).failed == {}
+    assert set(sizes) == {(8, torch.float64)}
+    assert len(sizes) <= 3
 
 
-def test_a_loss_that_insists_on_its_precision_is_proved_in_it() -> None:
+def test_a_loss_with_weights_and_rows_of_its_own_is_verified_in_float64() -> None:
     targets = noise(4, 5, 12)
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:  # a float32 weight and a fixed batch size
@@ -198,9 +196,9 @@ def test_a_loss_that_insists_on_its_precision_is_proved_in_it() -> None:
 
     case = BY_NAME["torch encoder"]
     model = case.build()
-    proof = prove_on_batch(model, loss, noise(4, 5, 12), case.found(model))
-    assert all(claim.holds for claim in (*proof.pairs, *proof.translations))
-    assert proof.noise >= torch.finfo(torch.float32).eps
+    verified = verify_on_batches(model, loss, [noise(4, 5, 12)], case.found(model))
+    assert verified.failed == {}
+    assert verified.precision == torch.finfo(torch.float64).eps
 
 
 # --- the measure -----------------------------------------------------------------------------------------------------

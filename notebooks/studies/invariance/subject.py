@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from quotient_manifolds.symmetries import Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Symmetries, propose_symmetries
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from studies.fibres.cases import small_model
 
@@ -58,7 +58,7 @@ class Subject:
 
     def symmetries(self) -> Symmetries:
         """Find all that leaves the loss alone."""
-        return find_symmetries(self.model, self.batch, evaluate=loss)
+        return propose_symmetries(self.model, self.batch, evaluate=loss)
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
