@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CONDITION = 1e4
 """Up to which condition number a Gram matrix serves for a frame in float32."""
@@ -14,6 +19,29 @@ _CONDITION = 1e4
 _CACHED, _LAUNCHED = 2**16, 2**24
 """How many numbers are worked on at a time: half a megabyte in float64 on processors, whose caches hold that, and 128
 megabytes on accelerators, which many short kernels would keep waiting."""
+
+
+def full_precision(function: _Function) -> _Function:
+    """Run a function with autocast off, which is for networks: it would run algebra in half precision."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **options)
+        with torch._C._DisableAutocast():  # that of every device
+            return function(*args, **options)
+
+    return cast(_Function, run)
+
+
+class FullPrecision:
+    """Run the public methods of all subclasses in `full_precision`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if inspect.isfunction(member) and not name.startswith("_"):
+                setattr(cls, name, full_precision(member))
 
 
 class SingularFrame(NamedTuple):
@@ -33,6 +61,14 @@ class SingularFrame(NamedTuple):
     def to(self, dtype: torch.dtype) -> SingularFrame:
         """Return the frame in another precision."""
         return SingularFrame(*(part.to(dtype) for part in self))
+
+
+def length(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
+    """Compute |x| over these dimensions; no square of an entry overflows or underflows. Its gradient at 0 is 0."""
+    limits = torch.finfo(x.dtype)
+    largest = torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=dim, keepdim=True).clamp(limits.tiny, limits.max)
+    norm = largest * torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
+    return norm if keepdim else norm.squeeze(dim)
 
 
 def rank_floor(n: int, m: int) -> float:
@@ -167,4 +203,4 @@ def product_gap(G1: Tensor, H1: Tensor, G2: Tensor, H2: Tensor) -> Tensor:
     """Compute |G1 H1^T - G2 H2^T| (Frobenius) in O((n + m) h^2), without the n x m products. Shape (...,)."""
     R_G = torch.linalg.qr(torch.cat([G1, -G2], dim=-1), mode="r").R
     R_H = torch.linalg.qr(torch.cat([H1, H2], dim=-1), mode="r").R
-    return torch.linalg.matrix_norm(R_G @ R_H.mT)
+    return length(R_G @ R_H.mT, (-2, -1))

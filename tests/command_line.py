@@ -92,6 +92,11 @@ def writing():
     torch.manual_seed(0)
     return Writing(nn.Linear(40, 3))
 
+def writing_inputs():
+    model = writing()
+    model[0].weight.requires_grad_(False)
+    return model
+
 class Outcome(BaseException):
     pass
 

@@ -78,7 +78,7 @@ MEASURES: dict[str, Callable[..., qm.MeasureResult]] = {
     "linf": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Adaptive(norm="linf"), radius=1e-3, steps=4),
     "profile": lambda *given: qm.worst_case_profile(*given, geometry="inv", radii=[0.02, 0.05], steps=3)[-1],
     "truncation": lambda *given: qm.truncation_error(*given, geometry="mix", radius=0.5, steps=3),
-    "average": lambda *given: qm.average_case_sharpness(*given, geometry="inv", radius=0.05, samples=3),
+    "average": lambda *given: qm.average_case_sharpness(*given, geometry="inv", sigma=0.05, samples=3),
     "gradient": lambda *given: qm.gradient_norm(*given, geometry="mix"),
     "trace": lambda *given: qm.hessian_trace(*given, geometry="mix", samples=2),
     "eigenvalue": lambda *given: qm.top_eigenvalue(*given, geometry="inv"),
@@ -149,7 +149,7 @@ def test_random_starts(geometry: Any) -> None:
     model = model_of()
     spaces = []
     for m, b in ((model, BATCH), (there(model), there(BATCH))):
-        spaces.append(as_geometry(geometry).proved(m, qm.next_token_cross_entropy, b).at(m))
+        spaces.append(as_geometry(geometry).verified(m, qm.next_token_cross_entropy, [b]).at(m))
     here, other = (space.sample(torch.Generator().manual_seed(5)) for space in spaces)
     assert here.keys() == other.keys()
     for name, block in here.items():

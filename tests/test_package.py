@@ -97,3 +97,16 @@ def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) ->
     with zipfile.ZipFile(next(site.glob("*.whl"))) as wheel:
         files = {name: wheel.read(name).decode() for name in wheel.namelist() if "dist-info" not in name}
     assert [Path(text.strip()) for text in files.values()] == [project], files
+
+
+def test_what_is_drawn_at_random_has_a_dtype_of_its_own() -> None:
+    """By torch's default dtype one seed would give two draws."""
+    without = []
+    for path in Path(quotient_manifolds.__file__).parent.rglob("*.py"):
+        for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
+            nodes = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            calls = {node: node.func.attr for node in nodes if isinstance(node.func, ast.Attribute)}
+            drawn = {"rand", "randn", "normal"} | ({"empty"} if {"normal_", "uniform_"} & {*calls.values()} else set())
+            bare = [each for each in calls if "dtype" not in {keyword.arg for keyword in each.keywords}]
+            without += [f"{path}:{call.lineno}" for call in bare if calls[call] in drawn]
+    assert not without

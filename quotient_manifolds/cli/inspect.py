@@ -71,7 +71,8 @@ def inspect(
     Face's is taken as it is, with other random weights, if it is small; --inputs gives as many examples that the model
     has three times as many outputs on them as parameters.
 
-    The exit code is 1 if a pair is refuted or cannot be proved on these inputs.
+    The exit code is 1 if a pair is refuted or cannot be proved on these inputs, or if the certificate is inconclusive,
+    for which the reason is printed first.
     """
     check_outputs([model], out=out, report=report)
     from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of
@@ -84,7 +85,7 @@ def inspect(
             raise BadInput(_nothing_found(model, network, found))
         proof = prove_symmetries(network, given, found, seed=seed)
     count = count_symmetries(network, found)
-    certificate = _certificate(network, given, inputs, seed, quiet) if certify else None
+    certificate = _certificate(network, given, seed, quiet) if certify else None
     about = described(network, model)
     record = {
         "version": VERSION,
@@ -104,38 +105,32 @@ def inspect(
     if certificate:
         tables.append(_dimensions(certificate))
     sentences = list(_sentences(network, found, proof, count))
-    if certificate:
-        sentences += str(certificate.fibre).splitlines()
+    certified = str(certificate.fibre).splitlines() if certificate else []
+    doubts = certificate.fibre.doubts if certificate else ()
     if out is not None:
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
     if report is not None:
         from quotient_manifolds.cli.pages import inspect_page, write_page
 
-        write_page(inspect_page(f"Symmetries of {title}", _facts(proof, count), tables, [*about, *sentences]), report)
+        notes = [*about, *sentences, *certified]
+        write_page(inspect_page(f"Symmetries of {title}", _facts(proof, count), tables, notes, doubts), report)
     if as_json and not quiet:
         click.echo(json.dumps(record, indent=1))
     elif not quiet:
-        Terminal().show(*about, *tables, *sentences)
-    if not proof.all_proved:
+        Terminal().show(*certified, *about, *tables, *sentences)
+    if doubts or not proof.all_proved:
         raise click.exceptions.Exit(NEGATIVE_FINDING)
 
 
-def _certificate(network: nn.Module, given: Any, inputs: str | None, seed: int, quiet: bool) -> Certificate:
+def _certificate(network: nn.Module, given: Any, seed: int, quiet: bool) -> Certificate:
     from quotient_manifolds.load import certify, make_generic
     from quotient_manifolds.load.certificate import single_examples
 
     with progress_bars(quiet=quiet) as progress:
         if hasattr(getattr(network, "config", None), "to_diff_dict"):
             return certify(network, seed=seed, progress=progress)
-        found = certify(
-            make_generic(copy.deepcopy(network), seed=seed), single_examples(given), seed=seed, progress=progress
-        )
-    if found.fibre.outputs < found.fibre.parameters:
-        raise BadInput(
-            f"a certificate of {found.fibre.parameters} parameters needs at least as many outputs, and on the examples "
-            f"of {inputs} the model has {found.fibre.outputs}: let the function return more examples."
-        )
-    return found
+        generic = make_generic(copy.deepcopy(network), seed=seed)
+        return certify(generic, single_examples(given), seed=seed, progress=progress)
 
 
 def _dimensions(certificate: Certificate) -> Table:
@@ -144,8 +139,10 @@ def _dimensions(certificate: Certificate) -> Table:
     rows = [{"family": family, "dimension": str(size)} for family, size in found.families.items()]
     if certificate.shared:
         rows.append({"family": "counted twice", "dimension": str(-certificate.shared)})
+    if certificate.unreached:
+        rows.append({"family": "reached by no input", "dimension": str(certificate.unreached)})
     rows += [
-        {"family": "not found", "dimension": str(certificate.missing)},
+        {"family": "not found", "dimension": "inconclusive" if fibre.doubts else str(certificate.missing)},
         {"family": "all parameters with the same function", "dimension": str(fibre.dimension)},
     ]
     size = f" of width 8 and {certificate.blocks} block" if certificate.blocks else ""

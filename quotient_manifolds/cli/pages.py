@@ -85,8 +85,10 @@ def orbit_page(record: SharpnessRecord) -> Page:
     )
 
 
-def inspect_page(title: str, facts: Sequence[Fact], tables: Sequence[Table], notes: Sequence[str]) -> Page:
-    """Return the page of a model's symmetries and their proof."""
+def inspect_page(
+    title: str, facts: Sequence[Fact], tables: Sequence[Table], notes: Sequence[str], doubts: Sequence[str] = ()
+) -> Page:
+    """Return the page of a model's symmetries and their proof; doubts: why its certificate is inconclusive."""
     return Page(
         title=title,
         lead=(
@@ -95,6 +97,7 @@ def inspect_page(title: str, facts: Sequence[Fact], tables: Sequence[Table], not
         ),
         facts=facts,
         sections=[
+            _warnings([f"inconclusive: {doubt}" for doubt in doubts]),
             *(Section(f"{each.name}-section", each.name.capitalize(), [each]) for each in tables),
             Section("notes", "What else there is", [Listing(notes)]),
             _redo(command_line()),

@@ -74,7 +74,7 @@ class MeasureEntry:
                 f"{geometry}{self.measure.name}",
                 *([f"eps {_shortest(self.eps)}"] if self.eps else []),
                 *(["warm start"] if self.warm_start else []),
-                *(f"{name} {value}" for name, value in chosen.items()),
+                *(f"{name} {_shortest(value)}" for name, value in chosen.items()),
                 *(["normalised logits"] if self.normalise_logits else []),
             ]
         )
@@ -95,21 +95,24 @@ class MeasureEntry:
         return {**self.measure.settings, "eps": self.eps, "normalise_logits": self.normalise_logits}
 
 
-def _shortest(value: float) -> str:
+def _shortest(value: Setting) -> str:
     """Return 0.1 as such, and all digits where six do not tell a number from its neighbours."""
-    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def measures_of(
     kind: str,
     geometries: list[str | float],
-    radii: list[float],
+    sizes: Mapping[str, list[float]],
     *,
     warm_start: bool,
     normalise_logits: bool,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
-    """Yield a measure for each geometry and radius. Raises ValueError or TypeError for what does not go together."""
+    """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
+
+    Raises ValueError or TypeError for what does not go together.
+    """
     made = MEASURES[kind]
     names = {each.name for each in fields(made) if each.init}
     needed = {each.name for each in fields(made) if each.init and each.default is MISSING}
@@ -118,17 +121,17 @@ def measures_of(
     if foreign := sorted(set(own) - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
         raise ValueError(f"{foreign[0]} is no option of {kind}; it has {allowed}")
-    given = {**own, **({"radius": radii} if radii else {}), **({"geometry": geometries} if geometries else {})}
-    if lacking := sorted(needed - set(given)):
-        raise ValueError(f"{kind} needs a {lacking[0]}")
-    if unused := sorted(set(given) - names):
-        raise ValueError(f"{kind} takes no {unused[0]}")
+    given = {**own, **sizes, **({"geometry": geometries} if geometries else {})}
+    lacking, unused = sorted(needed - set(given)), sorted(set(given) - names)
+    if lacking or unused:
+        wrong = [f"takes no {unused[0]}"] if unused else []
+        raise ValueError(f"{kind} {'; it '.join([*wrong, *(f'needs a {each}' for each in lacking[:1])])}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
-    ascending = sorted(radii)
     for place in [{"geometry": geometry_of(name, shared)} for name in geometries] or [{}]:
-        for k, radius in enumerate(ascending):
-            ball: dict[str, Any] = {"radius": radius, **({"after": tuple(ascending[:k])} if warm_start else {})}
-            yield MeasureEntry(made(**place, **ball, **own), normalise_logits, warm_start)
-        if not ascending:
+        for name, ascending in ((name, sorted(values)) for name, values in sizes.items()):
+            for k, size in enumerate(ascending):
+                ball: dict[str, Any] = {name: size, **({"after": tuple(ascending[:k])} if warm_start else {})}
+                yield MeasureEntry(made(**place, **ball, **own), normalise_logits, warm_start)
+        if not sizes:
             yield MeasureEntry(made(**place, **own), normalise_logits)

@@ -155,7 +155,7 @@ def _measures(file: SpecFile, top: Schema) -> tuple[MeasureEntry, ...]:
             for each in measures_of(
                 section.measure,
                 section.geometry,
-                section.radius,
+                section.sizes,
                 warm_start=section.warm_start,
                 normalise_logits=section.normalise_logits,
                 options=section.options,

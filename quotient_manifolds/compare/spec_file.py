@@ -25,6 +25,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from quotient_manifolds.load import DataSource
 from quotient_manifolds.messages import brief
+from quotient_manifolds.sharpness.result import SIZES
 
 LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
 KeyPath = tuple[str | int, ...]  # keys and indices from the top of the file
@@ -88,11 +89,12 @@ else:
 
 @final
 class MeasureSection(_Section):
-    """Ask for a kind of measure, in one or several geometries, at one or several radii, with the options of both."""
+    """Ask for a kind of measure, in one or several geometries, at one or several sizes, with the options of both."""
 
     measure: MeasureKind
     geometry: Annotated[list[str | float], AsList] = Field(default_factory=list)
     radius: Annotated[list[PositiveFloat], AsList] = Field(default_factory=list)
+    sigma: Annotated[list[PositiveFloat], AsList] = Field(default_factory=list)
     warm_start: bool = False
     normalise_logits: bool = False
     norm: str | None = None
@@ -110,9 +112,14 @@ class MeasureSection(_Section):
     seed: Seed | None = None
 
     @property
+    def sizes(self) -> dict[str, list[float]]:
+        """Return radii or sigmas, those that are given."""
+        return {name: value for name in SIZES if (value := getattr(self, name))}
+
+    @property
     def options(self) -> dict[str, Any]:
         """Return the options of the measure and of its geometries that are given."""
-        apart = {"measure", "geometry", "radius", "warm_start", "normalise_logits"}
+        apart = {"measure", "geometry", *SIZES, "warm_start", "normalise_logits"}
         return {key: value for key, value in self if key not in apart and value is not None}
 
 

@@ -132,22 +132,17 @@ class Loaded:
         if self.symmetries is None or not isinstance(geometry, Quotient):
             return geometry
         scope = "all" if isinstance(geometry.symmetries, Symmetries) else geometry.symmetries
-        return replace(geometry, symmetries=self.symmetries.within(scope))
+        return replace(geometry, symmetries=self.symmetries.within(scope), complete=scope == "all")
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
-        """Return the model, checked on the first batch on which the checks pass; the first complaint if none is."""
-        complaints: list[str] = []
-        for probe in range(len(self.data)):
-            try:
-                geometry = self.geometry(entry)
-                return PreparedModel.of(
-                    self.model, entry.loss(self.task), self.data, geometry, probe=probe, known=self.known
-                )
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # the model is the user's
-                complaints.append(sentence(error))
-        return complaints[0]
+        """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured."""
+        try:
+            geometry, loss = self.geometry(entry), entry.loss(self.task)
+            return PreparedModel.of(self.model, loss, self.data, geometry, some=True, known=self.known)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the model is the user's
+            return sentence(error)
 
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute mean cross-entropy and error over the labels that count, and how many these are."""

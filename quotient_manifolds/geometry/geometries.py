@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal, final, get_args
 
 import torch
@@ -31,7 +33,18 @@ from quotient_manifolds.geometry.sharded_space import ShardedSpace, elementwise
 from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
 from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
 from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sharded, together
-from quotient_manifolds.symmetries import HOW_TO, Evaluate, Freedom, Params, Scope, SymmetricPair, Symmetries
+from quotient_manifolds.symmetries import (
+    HOW_TO,
+    Evaluate,
+    Freedom,
+    Params,
+    Scope,
+    SymmetricPair,
+    Symmetries,
+    changed_by,
+)
+
+SHOWN = 3  # symmetries that a warning names
 
 
 class Geometry(ABC):
@@ -61,11 +74,13 @@ class Geometry(ABC):
         Collective, and like all that raises there, by all processes together.
         """
 
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
-        """Return the geometry with only such symmetries of the model as loss(model, batch) bears out.
+    def verified(
+        self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
+    ) -> Geometry:
+        """Return the geometry with those symmetries of the model under which loss(model, batch) stays, on every batch.
 
         known: what was found before of this model, as it is; it saves time and changes nothing. Raises ValueError if
-        there are none. A geometry that uses no symmetries returns itself.
+        a symmetry that was given is none. A geometry that uses no symmetries returns itself.
         """
         return self
 
@@ -161,7 +176,10 @@ class Quotient(Geometry):
     biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
     pairs, and nothing else. In all of them the factors of pairs are balanced first, G^T G = H^T H, which changes no
     value: products of factors as ill-conditioned as a group can make them lose digits.
-    trust: use the symmetries without asking the loss whether they are any.
+    complete: whether symmetries that are given are completed by what else is found in the loss, such as the shift of
+    all logits, which outputs see. Without it they are all there is.
+    verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
+    found and fail are left out, with a warning; one that was given raises an error.
     norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
     all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
     geodesic "first" besides, both are off: adaptive sharpness up to terms of the second order in the radius, those of
@@ -172,7 +190,8 @@ class Quotient(Geometry):
     geodesic: str = "second"
     eps: float = 0.0
     symmetries: Symmetries | Scope = "all"
-    trust: bool = False
+    complete: bool = True
+    verify: Literal["all", "first", "none"] = "all"
     norm: Literal["metric", "adaptive"] = "metric"
 
     def __post_init__(self) -> None:
@@ -181,6 +200,8 @@ class Quotient(Geometry):
             raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
         if not isinstance(self.symmetries, Symmetries) and self.symmetries not in get_args(Scope):
             raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
+        if self.verify not in ("all", "first", "none"):
+            raise ValueError(f"verify must be 'all', 'first' or 'none'. Found {self.verify!r}")
         if self.norm not in ("metric", "adaptive"):
             raise ValueError(f"norm must be 'metric' or 'adaptive' (a quotient has no linf). Found {self.norm!r}")
 
@@ -190,6 +211,7 @@ class Quotient(Geometry):
         options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
         options += ["pairs alone"] * (self.symmetries == "pairs") + ["biases as rows"] * (self.symmetries == "paper")
         options += ["adaptive norm"] * (self.norm == "adaptive")
+        options += {"all": [], "first": ["verified on the first batch"], "none": ["not verified"]}[self.verify]
         return f"{metric} ({', '.join(options)})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,15 +258,7 @@ class Quotient(Geometry):
 
     def _space(self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params) -> TangentSpace:
         """Return the tangent space at the balanced representative; start: the point before anything was folded."""
-        pairs = list(pairs)
-        free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
-        touched = {name for each in freedoms for name in each.names}
-        for index, pair in enumerate(pairs):
-            if free and not touched.isdisjoint(pair.names):
-                pairs[index], point = of_lower_rank(pair, point, start)
-        pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
-        if free:
-            point = balanced(pairs, point)
+        pairs, point = self._balanced(pairs, point, start)
         scales = scales_outside(pairs, point)  # refuses pairs that share elements
         constant = (name for each in freedoms for name in each.constant if name in point)
         scales |= {name: torch.zeros_like(point[name]) for name in constant}
@@ -252,6 +266,16 @@ class Quotient(Geometry):
         # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
         point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
         return TangentSpace(point, scales, blocks)
+
+    def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
+        """Return the pairs of full rank, and the point where their factors are balanced."""
+        pairs = list(pairs)
+        free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
+        for index, pair in enumerate(pairs):
+            if free:
+                pairs[index], point = of_lower_rank(pair, point, start)
+        pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
+        return pairs, balanced(pairs, point) if free else point
 
     def around(self, model: nn.Module) -> TangentSpace:
         point, symmetries = trained_parameters(model), self._known(model)
@@ -264,46 +288,85 @@ class Quotient(Geometry):
         if isinstance(self.symmetries, Symmetries):
             return self.symmetries
         raise ValueError(
-            f"the symmetries of {type(model).__name__} are found in a run: call proved(model, loss, batch) first, as "
-            "every measure does, or give symmetries=find_symmetries(model, batch)"
+            f"the symmetries of {type(model).__name__} are found in a run: call verified(model, loss, batches) first, "
+            "as every measure does, or give symmetries=find_symmetries(model, batch)"
         )
 
     def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
         return pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive", brief=brief)
 
-    def proved(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries | None = None) -> Geometry:
-        """Return the quotient by those symmetries that leave the loss alone; ValueError naming pairs that do not.
+    def verified(
+        self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
+    ) -> Geometry:
+        """Return the quotient by those symmetries under which the loss stays, on every batch; see `verify`.
 
-        What norms and streams leave free is found in a recorded run of loss(model, batch). All symmetries are applied
-        at once to the model on two examples of the batch, about ten evaluations.
+        All that leaves the loss alone is found in one recorded run of loss(model, first batch). A forward and backward
+        pass and three forward passes in float64 on every batch verify it: `verify_on_batches`, and that the loss is the
+        same where a measure begins. A sharded model is moved along its symmetries instead, by about ten evaluations a
+        batch.
         """
         known = known or KnownSymmetries()
+        symmetries = self._found(model, loss, batches[0], known)
+        verified = replace(self, symmetries=symmetries, complete=False)
+        batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
+        if not batches or not (symmetries.pairs or symmetries.freedoms):
+            return verified
+        if is_sharded(model):
+            _check_same(symmetries)
+            proofs = [known.proof(model, loss, batch, symmetries) for batch in batches]
+            failed = {
+                each.pair: f"the loss on batch {index} changes along its orbit"
+                for index, proof in enumerate(proofs)
+                for each in proof.claims
+                if not each.holds
+            }
+            return verified._without(failed, self.symmetries)
+        found = known.verified(model, loss, batches, symmetries)
+        verified = verified._without(found.failed, self.symmetries)
+        begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
+        where = f"begins {self.metric} {self.eps} {self.norm}"
+        if changed := known.once(begins, where, model, loss, symmetries, *batches):
+            raise ValueError(
+                f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
+                f"Adaptive(), or pass symmetries= without those of which this is true"
+            )
+        return verified
+
+    def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
         given = self.symmetries
-        if is_sharded(model) and not isinstance(given, Symmetries):
+        if not is_sharded(model):
+            if not isinstance(given, Symmetries):
+                return known.found(model, loss, batch, given)
+            return known.completed(model, loss, batch, given) if self.complete else given
+        if not isinstance(given, Symmetries):
             raise ValueError(
                 f"The symmetries of a sharded model cannot be found in a run of it. Found symmetries={given!r}; find "
                 f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
                 f"symmetries= that"
             )
-        symmetries = given if isinstance(given, Symmetries) else known.found(model, loss, batch, given)
-        if is_sharded(model):
-            _check_same(symmetries)
-        if self.trust or not (symmetries.pairs or symmetries.freedoms):
-            return replace(self, symmetries=symmetries)
-        proof = known.proof(model, loss, batch, symmetries)
-        false = [pair.pair for pair in proof.pairs if not pair.holds]
-        if false:
-            more = f" and {len(false) - 1} more" if len(false) > 1 else ""
+        return given
+
+    def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
+        """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
+        assert isinstance(self.symmetries, Symmetries)
+        own = tuple(each.name for each in given.every) if isinstance(given, Symmetries) else ()
+        if false := next((name for name in failed if name in own), None):
             raise ValueError(
-                f"The loss must not change along the orbit of a symmetric pair. It does for {false[0]}{more}; use "
-                f"Adaptive(), pass symmetries= without them (Proof.proved makes such), or trust=True to use them anyway"
+                f"The loss must not change along the orbit of a symmetry that is given. Found {false}: "
+                f"{failed[false]}; pass symmetries= without it, use Adaptive(), or trust it by verify='none'"
             )
-        wrong = {each.pair for each in (*proof.translations, *proof.freedoms) if not each.holds}
-        if left_out := [each.pair for each in proof.freedoms if not each.holds]:
-            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            warnings.warn(f"moving {left_out[0]}{more} changes the loss: it is not divided out.", stacklevel=2)
-        return replace(self, symmetries=symmetries.without(wrong))
+        if failed:
+            listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
+            more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+            warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
+        return replace(self, symmetries=self.symmetries.without(set(failed)))
+
+    def _begin(self, model: nn.Module, every: Params) -> Params:
+        """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
+        start = {name: every[name] for name in trained_parameters(model)}
+        pairs, _, point = self._canonical(model, start, every)
+        return every | self._balanced(pairs, point, start)[1]
 
 
 def _check_same(symmetries: Symmetries) -> None:

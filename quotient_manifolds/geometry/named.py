@@ -10,7 +10,7 @@ from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.symmetries import Symmetries
 
-GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries")
+GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
 
 _GEOMETRIES: dict[str, type[Geometry]] = {"euclidean": Euclidean, "adaptive": Adaptive}
 
@@ -24,7 +24,7 @@ def geometry_of(name: str | float, options: Mapping[str, Any]) -> Geometry:
     if isinstance(name, str) and kind is Quotient and name not in METRICS:
         known = ", ".join([*_GEOMETRIES, *METRICS])
         raise ValueError(f"geometry must be one of {known}, or a number t. Found {name!r}")
-    own = {each.name for each in fields(kind) if each.name not in ("metric", "trust")}  # type: ignore[arg-type]
+    own = {each.name for each in fields(kind) if each.name not in ("metric", "complete")}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         raise ValueError(f"{foreign[0]} is no option of the geometry {name}; it has {', '.join(sorted(own))}")
     return kind(**({"metric": name} if kind is Quotient else {}), **options)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from quotient_manifolds.linalg import rank_floor
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.sharded import Layout, Whole
 from quotient_manifolds.symmetries import (
@@ -24,7 +25,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.move import balanced_point
 
 Layouts = Mapping[str, Layout]
-ROUNDING = 100.0  # times eps: singular values below, against the largest, are none
+ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
 
 
 def measured_parameters(model: nn.Module) -> Params:
@@ -131,32 +132,53 @@ def balanced(pairs: Iterable[SymmetricPair], point: Params) -> Params:
 
 
 def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[SymmetricPair, Params]:
-    """Return a pair of as many columns as its product has rank, if it lost rank at the canonical place; others as is.
+    """Return a pair of as many columns as its product has rank, if that is less in all heads alike; others as is.
 
-    A head as wide as the stream loses the direction that no norm reads. The factors become G = U sqrt(S), H = V sqrt(S)
-    of G H^T = U S V^T, the columns without a singular value 0; they belong to no pair, and stay 0.
-    start: the parameters before anything was moved to its canonical place.
+    A head as wide as the stream loses the direction that no norm reads, a bottleneck what was pruned. The factors
+    become G = U sqrt(S), H = V sqrt(S) of G H^T = U S V^T, the columns without a singular value 0; they belong to no
+    pair, and stay 0. start: the parameters before anything was moved to its canonical place.
     """
     plain = pair.acts == "GL(h)" and 1 < pair.h <= min(pair.n, pair.m)
-    if not plain or any(len(view.axes[2]) != 1 or point[view.name].dtype.itemsize < 4 for view in pair.views):
+    if not plain or any(len(view.axes[2]) != 1 for view in pair.views):
         return pair, point
-    before, (U, s, V) = _singular(pair, start)[1], _singular(pair, point)
-    rounding = ROUNDING * max(torch.finfo(point[name].dtype).eps for name in pair.names)
-    lost = (s < rounding * s[:, :1]) & (before >= rounding * before[:, :1])
+    lost = _lost(pair, point, start)
     rank = pair.h - int(lost[0].sum())
     if not 0 < rank < pair.h or bool((lost.sum(-1) != pair.h - rank).any()):
         return pair, point
+    U, s, V = _singular(pair.read(point).double(), pair.n)
     x = torch.cat([U, V], dim=-2) * s.sqrt()[:, None] * (torch.arange(pair.h, device=s.device) < rank)
-    point = {name: w.clone() if name in pair.names else w for name, w in point.items()}
+    point = {name: w.to(precise(w.dtype), copy=True) if name in pair.names else w for name, w in point.items()}
     pair.write(point, x)
     G, H = (Factor(tuple(view.first(rank) for view in factor.views)) for factor in (pair.G, pair.H))
     return replace(pair, G=G, H=H), point
 
 
-def _singular(pair: SymmetricPair, params: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (heads, n, h), s (heads, h) and V (heads, m, h) of the products G H^T, in float64."""
-    x = pair.read(params).double()
-    (Q_G, R_G), (Q_H, R_H) = (torch.linalg.qr(part) for part in (x[:, : pair.n], x[:, pair.n :]))
+def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
+    """Tell which singular values s = u^T G H^T v are no more than rounding makes of 0. Shape (heads, h), bool.
+
+    Rounding the weights moves s by at most eps / 2 sum_j |G_j| |(H^T v)_j| + |(G^T u)_j| |H_j|, G_j the columns:
+    of the start where those are longer, for what cancels at the canonical place leaves the rounding of what was there.
+    Lost is also what float64 loses next to the largest s of the head; of all neurons, which feed one sum.
+    """
+    x, before = (pair.read(params).double() for params in (point, start))
+    if pair.acts == "GL(1, C)":  # a real pair of one column
+        x, before = x.flatten(-2)[..., None], before.flatten(-2)[..., None]
+    n = x.shape[-2] * pair.n // (pair.n + pair.m)
+    U, s, V = _singular(x, n)
+    (G, H), others = (each.split([n, each.shape[-2] - n], dim=-2) for each in (x, before))
+    lengths = (
+        torch.maximum(*(y.norm(dim=-2, keepdim=True) for y in both)) for both in zip((G, H), others, strict=True)
+    )
+    on_G, on_H = lengths  # (heads, 1, h)
+    eps = max(torch.finfo(precise(point[name].dtype)).eps for name in pair.names)
+    level = ROUNDING * eps / 2 * (on_G * (V.mT @ H).abs() + (U.mT @ G).abs() * on_H).sum(-1)
+    largest = s.max() if pair.acts == "GL+(1)" else s[:, :1]
+    return s <= torch.maximum(level, rank_floor(pair.n, pair.m) * largest)
+
+
+def _singular(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U (heads, n, h), s (heads, h) and V (heads, m, h) of the products G H^T of points in float64."""
+    (Q_G, R_G), (Q_H, R_H) = (torch.linalg.qr(part) for part in (x[:, :n], x[:, n:]))
     u, s, vh = torch.linalg.svd(R_G @ R_H.mT)
     return Q_G @ u, s, Q_H @ vh.mT
 
@@ -167,8 +189,8 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
     start: the parameters before anything was moved to its canonical place.
     """
-    reason = _rank_problem(pair, point, metric, eps)
-    if reason and not _rank_problem(pair, start, metric, eps):
+    reason = _rank_problem(pair, point, start, metric, eps)
+    if reason and not _rank_problem(pair, start, start, metric, eps):
         reason = (
             "it has full rank in the model, but not in all heads alike where all that norms and logits leave free is "
             "at its canonical place, which symmetries='pairs' leaves alone"
@@ -184,15 +206,15 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     )
 
 
-def _rank_problem(pair: SymmetricPair, point: Params, metric: Metric, eps: float) -> str:
+def _rank_problem(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> str:
     if pair.h > min(pair.n, pair.m):
         return f"its heads are {pair.h} wide, and factors of {pair.n} and {pair.m} rows cannot have that rank"
-    ok, reason = pair.manifold(metric, eps).check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)
-    if ok:
+    if eps or not bool(_lost(pair, point, start).any()):
         return ""
+    reason = pair.manifold(metric, eps).check_point_on_manifold(pair.read(point).to(torch.float64), explain=True)[1]
     if pair.kind == ADAPTER and not bool(pair.G.read(point).any()):
         return f"B is 0, as peft starts it, and B A must have rank {pair.h}; measure after training has begun"
-    return str(reason)
+    return reason or f"rank(G H^T) = h = {pair.h} fails up to the rounding of its weights"
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from quotient_manifolds.geometry.tangent_space import TangentSpace
+from quotient_manifolds.geometry.tangent_space import TangentSpace, drawn
 from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, gathered, together
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
@@ -49,26 +49,23 @@ class ShardedSpace(TangentSpace):
         z: Params = {}
         for name in self._drawn:
             layout, scale = self.model.layouts[name], self.scale.get(name)
-            noise = torch.empty(layout.shape, device=generator.device)
-            noise = (
-                noise.normal_(generator=generator) if self.norm == "l2" else noise.uniform_(-1, 1, generator=generator)
-            )
+            noise = drawn(layout.shape, generator, self.norm)
             if name in self.scale:
                 part = noise if name in self.ownership.owners else noise[layout.boxes[self.model.rank]]
                 own = part.to(self._point[name]).contiguous()
                 z[name] = own if scale is None else own.mul_(scale != 0)
-        drawn: Params = {}
+        shared: Params = {}
         here = {pair.name for block in self.pairs for pair in block.pairs}
         ordered: dict[tuple[object, ...], list[str]] = {}
         for name in (pair.name for pair in self._everywhere if pair.name in self._shapes):
             ordered.setdefault(self._shapes[name][1:], []).append(name)
         for name in (name for names in ordered.values() for name in names):
             heads, n, m, h, _ = self._shapes[name]
-            noise = torch.randn((heads, n + m, h), generator=generator, device=generator.device)
-            drawn |= {name: noise} if name in here else {}
+            noise = drawn((heads, n + m, h), generator)
+            shared |= {name: noise} if name in here else {}
         with self._undisturbed():
             for block in self.pairs:
-                own = torch.cat([drawn[pair.name] for pair in block.pairs]).to(block.space.point)
+                own = torch.cat([shared[pair.name] for pair in block.pairs]).to(block.space.point)
                 z[block.key] = block.space.project(block.space.from_balanced(own))
         return z
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby
 from typing import Literal
@@ -65,19 +65,13 @@ class TangentSpace:
         z: Params = {}
         for name, scale in self.scale.items():
             w = self._point[name]
-            noise = torch.empty(w.shape, device=generator.device, dtype=torch.float32)
-            if self.norm == "l2":
-                noise.normal_(generator=generator)
-            else:
-                noise.uniform_(-1, 1, generator=generator)
-            noise = noise.to(w.device, precise(w.dtype))
+            noise = drawn(w.shape, generator, self.norm).to(w.device, precise(w.dtype))
             z[name] = noise if scale is None else noise.mul_(scale != 0)
         for _, group in groupby(self.pairs, key=lambda block: (block.manifold, block.space.point.shape[-2:])):
             # One draw for all pairs of a shape: a seed then gives one z, whether they share a block or not.
             blocks = list(group)
             heads = [len(block.space.point) for block in blocks]
-            shape = (sum(heads), *blocks[0].space.point.shape[1:])
-            noise = torch.randn(shape, generator=generator, device=generator.device)
+            noise = drawn((sum(heads), *blocks[0].space.point.shape[1:]), generator)
             with self._undisturbed():
                 for block, part in zip(blocks, noise.split(heads), strict=True):
                     z[block.key] = block.space.project(block.space.from_balanced(part.to(block.space.point)))
@@ -223,6 +217,12 @@ class TangentSpace:
         device = next(iter(self._point.values())).device.type
         with torch.autocast(device, enabled=False):
             yield
+
+
+def drawn(shape: Sequence[int], generator: torch.Generator, norm: Norm = "l2") -> Tensor:
+    """Draw N(0, I), for linf uniform in [-1, 1], in float32: torch's default dtype would change what a seed gives."""
+    noise = torch.empty(shape, device=generator.device, dtype=torch.float32)
+    return noise.normal_(generator=generator) if norm == "l2" else noise.uniform_(-1, 1, generator=generator)
 
 
 def _empty(like: Tensor) -> Tensor:

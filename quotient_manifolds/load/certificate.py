@@ -24,9 +24,8 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.tangents import span, tangents
 
-EXAMPLES = 4  # that symmetries are found and proved on: enough to go through experts and branches
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding
-SILENT = "number that no output depends on"
+OUTPUTS = (3, 6, 12, 24, 48)  # a parameter: inputs are doubled until the rank stands still
 
 
 @final
@@ -35,11 +34,12 @@ class Certificate:
     """Compare the dimension of a small model's fibre with the dimensions of the symmetries that are found in it.
 
     model: the class of the model. blocks: of the copy; None for a model that was given as it is. fibre: P - rank J.
-    found: what `find_symmetries` has in the copy, of which only what is proved there is counted, and numbers that no
-    output depends on. shared: how many dimensions were counted twice in it, because two families have them in common.
+    found: what `find_symmetries` has in the copy, of which only what is proved there is counted. shared: how many
+    dimensions were counted twice in it, because two families have them in common. unreached: how many dimensions beside
+    those are numbers that no output depends on, on any of the inputs (see `FibreDimension`): neither found nor missing.
     places: how many of the missing directions lie in which parameters (each direction has length 1, of which a
-    parameter holds the square of its part). outside: symmetries that were proved and yet leave the fibre, which are not
-    counted: those that only a norm's eps breaks, or that hold on the first inputs alone.
+    parameter holds the square of its part). outside: symmetries that were proposed and are not counted, as they are
+    refuted, or leave the fibre: those that only a norm's eps breaks, or that hold on some inputs alone.
     """
 
     model: str
@@ -47,13 +47,16 @@ class Certificate:
     fibre: FibreDimension
     found: Count
     shared: int = 0
+    unreached: int = 0
     places: Mapping[str, float] = field(default_factory=dict)
     outside: tuple[str, ...] = ()
 
     @property
-    def missing(self) -> int:
-        """Return the dimension of the fibre less that of the symmetries found: how many directions no family names."""
-        return self.fibre.dimension - (self.found.dimension - self.shared)
+    def missing(self) -> int | None:
+        """Return how many directions of the fibre no family names and some input reaches; None under a doubt."""
+        if self.fibre.doubts:
+            return None
+        return self.fibre.dimension - (self.found.dimension - self.shared) - self.unreached
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
@@ -63,21 +66,24 @@ class Certificate:
             "fibre": self.fibre.to_dict(),
             "found": self.found.to_dict(),
             "shared": self.shared,
+            "unreached": self.unreached,
             "missing": self.missing,
             "places": dict(self.places),
             "outside": list(self.outside),
         }
 
     def __str__(self) -> str:
-        """Write the report, some lines of text."""
+        """Write the report, some lines of text; where it is inconclusive, the reasons come first."""
         copy = f", a copy of width 8 with {self.blocks} block{'s' * (self.blocks > 1)}" if self.blocks else ""
         families = [f"  {name}: {size}" for name, size in self.found.families.items()]
         twice = [f"  counted twice: {self.shared}"] * bool(self.shared)
-        found = f"found: {self.found.dimension - self.shared}"
         places = ", ".join(f"{name} ({size:.1f})" for name, size in self.places.items())
-        missing = f"not found: {self.missing}{f', in {places}' if places else ''}"
+        unreached = [f"reached by no input: {self.unreached}"] * bool(self.unreached)
+        missing = "inconclusive" if self.missing is None else self.missing
+        missing = f"not found: {missing}{f', in {places}' if places else ''}"
         outside = [f"does not hold exactly, or not on all inputs: {name}" for name in self.outside]
-        return "\n".join([f"{self.model}{copy}", str(self.fibre), found, *families, *twice, missing, *outside])
+        of = f"found in {self.model}{copy}: {self.found.dimension - self.shared}"
+        return "\n".join([str(self.fibre), of, *families, *twice, *unreached, missing, *outside])
 
 
 def certify(
@@ -93,12 +99,14 @@ def certify(
     """Compute the dimension of the fibre of a small model, and how much of it is found.
 
     Of a Hugging Face model a small copy is made, with inputs to match; blocks, settings: of the copy, as for
-    `small_copy`. Where batches are given, as for `fibre_dimension`, it is the model itself: small, and with generic
-    parameters, as `make_generic` gives them.
+    `small_copy`. Its inputs are doubled until the rank of the Jacobian stands still: a random half of them has the same
+    rank. They begin with 3 outputs a parameter and end with 48; a rank that still grows then is a doubt.
+    Where batches are given, as for `fibre_dimension`, it is the model itself, on these inputs alone: small, and with
+    generic parameters, as `make_generic` gives them.
 
-    Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known; of a model
-    it says as much as the copy is like it. What two families share counts once: it is the rank of their tangent vectors
-    that is compared.
+    Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known, apart from
+    parameters that no input reaches; of a model it says as much as the copy is like it. Under a doubt it is None.
+    What two families share counts once: it is the rank of their tangent vectors that is compared.
     progress: called with what is being computed, how much of it is finished, and the total.
 
     Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).
@@ -106,11 +114,19 @@ def certify(
     if batches is not None and settings:
         raise ValueError(f"settings are those of a small copy, and with batches none is made. Found {list(settings)}.")
     small = small_copy(model, blocks=blocks, seed=seed, **settings) if batches is None else model
-    listed = generic_inputs(small, seed=seed) if batches is None else list(batches)
-    fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
-    some = joined(listed[:EXAMPLES])
+    given = None if batches is None else list(batches)
+    for enough in OUTPUTS:
+        listed = generic_inputs(small, seed=seed, enough=enough) if given is None else given
+        fibre = fibre_dimension(small, listed, evaluate=evaluate, seed=seed, progress=progress)
+        if given is not None or fibre.rank_of_half >= fibre.rank:
+            break
+    some = joined(listed)
     symmetries = propose_symmetries(small, some, evaluate=evaluate)
-    symmetries = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate).proved(symmetries)
+    proof = prove_symmetries(small, some, symmetries, seed=seed, evaluate=evaluate)
+    refuted = tuple(each.pair for each in proof.claims if each.verdict == "refuted")
+    unsure = [f"{each.pair} is inconclusive: {each.reason}" for each in proof.claims if each.verdict == "inconclusive"]
+    unsure += [str(each) for each in symmetries.refused if ": give " in each.reason]  # other inputs, as it asks for
+    symmetries = proof.proved(symmetries)
     frozen = {name for name, w in small.named_parameters() if not w.requires_grad}
     free = tuple(each for each in symmetries.freedoms if not frozen.issuperset(each.names))
     symmetries = replace(symmetries, freedoms=free)
@@ -120,15 +136,17 @@ def certify(
     symmetric = span(torch.cat(inside))
     silent = fibre.kernel[:, torch.linalg.vector_norm(fibre.kernel, dim=0) > 1 - ALONG].mT
     spanned = span(torch.cat([symmetric, silent]))
-    beside = len(spanned) - len(symmetric)
+    if len(spanned) < fibre.dimension:  # what these are about may be what is not spanned
+        fibre = replace(fibre, doubts=(*fibre.doubts, *unsure))
     return Certificate(
         model=type(model).__name__,
         blocks=blocks if batches is None else None,
         fibre=fibre,
-        found=replace(count, families={**count.families, **({SILENT: beside} if beside else {})}),
+        found=count,
         shared=count.dimension - len(symmetric),
-        places=_places(fibre.kernel, small, spanned),
-        outside=outside,
+        unreached=len(spanned) - len(symmetric),
+        places={} if fibre.doubts else _places(fibre.kernel, small, spanned),
+        outside=(*refuted, *outside),
     )
 
 

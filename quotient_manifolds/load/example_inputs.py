@@ -22,7 +22,7 @@ class _Wanted:
     generator: torch.Generator
 
     def noise(self, *shape: int) -> Tensor:
-        values = torch.randn(*shape, generator=self.generator)
+        values = torch.randn(*shape, generator=self.generator, dtype=torch.float32)
         return values.to(next(self.model.parameters()).dtype)
 
     def first(self, *names: str, default: int) -> int:

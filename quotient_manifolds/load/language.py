@@ -203,7 +203,7 @@ def _masked(
         raise ValueError("The task masked needs a tokenizer with a mask token, found one without.")
     tokens, mask = _padded(rows, _filler(tokenizer))
     words = mask.bool() & ~torch.isin(tokens, torch.tensor(sorted(tokenizer.all_special_ids)))
-    chance = torch.rand(tokens.shape, generator=generator).masked_fill(~words, 2.0)
+    chance = torch.rand(tokens.shape, generator=generator, dtype=torch.float32).masked_fill(~words, 2.0)
     if not bool(words.any(1).all()):
         raise ValueError("Every text of the task masked needs a word that its tokenizer knows, found one without.")
     told = (chance < SHARE) | (words & (chance == chance.amin(1, keepdim=True)))  # one of every row at least

@@ -93,7 +93,7 @@ def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
 
     def gaussian(value: Tensor) -> Tensor:
-        return torch.randn(value.shape, generator=generator).to(value)
+        return torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value)
 
     with torch.no_grad():
         for name, value in model.named_parameters():

@@ -11,6 +11,7 @@ import geoopt
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import FullPrecision
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
     all_finite,
@@ -48,7 +49,7 @@ def _asserting(check: Callable[..., Any]) -> Callable[..., None]:
     return assert_check
 
 
-class CheckedManifold(geoopt.Manifold, abc.ABC):
+class CheckedManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     """Answer what geoopt asks before it computes. What is no tensor is a TypeError everywhere.
 
     Subclasses say which shapes and which values are points, `_misfit` and `_fault`, and which vectors are horizontal.

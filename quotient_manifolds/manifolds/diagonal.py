@@ -7,6 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import require_factors, require_vector, some
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -66,13 +67,13 @@ class DiagonalQuotient(QuotientManifold):
                 [2., 4.]])
         """
         self._require(x=x)
-        beta = x[..., 0, :] * x[..., 1, :]
+        beta = x.double().prod(dim=-2)
         root = beta.abs().sqrt()
-        return torch.stack([root, beta.sign() * root], dim=-2)
+        return torch.stack([root, beta.sign() * root], dim=-2).to(x.dtype)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare u v, coordinate by coordinate."""
-        beta, other = x.prod(dim=-2), y.prod(dim=-2)
+        beta, other = x.double().prod(dim=-2), y.double().prod(dim=-2)
         return torch.where(beta == other, 0.0, (beta - other).abs() / beta.abs()).amax(dim=-1), 1.0
 
     def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
@@ -94,15 +95,27 @@ class DiagonalQuotient(QuotientManifold):
         tensor([[ 1.5000,  3.0000],
                 [ 6.0000, 12.0000]])
         """
+        return (self._log(x, y) * x).to(x.dtype)
+
+    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
+        """Compute the distance in its closed form. Shape (...,), or (..., 1, 1) with `keepdim`.
+
+        >>> DiagonalQuotient("mix").dist(x, 2 * x)  # sqrt((16 - 4)^2 + (64 - 16)^2) / sqrt(2)
+        tensor(34.9857)
+        """
+        gaps = 2**0.5 * self._log(x, y) * _weight(x, self.t)
+        return length(gaps, (-2, -1), keepdim).to(x.dtype)
+
+    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the velocity b relative to x, in float64: products leave the range of float32. Shape (..., 1, d)."""
         self._require_points(x=x, y=y)
-        ratio = y.prod(dim=-2, keepdim=True) / x.prod(dim=-2, keepdim=True)
+        ratio = (y.double() / x.double()).prod(dim=-2, keepdim=True)
         if some(~(ratio > 0)):
             raise ValueError(
                 "the products u v of both points should have the same signs, since no geodesic crosses 0; "
                 f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
             )
-        b = ratio.log() / 2 if self.t == 0 else torch.expm1(self.t * ratio.log()) / (2 * self.t)
-        return b * x
+        return ratio.log() / 2 if self.t == 0 else torch.expm1(self.t * ratio.log()) / (2 * self.t)
 
     def projx(self, x: Tensor) -> Tensor:
         """Return x itself where it lies on the manifold; zeros are moved to the smallest magnitude beside them.
@@ -132,41 +145,48 @@ class DiagonalQuotient(QuotientManifold):
 
 @final
 class _DiagonalSpace(HorizontalSpace):
-    """Hold relative velocities b = eta / x; coordinates z = |u v|^t b."""
+    """Hold relative velocities b = eta / x; coordinates z = |u v|^t b. Factors may leave the range of float32."""
 
     def __init__(self, x: Tensor, t: float) -> None:
         super().__init__(x)
         self._t = t
-        self._scale = x.prod(dim=-2, keepdim=True).abs() ** t  # (..., 1, d)
+        self._weight = _weight(x, t)
+        self._to = self._weight / x.double()
 
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
-        return eta / self.point * self._scale
+        return (eta * self._to).to(eta.dtype)
 
     def vector(self, z: Tensor) -> Tensor:
-        return z / self._scale * self.point
+        return (z / self._to).to(z.dtype)
 
     def covector(self, egrad: Tensor) -> Tensor:
         require_vector(self.point, egrad)
-        return egrad * self.point / self._scale
+        return (egrad / self._to).to(egrad.dtype)
 
     def project(self, z: Tensor) -> Tensor:
         return z.mean(dim=-2, keepdim=True).expand_as(z)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max |b_i|, where x moves to (1 + b) x."""
-        return (z / self._scale).abs().amax(dim=(-2, -1)).double()
+        return (z / self._weight).abs().amax(dim=(-2, -1))
 
     def _step(self, z: Tensor, order: str) -> Tensor:
-        b = z / self._scale
-        return self.point * (b if order == "first" else b + (1 - 2 * self._t) * b**2 / 2)
+        b = z / self._weight
+        return (self.point * (b if order == "first" else b + (1 - 2 * self._t) * b**2 / 2)).to(z.dtype)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        b = z / self._scale
+        b = z / self._weight
         if self._t == 0:
-            return self.point * b.exp(), torch.ones(b.shape[:-2], dtype=b.dtype, device=b.device)
+            return (self.point * b.exp()).to(z.dtype), torch.ones(b.shape[:-2], dtype=z.dtype, device=z.device)
         # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
-        floor = torch.finfo(b.dtype).eps ** 0.5
+        floor = torch.finfo(z.dtype).eps ** 0.5
         change = 2 * self._t * b
         reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
-        return self.point * (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp(), reached
+        stretch = (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp()
+        return (self.point * stretch).to(z.dtype), reached.to(z.dtype)
+
+
+def _weight(x: Tensor, t: float) -> Tensor:
+    """Compute |u v|^t in float64. Shape (..., 1, d)."""
+    return x.double().prod(dim=-2, keepdim=True).abs() ** t

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import FullPrecision, full_precision, length
 from quotient_manifolds.manifolds.arguments import all_finite, broadcast, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
@@ -43,7 +44,7 @@ class GeodesicError(ValueError):
     """Report that a geodesic leaves the manifold before the time asked for, or cannot be followed in floating point."""
 
 
-class HorizontalSpace(abc.ABC):
+class HorizontalSpace(FullPrecision, abc.ABC):
     """Represent the horizontal space H_x = V_x^perp at a point x of the total space, factored once; immutable.
 
     Every tangent vector eta has *orthonormal coordinates* z, a tensor of the same shape with |z|_F = |eta|_x. In them
@@ -173,6 +174,7 @@ class HorizontalSpace(abc.ABC):
         True
         """
 
+        @full_precision
         def linearise(z: Tensor, out: Rows) -> PullBack:
             with torch.enable_grad():
                 leaf = z.detach().requires_grad_()
@@ -180,6 +182,7 @@ class HorizontalSpace(abc.ABC):
             for part, rows in zip(out, image.detach().split([part.shape[-2] for part in out], dim=-2), strict=True):
                 part.copy_(rows)
 
+            @full_precision
             def pull_back(egrad: Rows, into: Tensor) -> None:
                 into.copy_(self.project(torch.autograd.grad(image, leaf, join_rows(egrad, image))[0]))
 
@@ -194,7 +197,8 @@ class HorizontalSpace(abc.ABC):
         tensor(8.)
         """
         z = self.coordinates(eta)
-        return (z * (z if zeta is eta else self.coordinates(zeta))).sum(dim=self.dims)
+        w = z if zeta is eta else self.coordinates(zeta)
+        return (z.double() * w).sum(dim=self.dims).to(z.dtype)
 
     def norm(self, eta: Tensor) -> Tensor:
         """Compute |eta|_x, with gradient 0 (not NaN) at eta = 0. Shape (...,).
@@ -202,7 +206,7 @@ class HorizontalSpace(abc.ABC):
         >>> space.norm(x)
         tensor(2.)
         """
-        return torch.linalg.vector_norm(self.coordinates(eta), dim=self.dims)
+        return length(self.coordinates(eta), self.dims)
 
     def proju(self, eta: Tensor) -> Tensor:
         """Project a tangent vector horizontally.
@@ -294,7 +298,7 @@ class HorizontalSpace(abc.ABC):
         first = self.covector(egrad)  # the part of the slope that does not come from the geodesic's bend
         with torch.enable_grad():  # the bend is quadratic in z, so its gradient at z is its Hessian times z
             (slope,) = torch.autograd.grad((egrad.detach() * self.follow(z)[0]).sum(), z)
-        return self.vector(self.project(self.covector(ehess) + slope - first))
+        return self.vector(self.project(self.covector(ehess) + (slope - first)))
 
     def hessian_product(self, loss: Callable[[Tensor], Tensor], xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian of a twice differentiable loss (point -> scalar) to xi, by autograd.

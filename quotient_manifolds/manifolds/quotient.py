@@ -11,6 +11,7 @@ import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
+from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import PRECISIONS, require_no_vmap, require_tensor
 from quotient_manifolds.manifolds.checked import Answer, CheckedManifold, insist
 from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, unsqueeze
@@ -24,7 +25,8 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
-    that need values are left out. Manifolds of one class with the same parameters are equal.
+    that need values are left out. Autocast, which is for networks, is off inside, also in functions that are given.
+    Manifolds of one class with the same parameters are equal.
 
     The examples below use `manifold = DiagonalQuotient("inv")` and `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """
@@ -290,7 +292,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
-        vertical, size = (torch.linalg.vector_norm(part, dim=space.dims) for part in (z - space.project(z), z))
+        vertical, size = (length(part, space.dims) for part in (z - space.project(z), z))
         residual = float((vertical / size.clamp_min(torch.finfo(z.dtype).tiny)).max())
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None

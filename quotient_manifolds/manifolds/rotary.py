@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import product_gap
+from quotient_manifolds.linalg import length, product_gap
 from quotient_manifolds.manifolds.arguments import require_counts, require_factors, require_vector
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
@@ -95,12 +95,12 @@ class RotaryQuotient(QuotientManifold):
         self._require_points(x=x)
         g, k = self.split(x)
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
-        stretch = (torch.linalg.vector_norm(g, dim=-1) / torch.linalg.vector_norm(k, dim=-1)).sqrt()
+        stretch = length(g, -1).sqrt() / length(k, -1).sqrt()
         return self.action(stretch * torch.sgn(peak), x)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare g k^H, with the accuracy |g| |k| that the factors allow."""
-        (g, k), (p, q) = self.split(x), self.split(y)
+        (g, k), (p, q) = self.split(x.double()), self.split(y.double())
         size_g, size_k, size_p, size_q = (torch.linalg.vector_norm(c, dim=-1) for c in (g, k, p, q))
         size = torch.maximum(size_g * size_k, size_p * size_q)
         return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()), size
@@ -146,7 +146,7 @@ class RotarySpace(HorizontalSpace):
         self._n = n
         self._real = real
         turned = real.coordinates(_column(torch.stack([-self.point[..., 1], self.point[..., 0]], dim=-1)))
-        self._phase = turned / torch.linalg.vector_norm(turned, dim=self.dims, keepdim=True)
+        self._phase = turned / length(turned, self.dims, keepdim=True)
 
     @property
     def singular_values(self) -> Tensor:

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import require_factors, require_vector, some
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -65,7 +66,7 @@ class ScaleQuotient(QuotientManifold):
         tensor([0.6000, 0.8000])
         """
         self._require_points(x=x)
-        return x / _length(x)
+        return x / length(x, -1, keepdim=True)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare directions."""
@@ -100,7 +101,7 @@ class ScaleQuotient(QuotientManifold):
                 "found a pair at angle pi: move one of them a little"
             )
         towards = v - u - ((v - u) * u).sum(dim=-1, keepdim=True) * u  # of length sin(angle)
-        return _length(x) * towards / torch.sinc(angle / math.pi)
+        return length(x, -1, keepdim=True) * towards / torch.sinc(angle / math.pi)
 
     def projx(self, x: Tensor) -> Tensor:
         """Return x itself where it is not zero; the zero vector becomes (1, ..., 1).
@@ -127,7 +128,7 @@ class _ScaleSpace(HorizontalSpace):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__(x, ndim=1)
-        self._length = _length(x)
+        self._length = length(x, -1, keepdim=True)
         self._direction = x / self._length
 
     def coordinates(self, eta: Tensor) -> Tensor:
@@ -164,9 +165,3 @@ def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
     angle = torch.where(small, 1.0, squared).sqrt()
     cosine = torch.where(small, 1 - squared / 2 * (1 - squared / 12 * (1 - squared / 30)), angle.cos())
     return cosine, torch.where(small, 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42)), angle.sin() / angle)
-
-
-def _length(x: Tensor) -> Tensor:
-    """Compute |x| with a trailing 1, without overflow or underflow of its square."""
-    largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    return largest * torch.linalg.vector_norm(x / largest, dim=-1, keepdim=True)

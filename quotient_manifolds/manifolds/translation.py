@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import require_numbers, require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -63,8 +64,7 @@ class TranslationQuotient(QuotientManifold):
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare centred vectors, with the accuracy that the entries before centring allow."""
-        size, other = (torch.linalg.vector_norm(b, dim=-1) for b in (x, y))
-        return torch.linalg.vector_norm(_centred(y - x), dim=-1), torch.maximum(size, other)
+        return length(_centred(y - x), -1), torch.maximum(length(x, -1), length(y, -1))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.

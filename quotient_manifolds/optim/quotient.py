@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.geometry.parameters import scales_outside
+from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
 from quotient_manifolds.optim.chosen import Parameters, is_optimized, listed
 from quotient_manifolds.optim.frame import Both
@@ -90,6 +91,11 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    @full_precision
+    def _step(self) -> None:
         if self._trained != self._with_requirement():
             self._batches = self._batched()  # something was frozen since, or is no more
         self._check_gradients()
@@ -107,7 +113,6 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             for name, values in job.memory.items():
                 job.batch.remember(self.state, name, values)
             job.batch.counted(self.state)
-        return loss
 
     def _compute(self, job: Job) -> None:
         """Find where a batch of pairs goes, and bring what is remembered of gradients there."""

@@ -208,10 +208,10 @@ class Climb(ABC):
         return iterate
 
 
-def check_radius(radius: float) -> None:
-    """Raise ValueError unless the radius is a positive finite number."""
+def check_radius(radius: float, name: str = "radius") -> None:
+    """Raise ValueError unless the radius, or what else is called so, is a positive finite number."""
     if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 < radius < math.inf:
-        raise ValueError(f"radius must be a positive finite number. Found {radius!r}")
+        raise ValueError(f"{name} must be a positive finite number. Found {radius!r}")
 
 
 def check_whole(name: str, value: int, least: int) -> None:

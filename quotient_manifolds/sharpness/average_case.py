@@ -20,11 +20,11 @@ from quotient_manifolds.sharpness.vector import scale
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """Estimate E[L(gamma_z(1)) - L(w)] over z = radius * noise, see `average_case_sharpness`."""
+    """Estimate E[L(gamma_z(1)) - L(w)] over z = sigma * noise, see `average_case_sharpness`."""
 
     name: ClassVar[str] = "average-case sharpness"
 
-    radius: float
+    sigma: float
     samples: int = 32
     seed: int = 0
 
@@ -37,7 +37,7 @@ class AverageCase(Measure):
         rises, reaches = [], []
         for _ in range(self.samples):
             z = objective.sample(generator)
-            scale(z, self.radius)
+            scale(z, self.sigma)
             there = objective.value(z)
             scale(z, -1.0)
             rises.append((there + objective.value(z)) / 2 - base)
@@ -61,27 +61,27 @@ def average_case_sharpness(
     batches: Iterable[Any],
     *,
     geometry: Geometry | str | float,
-    radius: float,
+    sigma: float,
     samples: int = 32,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> MeasureResult:
     """Estimate the mean rise of the loss at random points around the model's weights w.
 
-    That is E[L(gamma_z(1)) - L(w)] over z = radius * N(0, I) in orthonormal coordinates of the tangent space (in a
+    That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
     quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z.
 
-    In the adaptive geometry that is the N(0, rho^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011) with
-    rho = radius: the radius is the standard deviation per dimension, so |z| is about radius * sqrt(dimension), unlike
-    the worst case's ball. In a geometry with norm "linf" z is uniform in the box |z_i| <= radius instead. Each of
-    `samples` directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from
-    the seed + i.
+    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension), far outside a worst
+    case's ball of that radius. In the adaptive geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al.
+    (arXiv 2302.07011). In a geometry with norm "linf" z is uniform in the box |z_i| <= sigma instead. Each of `samples`
+    directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
+    seed + i.
 
     Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
     values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
     manifold counts with its last point.
 
-    Arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
+    Other arguments, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
     """
-    measure = AverageCase(as_geometry(geometry), radius, samples, seed)
+    measure = AverageCase(as_geometry(geometry), sigma, samples, seed)
     return warned(measure.of(model, loss, batches, progress))

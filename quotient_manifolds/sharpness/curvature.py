@@ -70,7 +70,7 @@ def hessian_trace(
 
     It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
     quotient geometry of its horizontal part). H is the Riemannian Hessian for a quotient geometry; with first-order
-    geodesics it lacks their bend. To second order in the radius, average-case sharpness is radius^2 / 2 times this
+    geodesics it lacks their bend. To second order in sigma, average-case sharpness is sigma^2 / 2 times this
     trace. Invariant along the orbit in a quotient geometry with eps = 0 (in distribution where singular values of a
     pair tie, else draw by draw), in the others not.
     Batch i draws its directions from the seed + i.

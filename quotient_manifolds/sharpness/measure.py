@@ -17,7 +17,7 @@ from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whol
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, Setting
+from quotient_manifolds.sharpness.result import SIZES, BatchResult, MeasureResult, Setting, size_of
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
@@ -44,7 +44,8 @@ class Measure(ABC):
     def __post_init__(self) -> None:
         for name, least in _COUNTS.items():
             check_whole(name, getattr(self, name, least), least)
-        check_radius(getattr(self, "radius", 1.0))
+        for name in SIZES:
+            check_radius(getattr(self, name, 1.0), name)
 
     @abstractmethod
     def ticks(self, model: nn.Module) -> int:
@@ -63,7 +64,9 @@ class Measure(ABC):
         with autograd_available(), over_processes(prepared.processes_on):
             if prepared.processes_on is not None:
                 check_agreed({"measure": self.name, **self.settings})
-            return self.compute(prepared.objective(index, tick), ascents)
+            found = self.compute(prepared.objective(index, tick), ascents)
+            prepared.check_start(index, found.base_loss)
+            return found
 
     @property
     def settings(self) -> dict[str, Setting]:
@@ -73,9 +76,8 @@ class Measure(ABC):
 
     @property
     def label(self) -> str:
-        """Return what progress calls this measure: its name, geometry and, if it has one, radius."""
-        radius = self.settings.get("radius")
-        return f"{self.name}, {self.geometry.name}" + ("" if radius is None else f", radius {radius:g}")
+        """Return what progress calls this measure: its name, geometry and, if it has one, radius or sigma."""
+        return ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
 
     def of(
         self,

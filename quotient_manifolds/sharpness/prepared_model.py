@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
+from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached
 from quotient_manifolds.sharded import ShardedModel, is_sharded, together
 from quotient_manifolds.sharpness.agreement import check_agreed, check_same_loss, check_shares
@@ -22,6 +24,7 @@ from quotient_manifolds.sharpness.rounded_products import precisions_noted, warn
 from quotient_manifolds.sharpness.sharded_objective import ShardedObjective
 from quotient_manifolds.symmetries import Params
 
+ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
 _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.FractionalMaxPool2d)
 
 
@@ -31,7 +34,8 @@ class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
     out: tensors for the moved parameters, the same for all batches; None where a sharded model itself is moved.
-    precision: machine epsilon of the loss, or of the model's outputs if it is coarser there.
+    precision: machine epsilon of the loss, or of the model's outputs if it is coarser there. losses: of the model as it
+    is, by the index of the batch. complaints: what is wrong with batches that cannot be measured, by their index.
     """
 
     model: nn.Module
@@ -40,6 +44,8 @@ class PreparedModel:
     batches: list[Any]
     out: Params | None
     precision: float
+    losses: Mapping[int, float]
+    complaints: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -49,23 +55,35 @@ class PreparedModel:
         batches: Iterable[Any],
         geometry: Geometry | str | float,
         *,
-        probe: int = 0,
+        some: bool = False,
         known: KnownSymmetries | None = None,
     ) -> PreparedModel:
         """Check what is to be measured; ValueError or TypeError, one sentence, where it cannot be.
 
-        The loss is tried on batch `probe`: finite, the same twice, and unchanged along the symmetries it is divided by.
-        known: what was found before of this model, as it is.
+        The loss is tried on every batch: finite, the same twice, and unchanged along symmetries that are quotiented
+        out. some: go on as long as one batch can be measured, and keep the complaints about the others. known: what was
+        found before of this model, as it is.
         """
-        geometry = as_geometry(geometry)
+        geometry, known = as_geometry(geometry), known or KnownSymmetries()
         if isinstance(model, nn.Module) and is_sharded(model):
-            return cls._sharded(model, loss, together(lambda: _checked(model, batches)), geometry, probe, known)
+            return cls._sharded(model, loss, together(lambda: _checked(model, batches)), geometry, known)
         found = _checked(model, batches)
+        losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
         with autograd_available():
-            precision = _check_loss(BatchObjective(model, loss, Euclidean().at(model), found[probe]))
-            space = geometry.proved(model, loss, found[probe], known).at(model)
+            plain = Euclidean().at(model)
+            for index, batch in enumerate(found):
+                check = partial(_check_loss, BatchObjective(model, loss, plain, batch, index))
+                try:
+                    losses[index], precision = known.once(check, "checked", model, loss, batch)
+                    precisions.append(precision)
+                except Exception as error:  # the model is the user's
+                    if not some or len(complaints) == len(found) - 1:
+                        raise
+                    complaints[index] = sentence(error)
+            geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
+            space = geometry.at(model)
             out = space.buffers()
-        return cls(model, loss, space, found, out, precision)
+        return cls(model, loss, space, found, out, max(precisions), losses, complaints)
 
     @classmethod
     def _sharded(
@@ -74,32 +92,45 @@ class PreparedModel:
         loss: Loss,
         batches: list[Any],
         geometry: Geometry,
-        probe: int,
-        known: KnownSymmetries | None,
+        known: KnownSymmetries,
     ) -> PreparedModel:
         """As `of`, for a model of which every process has a part: all of them come here together."""
         check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
         with autograd_available():
             sharded = ShardedModel(model)
             check_shares(sharded, batches)
-            plain = ShardedObjective(model, loss, Euclidean().over(sharded), batches[probe])
-            with precisions_noted(model) as precisions:
-                values = [plain.unmoved_loss() for _ in range(2)]
-            precision = precisions.of(values[0].dtype)
-            _check_values([sharded.mean(value) for value in values], precision)
-            if sharded.alike:
-                check_same_loss(sharded.values(values[0]), precision, probe)
+            space: TangentSpace = Euclidean().over(sharded)
+            losses, precision = dict[int, float](), 0.0
+            for index, batch in enumerate(batches):
+                plain = ShardedObjective(model, loss, space, batch, index)
+                with precisions_noted(model) as precisions:
+                    values = [plain.unmoved_loss() for _ in range(2)]
+                precision = max(precision, precisions.of(values[0].dtype))
+                losses[index] = _checked_value([sharded.mean(value) for value in values], precision, index)
+                if sharded.alike:
+                    check_same_loss(sharded.values(values[0]), precision, index)
             warn_of_rounding(sharded.original, precisions)
-            space = geometry.proved(model, loss, batches[probe], known).over(sharded)
-        return cls(model, loss, space, batches, None, precision)  # the model itself is moved
+            space = geometry.verified(model, loss, batches, known).over(sharded)
+        return cls(model, loss, space, batches, None, precision, losses)  # the model itself is moved
 
     @property
     def processes_on(self) -> torch.device | None:
         """Return the device of this process's share, if the model is sharded; None if it is not."""
         return self.space.model.device if isinstance(self.space, ShardedSpace) else None
 
+    def check_start(self, index: int, base: float) -> None:
+        """Raise ValueError unless a measure of batch `index` began at the model: an alarm for all causes."""
+        own = self.losses[index]
+        if not abs(base - own) <= ELSEWHERE * max(1.0, abs(own)):
+            raise ValueError(
+                f"A measure must begin at the loss of the model. Found {base!r} for {own!r} on batch {index}; the "
+                f"model or the loss is random, or a symmetry of the geometry is none: use Adaptive(), or verify='all'"
+            )
+
     def objective(self, index: int, tick: Tick = idle) -> BatchObjective:
         """Return z -> loss on batch `index`; tick is called after every forward pass."""
+        if index in self.complaints:
+            raise ValueError(self.complaints[index])
         batch = self.batches[index]
         if isinstance(self.space, ShardedSpace):
             return ShardedObjective(self.model, self.loss, self.space, batch, index, None, tick, self.precision)
@@ -147,33 +178,36 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _check_loss(objective: BatchObjective) -> float:
+def _check_loss(objective: BatchObjective) -> tuple[float, float]:
     """Raise unless the loss is finite at the model, the same twice, and a function of the model it is given.
 
-    Returns the relative spacing of the numbers it is computed in, machine epsilon.
+    Returns the loss and the relative spacing of the numbers it is computed in, machine epsilon.
 
     Two evaluations may differ by 64 units of the loss's precision (relative, at most 1e-3): parallel sums on
     accelerators do. A loss that reaches the original model, past the replica, would not see its parameters move; a part
-    that only ever runs without gradients, as reentrant checkpointing does, would pass for one the loss does not use.
+    that only ever runs without gradients, as reentrant checkpointing does, would pass for one the loss does not use. A
+    weight that a forward pass writes has no value of its own.
     """
     point = objective.space.point
     # A forward pass may write to them.
     clones = ({name: w.to(precise(w.dtype), copy=True) for name, w in point.items()} for _ in range(2))
     first, precision = _watched_loss(objective, next(clones))
-    _check_values([float(first), float(objective.detached_loss(next(clones)))], precision)
-    return precision
+    return _checked_value(
+        [float(first), float(objective.detached_loss(next(clones)))], precision, objective.index
+    ), precision
 
 
-def _check_values(values: list[float], precision: float) -> None:
-    """Raise unless two values of the loss of one model are finite and, up to its precision, the same."""
+def _checked_value(values: list[float], precision: float, index: int) -> float:
+    """Return the first of two values of the loss of one model; ValueError unless they are finite and the same."""
     first, second = values
     if not (math.isfinite(first) and math.isfinite(second)):
-        raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on the first batch")
+        raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on batch {index}")
     if abs(first - second) > min(64 * precision, 1e-3) * max(abs(first), abs(second)):
         raise ValueError(
-            f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters and batch; "
-            f"turn off whatever is random in the model and in the loss"
+            f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters on batch "
+            f"{index}; turn off whatever is random in the model and in the loss"
         )
+    return first
 
 
 def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
@@ -192,8 +226,17 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
                 with_gradients[name] = with_gradients.get(name, False) or torch.is_grad_enabled()
 
             module.register_forward_pre_hook(note)
+    versions = {name: leaf._version for name, leaf in inputs.items()}
     with torch.enable_grad(), precisions_noted(model) as precisions:
         value = evaluate(model, function, objective.batch, objective.cast)
+    own = objective.space.point
+    if written := [
+        name for name, leaf in inputs.items() if leaf._version != versions[name] or not torch.equal(leaf, own[name])
+    ]:
+        raise ValueError(
+            f"A forward pass must leave the weights alone. Found that it writes to {written[0]}, as an embedding with "
+            f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
+        )
     warn_of_rounding(objective.space.point, precisions)
     reached = parameter_reached(value, objective.model)
     if reached is not None:

@@ -14,6 +14,9 @@ from quotient_manifolds.files import write_text
 
 Setting = str | int | float | bool
 
+SIZES = ("radius", "sigma")
+"""The settings that say how far a measure goes: of its ball, or the standard deviation per coordinate."""
+
 Record = TypeVar("Record", bound="JsonRecord")
 
 RESOLVED = 100.0
@@ -208,7 +211,7 @@ class MeasureResult(JsonRecord):
         return (
             f"{self._label}: on {len(beyond)} of {len(self.batches)} batches geodesics were followed to relative speed "
             f"{self.reach:.3g}, beyond {beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take "
-            f"a smaller radius, or geodesic='exact', or ask truncation_error how far"
+            f"a smaller {self._size}, or geodesic='exact', or ask truncation_error how far"
         )
 
     @property
@@ -219,7 +222,7 @@ class MeasureResult(JsonRecord):
             return None
         return (
             f"{self._label}: {share:.0%} of the rise came in the last quarter of the steps, above {CONVERGED:.0%}, so "
-            f"the ascent has not converged and the maximum is larger; take more steps, or a smaller radius"
+            f"the ascent has not converged and the maximum is larger; take more steps, or a smaller {self._size}"
         )
 
     @property
@@ -232,7 +235,7 @@ class MeasureResult(JsonRecord):
             return None
         return (
             f"{self._label}: the loss changes by {rise / spacing:.2g} times the spacing of its floating point numbers, "
-            f"less than {RESOLVED:g}, so rounding may decide the digits; take a larger radius, or float64"
+            f"less than {RESOLVED:g}, so rounding may decide the digits; take a larger {self._size}, or float64"
         )
 
     @property
@@ -242,8 +245,12 @@ class MeasureResult(JsonRecord):
         return ". ".join(filter(None, sentences)) or None
 
     @property
+    def _size(self) -> str:
+        return size_of(self.settings).partition(" ")[0]
+
+    @property
     def _label(self) -> str:
-        return f"{self.geometry} {self.measure} at radius {self.settings['radius']:g}"
+        return f"{self.geometry} {self.measure} at {size_of(self.settings)}"
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
@@ -275,6 +282,11 @@ class MeasureResult(JsonRecord):
         _check_keys("measurement", stored | {"mean", "standard_error"}, record)
         batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
+
+
+def size_of(settings: Mapping[str, Setting]) -> str:
+    """Return "radius 0.1" or "sigma 0.1", whichever a measure with these settings has; "" if neither."""
+    return next((f"{name} {settings[name]:g}" for name in SIZES if name in settings), "")
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:

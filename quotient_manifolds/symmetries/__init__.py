@@ -19,7 +19,7 @@ from quotient_manifolds.symmetries.pair import ADAPTER, BESIDE_ATTENTION, Factor
 from quotient_manifolds.symmetries.post_norm import NormShift, UnseenDirection
 from quotient_manifolds.symmetries.proof import PairProof, Proof
 from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetries
-from quotient_manifolds.symmetries.prove import output_change, prove_on_batch, prove_symmetries
+from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.score_shifts import ScoreShift
 from quotient_manifolds.symmetries.streams import UnreadMean
@@ -27,6 +27,7 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
 from quotient_manifolds.symmetries.tangents import spanned_dimension
 from quotient_manifolds.symmetries.translations import Translation, key_bias, value_output_bias, without_biases
+from quotient_manifolds.symmetries.verify import Verified, changed_by, verify_on_batches
 from quotient_manifolds.symmetries.weight_length import WeightLength
 
 __all__ = [
@@ -63,9 +64,11 @@ __all__ = [
     "Translation",
     "UnreadMean",
     "UnseenDirection",
+    "Verified",
     "WeightLength",
     "balance",
     "canonical",
+    "changed_by",
     "count_symmetries",
     "declare_pair",
     "fibre_dimension",
@@ -74,12 +77,13 @@ __all__ = [
     "key_bias",
     "output_change",
     "propose_symmetries",
-    "prove_on_batch",
+    "prove_on_sharded",
     "prove_symmetries",
     "random_move",
     "singular_values",
     "spanned_dimension",
     "value_output_bias",
+    "verify_on_batches",
     "without_biases",
     "without_layers",
 ]

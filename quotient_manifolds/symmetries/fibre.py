@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
@@ -33,7 +34,8 @@ class FibreDimension:
 
     near: how many dimensions more there would be on these inputs if no norm had an eps; None where the model has no
     derivatives then.
-    frozen: how many parameters were held fixed, because they ask for no gradient. above, below: singular values of the
+    frozen: how many parameters were held fixed, because they ask for no gradient. rank_of_half: of the Jacobian of a
+    random half of the inputs; where it equals the rank, the rank stands still. above, below: singular values of the
     Jacobian on both sides of the gap, relative to the largest, descending; gap: the ratio of the two at the gap.
     unreached: how many numbers of which parameters no output depends on, on these inputs: rows of tables that no input
     asks for, neurons that are never active; they are counted in the dimension. doubts: one sentence each for what
@@ -46,6 +48,7 @@ class FibreDimension:
     parameters: int
     frozen: int
     rank: int
+    rank_of_half: int
     above: tuple[float, ...]
     below: tuple[float, ...]
     gap: float
@@ -70,6 +73,7 @@ class FibreDimension:
         near = f", and {self.near} near, which only the eps of norms breaks" if self.near else ""
         above, below = (" ".join(f"{value:.1e}" for value in side) or "none" for side in (self.above, self.below))
         lines = [
+            *(f"inconclusive: {doubt}" for doubt in self.doubts),
             f"dimension of the fibre: {self.dimension}{near}",
             f"{self.parameters} parameters, less the rank {self.rank} of the Jacobian of {self.outputs} outputs",
             f"singular values around the gap: {above} | {below}, a ratio of {self.gap:.0e}",
@@ -79,7 +83,7 @@ class FibreDimension:
         if self.unreached:
             names = ", ".join(f"{name} ({count})" for name, count in self.unreached.items())
             lines.append(f"no output depends on {sum(self.unreached.values())} numbers, which are counted: {names}")
-        return "\n".join([*lines, *(f"doubt: {doubt}" for doubt in self.doubts)])
+        return "\n".join(lines)
 
 
 def fibre_dimension(
@@ -101,13 +105,14 @@ def fibre_dimension(
     direction, and P - rank J counts the exact ones; with every eps 0 it counts the near ones too.
 
     batches: inputs as `prove_symmetries` takes them, best one example each: a row costs a pass through its whole batch.
-    They have P outputs at the least, better three times as many. `evaluate(model, batch)` may choose the outputs.
+    They have P outputs at the least, better three times as many, repeated ones left out. `evaluate(model, batch)` may
+    choose the outputs.
     progress: called with what is being computed, how much of it is finished, and the total.
 
-    The result doubts itself where the outputs are too few (the rank of J grows with the last fifth of them), where the
-    inputs are not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and
-    where the outputs do move along the kernel of J (`detach` or `no_grad` inside the model). It holds at this theta: at
-    special ones, such as gains of 1 and biases of 0, it may differ from what holds almost everywhere.
+    The result doubts itself where the inputs are too few (half of them, by chance, have a lower rank), where they are
+    not generic (it grows with noise added to what tables of embeddings give), where there is no gap, and where the
+    outputs do move along the kernel of J (`detach` or `no_grad` inside the model). It holds at this theta: at special
+    ones, such as gains of 1 and biases of 0, it may differ from what holds almost everywhere.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(2, 4, bias=False)).eval()
     >>> fibre_dimension(model, [torch.randn(1, 3) for _ in range(20)]).dimension  # GL(2) between the two layers
@@ -119,7 +124,7 @@ def fibre_dimension(
     """
     listed = _checked_batches(batches)
     jacobian = _prepared(model, listed[0], evaluate, seed, progress)
-    R, held, found_eps = jacobian.triangle(listed, BROKEN)
+    R, half, found_eps = jacobian.triangle(listed, BROKEN)
     outputs = jacobian.rows
     if not bool(torch.isfinite(R).all()):
         raise ValueError("the derivatives of the outputs contain NaN or infinite values: no rank can be told.")
@@ -128,10 +133,11 @@ def fibre_dimension(
     whole = jacobian.triangle(listed, WHOLE)[0] if found_eps else R
     near = rank - _gap(whole)[1] if bool(torch.isfinite(whole).all()) else None
     kernel = torch.linalg.svd(R).Vh[rank:]
+    rank_of_half = _gap(half)[1]
     unreached = Counter(name for name, column in zip(jacobian.names(), R.T, strict=True) if not bool(column.any()))
     doubts = (
         _no_gap(gap),
-        _too_few(rank, _gap(held)[1]),
+        _too_few(rank, rank_of_half),
         _no_near(near),
         _not_generic(jacobian, listed, R),
         _cut_off(jacobian, listed[0], kernel),
@@ -142,6 +148,7 @@ def fibre_dimension(
         parameters=R.shape[1],
         frozen=sum(w.numel() for w in model.parameters() if not w.requires_grad),
         rank=rank,
+        rank_of_half=rank_of_half,
         above=tuple(t[max(0, rank - SHOWN) : rank]),
         below=tuple(t[rank : rank + SHOWN]),
         gap=gap,
@@ -156,10 +163,14 @@ def fibre_dimension(
 def _checked_batches(batches: Any) -> list[Any]:
     if isinstance(batches, (Tensor, Mapping, str)) or not isinstance(batches, Iterable):
         raise TypeError(f"batches are a list of inputs. Found {type(batches).__name__}; one alone goes in a list.")
-    listed = list(batches)
-    if not listed:
+    distinct = {tuple(map(_content, tree_leaves(batch))): batch for batch in batches}  # repeated, they lift no rank
+    if not distinct:
         raise ValueError("a rank needs at least one batch of inputs. Found none.")
-    return listed
+    return list(distinct.values())
+
+
+def _content(leaf: Any) -> Any:
+    return (*leaf.shape, *leaf.flatten().tolist()) if isinstance(leaf, Tensor) else id(leaf)
 
 
 def _prepared(
@@ -202,9 +213,9 @@ def _no_gap(gap: float) -> str:
     return f"the singular values have no gap: where they are small they fall by a factor of {gap:.1f} at the most"
 
 
-def _too_few(rank: int, before: int) -> str:
-    if before < rank:  # as it is wherever the rows of J are independent
-        return f"inputs are too few: the last fifth of them lifts the rank from {before} to {rank}"
+def _too_few(rank: int, of_half: int) -> str:
+    if of_half < rank:  # as it is wherever the rows of J are independent
+        return f"inputs are too few: a random half of them has rank {of_half}, and all of them {rank}"
     return ""
 
 

@@ -15,7 +15,6 @@ from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.symmetries.outputs import Evaluate, doubled, floating
 
 STEP = 1e-6  # relative to the parameters, to see outputs move or not
-HELD_BACK = 5  # one in so many outputs, to see whether the rank still grows
 ROWS, NUMBERS = 256, 2**24  # computed at once, at most
 
 
@@ -40,8 +39,9 @@ class Jacobian:
         return [name for name in self._counted for _ in range(self._params[name].numel())]
 
     def triangle(self, batches: Sequence[Any], eps: float, noise: bool = False) -> tuple[Tensor, Tensor, bool]:
-        """Return R (at most P, P) with R^T R = J^T J, the same without the last fifth, and whether there is an eps."""
-        last = len(batches) - max(1, len(batches) // HELD_BACK)
+        """Return R (at most P, P) with R^T R = J^T J, the same of a random half, and whether there is an eps."""
+        shuffled = torch.randperm(len(batches), generator=torch.Generator().manual_seed(0)).tolist()
+        half = shuffled[: len(batches) // 2]
         columns = sum(self._params[name].numel() for name in self._counted)
         first, rest = (Triangle(self._params[self._counted[0]].new_zeros(0, columns)) for _ in range(2))
         self.rows, found_eps = 0, False
@@ -51,15 +51,15 @@ class Jacobian:
                 raise ValueError("the outputs depend on no parameter that asks for gradients, as far as autograd sees.")
             found_eps |= found
             self.rows += len(y)
-            held_from = len(y) if index < last else 0 if last else len(y) - max(1, len(y) // HELD_BACK)
+            own = len(y) if index in half else 0 if half else len(y) // 2  # rows that are of the half
             for start, chunk in self._chunks(y):
-                cut = max(0, held_from - start)
+                cut = max(0, own - start)
                 first.add(chunk[:cut])
                 rest.add(chunk[cut:])
             self._progress(f"Jacobian, eps {eps:g}{', noise' * noise}", index + 1, len(batches))
-        held = first.R()
+        of_half = first.R()
         first.add(rest.R())
-        return first.R(), held, found_eps
+        return first.R(), of_half, found_eps
 
     def moved(self, batch: Any, direction: Tensor, eps: float) -> float:
         """Return how far the outputs move with a small step of the parameters in this direction."""

@@ -41,7 +41,7 @@ def propose_symmetries(
     named like one of theirs, and so the first two examples suffice unless such a one is idle there.
     """
     for found, trace in proposals(model, batch, evaluate, declared):
-        idle = {each.name: trace.idle_like(each.names) for each in (*found.pairs, *found.freedoms)}
+        idle = {each.name: trace.idle_like(each.names) for each in found.every if each not in found.translations}
         if not any(idle.values()):
             return found
     return found.refusing({each.name: did_not_run(name) for each in found.freedoms if (name := idle[each.name])})

@@ -7,7 +7,6 @@ not assumed.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.sharded import is_sharded
 from quotient_manifolds.symmetries.checks import (
     check_eval,
     check_loaded,
@@ -28,15 +26,15 @@ from quotient_manifolds.symmetries.checks import (
 )
 from quotient_manifolds.symmetries.freedom import Freedom
 from quotient_manifolds.symmetries.move import act, group_element, random_shift
-from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, first_examples
+from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.proof import PairProof, Proof
-from quotient_manifolds.symmetries.propose import RUN_ERRORS, propose_symmetries
+from quotient_manifolds.symmetries.propose import propose_symmetries
 from quotient_manifolds.symmetries.sharded_outputs import ShardedOutputs
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
-CONDITION = 10.0  # of the group elements by which a measure proves its symmetries
+CONDITION = 10.0  # of the group elements by which the symmetries of a sharded model are proved
 
 
 def prove_symmetries(
@@ -106,31 +104,19 @@ def _proof(
     return Proof(tuple(proofs[:pairs]), noise, seed, tuple(translations), tuple(freedoms))
 
 
-def prove_on_batch(model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0) -> Proof:
-    """Prove all symmetries at once on what a measure looks at, evaluate(model, batch), by about ten evaluations.
+def prove_on_sharded(
+    model: nn.Module, evaluate: Evaluate, batch: Any, symmetries: Symmetries, *, seed: int = 0
+) -> Proof:
+    """Prove all symmetries of a sharded model at once on evaluate(model, batch), by about ten evaluations.
 
-    In float64, unless the function insists on its own precision; on the first two examples, unless the batch cannot be
-    cut. Raises what the function raises where nothing works.
-
-    A sharded model is moved in place and put back, on the whole batch and in its own precision: `ShardedOutputs`.
+    It is moved in place and put back, on the whole batch and in its own precision: `ShardedOutputs`.
     """
-    if is_sharded(model):
-        check_eval(model)
-        check_symmetries(symmetries)
-        if not symmetries.moved:
-            return Proof((), 0.0, seed)
-        return _proof(
-            ShardedOutputs(model, batch, evaluate, symmetries.moved), symmetries, seed, 1, (CONDITION,), together=True
-        )
-    prove = partial(
-        prove_symmetries, symmetries=symmetries, seed=seed, conditions=(CONDITION,), evaluate=evaluate, together=True
-    )
-    inputs = [*first_examples(batch), batch]
-    for some, double in [(some, double) for double in (True, False) for some in inputs][:-1]:
-        # a shape or a precision that the function does not take
-        with contextlib.suppress(*RUN_ERRORS):
-            return prove(model, some, double=double)
-    return prove(model, batch, double=False)
+    check_eval(model)
+    check_symmetries(symmetries)
+    if not symmetries.moved:
+        return Proof((), 0.0, seed)
+    outputs = ShardedOutputs(model, batch, evaluate, symmetries.moved)
+    return _proof(outputs, symmetries, seed, 1, (CONDITION,), together=True)
 
 
 def output_change(model: nn.Module, inputs: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:

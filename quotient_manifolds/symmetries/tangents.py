@@ -1,16 +1,17 @@
-"""Compute how many directions symmetries span together: what two of them share counts once."""
+"""Differentiate the action of each symmetry at the identity: generators, the tangents of orbits and what they span."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import gaussian
-from quotient_manifolds.symmetries.move import act
+from quotient_manifolds.symmetries.move import act, random_shift
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
 from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
@@ -19,20 +20,60 @@ STEP = 1e-5  # of central differences: their error is its square, and rounding d
 RANK = 1e-7  # relative to the largest singular value: what is smaller is neither
 MORE = 3  # draws than dimensions
 
-_Step = Callable[[Params, torch.Generator, float], None]
+
+@dataclass(frozen=True)
+class Action:
+    """Hold how the group of one symmetry acts on parameters: exp(size xi), xi a random element of its Lie algebra.
+
+    names: the parameters that the action reads or changes. dimension: of the group. act: (params, generator, size,
+    control) acts in place; with `control` on one side only (G alone, a bias without its compensation), which changes
+    the function.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    dimension: int
+    act: Callable[[Params, torch.Generator, float, bool], None]
+
+    def tangent(self, params: Mapping[str, Tensor], seed: int, control: bool = False) -> Params:
+        """Return xi(w) = d/dt exp(t xi) w at t = 0 by a central difference, on `names`, for float64 parameters.
+
+        The error is of order 1e-10 relative to xi, and 1e-11 relative to w.
+        """
+        ends = []
+        for size in (STEP, -STEP):
+            moved = {name: params[name].clone() for name in self.names}
+            self.act(moved, torch.Generator().manual_seed(seed), size, control)
+            ends.append(moved)
+        return {name: (ends[0][name] - ends[1][name]) / (2 * STEP) for name in self.names}
+
+
+def actions(symmetries: Symmetries) -> list[Action]:
+    """Return the action of every pair, translation and freedom, in this order."""
+    return [
+        *(Action(each.name, each.names, each.group_dimension, partial(_on_pair, each)) for each in symmetries.pairs),
+        *(Action(each.name, each.names, each.dimension, partial(_on_bias, each)) for each in symmetries.translations),
+        *(Action(each.name, each.names, sum(each.families.values()), each.move) for each in symmetries.freedoms),
+    ]
 
 
 def tangents(symmetries: Symmetries, params: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
     """Return directions that span the tangent space of the orbit of each symmetry at these parameters, by its name.
 
-    Each (moves, numbers of all parameters in their order), in float64: central differences of random moves, a few more
-    than the symmetry has dimensions.
+    Each (random elements, numbers of all parameters in their order), in float64: a few more than the symmetry has
+    dimensions.
     """
     seeds = itertools.count(seed)
     start = {name: value.detach().double() for name, value in params.items()}
+
+    def direction(action: Action) -> Tensor:
+        along = action.tangent(start, next(seeds))
+        parts = (along.get(name, torch.zeros_like(value)) for name, value in start.items())
+        return torch.cat([part.flatten() for part in parts])
+
     return {
-        name: torch.stack([_tangent(step, start, next(seeds)) for _ in range(dimension + MORE)])
-        for name, step, dimension in _steps(symmetries)
+        action.name: torch.stack([direction(action) for _ in range(action.dimension + MORE)])
+        for action in actions(symmetries)
     }
 
 
@@ -49,34 +90,22 @@ def spanned_dimension(symmetries: Symmetries, params: Mapping[str, Tensor], seed
     return len(span(torch.cat(list(found.values())))) if found else 0
 
 
-def _steps(symmetries: Symmetries) -> Iterator[tuple[str, _Step, int]]:
-    """Yield the name of each symmetry, how it moves, and its dimension."""
-    for pair in symmetries.pairs:
-        yield pair.name, partial(_move_pair, pair), pair.group_dimension
-    for translation in symmetries.translations:
-        yield translation.name, partial(_shift, translation), translation.dimension
-    for freedom in symmetries.freedoms:
-        yield freedom.name, freedom.move, sum(freedom.families.values())
-
-
-def _move_pair(pair: SymmetricPair, params: Params, generator: torch.Generator, size: float) -> None:
+def _on_pair(pair: SymmetricPair, params: Params, generator: torch.Generator, size: float, control: bool) -> None:
+    """Act by (G A^-1, H A^T), A = exp(size Z), Z Gaussian of length about 1 in every head."""
     x = pair.read(params)
     if pair.acts == "GL(1, C)":
-        A = 1 + size * torch.randn(pair.heads, generator=generator, dtype=torch.complex128)
+        A = torch.exp(size * torch.randn(pair.heads, generator=generator, dtype=torch.complex128))
     else:
-        A = torch.eye(pair.h).double() + size * gaussian(x, generator, pair.heads, pair.h, pair.h).cpu()
-    pair.write(params, act(pair, A, x))
+        A = torch.matrix_exp(size / pair.h**0.5 * gaussian(x, generator, pair.heads, pair.h, pair.h).cpu())
+    moved = act(pair, A, x)
+    pair.G.write(params, moved[:, : pair.n])
+    if not control:
+        pair.H.write(params, moved[:, pair.n :])
 
 
-def _shift(translation: Translation, params: Params, generator: torch.Generator, size: float) -> None:
-    translation.shift(params, size * gaussian(translation.bias.read(params), generator))
-
-
-def _tangent(step: _Step, start: Params, seed: int) -> Tensor:
-    """Return the direction in which all parameters move, flat."""
-    ends = []
-    for size in (STEP, -STEP):
-        params = {name: value.clone() for name, value in start.items()}
-        step(params, torch.Generator().manual_seed(seed), size)
-        ends.append(torch.cat([value.flatten() for value in params.values()]))
-    return (ends[0] - ends[1]) / (2 * STEP)
+def _on_bias(translation: Translation, params: Params, generator: torch.Generator, size: float, control: bool) -> None:
+    if control and translation.output is None:  # whatever else the keys are moved by is seen
+        keys = translation.factor.read(params).double()
+        translation.factor.write(params, keys + size * keys.std(unbiased=False) * gaussian(keys, generator))
+    else:
+        translation.shift(params, size * random_shift(translation, params, generator), compensate=not control)

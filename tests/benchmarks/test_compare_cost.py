@@ -28,7 +28,7 @@ SIZES = {
 }
 MEASURES = (
     "measure: worst-case, geometry: [inv, adaptive], radius: [0.02, 0.05], steps: 4",
-    "measure: average-case, geometry: mix, radius: 0.05, samples: 4",
+    "measure: average-case, geometry: mix, sigma: 0.05, samples: 4",
     "measure: gradient-norm, geometry: inv",
 )
 UNITS = 12 * 2 * (1 + 4 + 1 + 1)  # models, batches; scores and measures

@@ -35,7 +35,7 @@ def seconds(f: Callable[[], object]) -> float:
 def test_exact_moves_of_mix(length: float, benchmark: BenchmarkFixture) -> None:
     model, batch = pretrained(), batch_of(4, 32)
     spaces = {
-        geodesic: Quotient("mix", geodesic=geodesic).proved(model, loss, batch).at(model)
+        geodesic: Quotient("mix", geodesic=geodesic).verified(model, loss, [batch]).at(model)
         for geodesic in ("second", "exact")
     }
     slopes = torch.autograd.grad(loss(model, batch), list(model.parameters()), allow_unused=True)

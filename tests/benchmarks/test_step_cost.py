@@ -45,7 +45,7 @@ def test_step_cost(
     if getattr(geometry, "norm", "l2") == "linf" and "linf" not in ascent.norms:
         pytest.skip("it climbs no linf balls")
     parameters = tuple(model.parameters())
-    space = geometry.proved(model, loss, batch).at(model)
+    space = geometry.verified(model, loss, [batch]).at(model)
     out = {name: torch.empty_like(w) for name, w in space.point.items()}
     objective = BatchObjective(model, loss, space, batch, out=out)
 

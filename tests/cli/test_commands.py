@@ -76,10 +76,17 @@ def test_inspect_counts_a_model_written_by_hand_on_its_inputs(mine: str, tmp_pat
     assert shown.exit_code == 0, shown.output
     assert certificate["fibre"]["dimension"] == _found(certificate) + certificate["missing"]
     assert certificate["fibre"]["outputs"] == 50 * 5 * 8
-    refused(
-        call("inspect", f"{mine}:layer", "--inputs", f"{mine}:inputs", "--certify"),
-        "needs at least as many outputs, and on the examples of",
-    )
+
+
+def test_inspect_calls_nothing_missing_under_a_doubt(mine: str, tmp_path: Path) -> None:
+    few = ("--inputs", f"{mine}:inputs", "--out", tmp_path / "record.json", "--report", tmp_path / "page.html")
+    assert call("inspect", f"{mine}:layer", *few).exit_code == 0
+    shown = call("inspect", f"{mine}:layer", *few, "--certify")
+    assert shown.exit_code == 1, shown.output
+    assert shown.stdout.startswith("inconclusive: inputs are too few")
+    assert json.loads((tmp_path / "record.json").read_text())["certificate"]["missing"] is None
+    page = (tmp_path / "page.html").read_text()
+    assert page.index("inputs are too few") < page.index("not found")
 
 
 def test_inspect_quiet_prints_nothing(bert: Path) -> None:
@@ -316,15 +323,20 @@ def test_a_pipe_stays_a_pipe(bert: Path, texts: Path, tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_model_that_writes_its_weights_and_inputs_is_measured_as_in_python(mine: str, tmp_path: Path) -> None:
+def test_a_model_that_writes_its_inputs_is_measured_as_in_python_and_one_that_writes_weights_refused(
+    mine: str, tmp_path: Path
+) -> None:
     import quotient_manifolds as qm
 
     out = tmp_path / "out.json"
     wanted = ("--data", f"{mine}:batches", "--geometry", "adaptive:0.1", *FAST, "--quiet", "--out", out)
-    assert call("measure", f"{mine}:writing", *wanted).exit_code == 0
+    refused = call("measure", f"{mine}:writing", *wanted)
+    assert refused.exit_code == 2
+    assert "writes to" in refused.stderr
+    assert call("measure", f"{mine}:writing_inputs", *wanted).exit_code == 0
     own = importlib.import_module(mine)
     expected = qm.worst_case_sharpness(
-        own.writing().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
+        own.writing_inputs().eval(), qm.cross_entropy, own.batches(), geometry="adaptive", radius=0.1, steps=2
     )
     assert SharpnessRecord.load(out)[0].values == expected.values
 

@@ -190,10 +190,10 @@ MEASURES: list[tuple[str, Direct]] = [
         ],
     ),
     (
-        "measure: average-case, geometry: inv, radius: 0.05, samples: 2, seed: 5",
+        "measure: average-case, geometry: inv, sigma: 0.05, samples: 2, seed: 5",
         lambda model, batches: [
             average_case_sharpness(
-                model, cross_entropy, batches, geometry=Quotient("inv"), radius=0.05, samples=2, seed=5
+                model, cross_entropy, batches, geometry=Quotient("inv"), sigma=0.05, samples=2, seed=5
             )
         ],
     ),
@@ -504,7 +504,7 @@ def test_batches_that_are_equal_draw_on_their_own(zoo: Path) -> None:
         images, labels = (np.concatenate([arrays[name][:8]] * 2) for name in ("images", "labels"))
     np.savez(zoo / "train.npz", images=images, labels=labels)
     spec = write_spec(
-        zoo, "measure: average-case, geometry: adaptive, radius: 0.05, samples: 2", head=HEAD.replace("models/*", MODEL)
+        zoo, "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2", head=HEAD.replace("models/*", MODEL)
     )
     compare(spec)
     ((first, second),) = payloads(spec).values()
@@ -720,7 +720,7 @@ def test_no_measure_of_a_quotient_tells_a_model_from_one_elsewhere_on_its_orbit(
     spec = write_spec(
         tmp_path,
         f"measure: worst-case, {where}, radius: 0.05, steps: 3",
-        f"measure: average-case, {where}, radius: 0.05, samples: 2",
+        f"measure: average-case, {where}, sigma: 0.05, samples: 2",
         f"measure: gradient-norm, {where}",
         f"measure: hessian-trace, {where}, samples: 2",
         f"measure: top-eigenvalue, {where}, tolerance: 1.0e-10, restarts: 300",

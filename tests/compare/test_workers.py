@@ -31,7 +31,7 @@ from tests.zoos import HEAD, write_spec, write_zoo
 
 MEASURES = (
     "measure: worst-case, geometry: inv, radius: [0.02, 0.05], steps: 1, warm_start: true",
-    "measure: average-case, geometry: adaptive, radius: 0.05, samples: 2",
+    "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2",
     "measure: gradient-norm, geometry: [euclidean, mix]",
 )
 UNITS = 4 * (4 + 1 + 5 * 4)  # of 4 models: scores on 4 batches and on test data, 5 measures on 4 batches

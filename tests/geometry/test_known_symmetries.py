@@ -69,5 +69,5 @@ def test_what_fails_is_not_kept(subject: tuple[Any, ...]) -> None:
     for _ in range(2):
         calls.clear()
         with pytest.raises(ValueError, match="out of order"):
-            known.proof(model, failing, batches[0], symmetries)
+            known.verified(model, failing, batches, symmetries)
         assert calls

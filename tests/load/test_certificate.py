@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BertConfig,
     BertModel,
     GPT2Config,
@@ -66,6 +68,19 @@ def test_all_there_is_in_a_llama_with_a_head_of_its_own_is_found() -> None:
     assert (certificate.fibre.dimension, certificate.fibre.near, certificate.missing) == (60, 1, 0)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen3"])
+def test_inputs_are_added_until_the_rank_stands_still(model_type: str) -> None:
+    """With a head of its own a model has many outputs a word, and few words make three times P of them."""
+    config = AutoConfig.for_model(model_type, vocab_size=300, num_hidden_layers=1, tie_word_embeddings=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 5}
+    certificate = certify(model, **sizes)
+    assert certificate.fibre.certain
+    assert certificate.missing == 0
+    assert certificate.fibre.outputs >= 2 * certificate.fibre.rank
+
+
 def test_all_there_is_in_a_bert_is_found() -> None:
     sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 5}
     model = BertModel(BertConfig(num_hidden_layers=1), add_pooling_layer=False)
@@ -86,8 +101,10 @@ def test_all_there_is_in_a_bert_is_found() -> None:
 def test_rows_of_a_table_that_no_input_reaches_are_named() -> None:
     certificate = certify(OPTModel(OPTConfig(num_hidden_layers=1)), vocab_size=11)
     assert certificate.fibre.unreached == {"decoder.embed_positions.weight": 16}
-    assert certificate.found.families["number that no output depends on"] == 14  # the mean of two rows is free, too
+    assert certificate.unreached == 14  # of 16: that the mean of either row is free is a symmetry that is found
+    assert sum(certificate.found.families.values()) == 222 - 14
     assert (certificate.fibre.dimension, certificate.shared, certificate.missing) == (222, 0, 0)
+    assert "reached by no input: 14\nnot found: 0" in str(certificate)
 
 
 def test_what_two_families_share_counts_once() -> None:
@@ -115,6 +132,71 @@ def test_a_model_of_the_users_own_is_certified_as_it_is() -> None:
     assert (certificate.blocks, certificate.missing, certificate.places) == (None, 0, {})
     with pytest.raises(ValueError, match="with batches none is made"):
         certify(model, gaussians(1, 10, 3), hidden_size=4)
+
+
+def test_nothing_is_missing_under_a_doubt() -> None:
+    certificate = certify(make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))), gaussians(3, 1, 3))
+    assert not certificate.fibre.certain
+    assert (certificate.missing, certificate.places) == (None, {})
+    assert certificate.to_dict()["missing"] is None
+    assert str(certificate).startswith("inconclusive: inputs are too few")
+    assert "not found: inconclusive" in str(certificate)
+
+
+def test_inputs_that_are_repeated_are_no_more_inputs() -> None:
+    model = make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    certificate = certify(model, gaussians(3, 1, 3) * 20)
+    assert (certificate.fibre.outputs, certificate.missing) == (6, None)
+
+
+class Experts(nn.Module):
+    """A norm, and three experts behind it that tokens choose by their sum, the last one beyond 50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(4, eps=1e-5)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 4)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = torch.bucketize(x.sum(-1), torch.tensor([0.0, 50.0]))
+        y, out = self.norm(x), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, expert(y[rows]))
+        return out
+
+
+def test_an_expert_that_stays_idle_leaves_open_what_is_missing() -> None:
+    """The norm's gain goes into it, too, so nothing is found that the rank of the others has."""
+    inputs = gaussians(30, 6, 4)
+    certificate = certify(make_generic(Experts()), inputs)
+    assert (certificate.unreached, certificate.missing) == (3 * 4 + 3 + 4 * 3 + 4, None)
+    assert str(certificate).startswith("inconclusive: ")
+    assert "experts.2.0.bias did not run" in str(certificate).splitlines()[0]
+    everywhere = certify(make_generic(Experts()), [*inputs, *(100 * x for x in inputs)])
+    assert (everywhere.unreached, everywhere.missing) == (0, 0)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+def test_what_the_first_inputs_do_not_decide_is_not_missing() -> None:
+    """A single token attends to itself, zeros stay zeros, and inputs of different shapes cannot be joined."""
+    bottleneck = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False))
+    certificate = certify(make_generic(bottleneck), [torch.zeros(2, 5, 3), *gaussians(20, 1, 3)])
+    assert (certificate.fibre.dimension, certificate.missing) == (4, None)
+    assert "bottleneck in/out is inconclusive" in str(certificate).splitlines()[0]
+    certificate = certify(make_generic(Attention()), [*gaussians(1, 1, 1, 4), *gaussians(30, 1, 5, 4)])
+    assert certificate.missing is None
+    assert "give several tokens each" in str(certificate).splitlines()[0]
+    assert certify(make_generic(Attention()), gaussians(30, 1, 5, 4)).missing == 0
 
 
 class Curved(nn.Module):

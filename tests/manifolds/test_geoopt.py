@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError
 from tests.cases import INVARIANT, Case
 
 small = [case for case in INVARIANT if case.dimension > 1]
@@ -146,3 +146,24 @@ def test_what_geoopt_expects_of_every_manifold(x: Tensor, manifold: geoopt.Manif
     torch.testing.assert_close(stacked, torch.stack([u, v]), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(manifold.norm(x, u) ** 2, manifold.inner(x, u), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(manifold.proju(x, manifold.egrad2rgrad(x, u)), manifold.egrad2rgrad(x, u))
+
+
+with_logarithm = [row for row in battery() if "rotary" not in row[0]]
+
+
+@pytest.mark.parametrize(("x", "manifold"), [row[1:] for row in with_logarithm], ids=[row[0] for row in with_logarithm])
+def test_a_logarithm_is_the_velocity_or_a_shorter_one(x: Tensor, manifold: geoopt.Manifold) -> None:
+    """Of short velocities it is the same. A long geodesic may end, or not be the shortest one to where it leads."""
+    near = {"rtol": 1e-5, "atol": 1e-7}
+    direction = manifold.proju(x, torch.randn_like(x))
+    short = 0.1 * direction
+    torch.testing.assert_close(manifold.logmap(x, manifold.expmap(x, short)), short, **near)
+    try:
+        y = manifold.expmap(x, direction)
+        found = manifold.logmap(x, y)
+    except GeodesicError:
+        return
+    if not torch.allclose(found, direction, **near):
+        assert manifold.norm(x, found) < manifold.norm(x, direction)
+        plain = manifold.base if isinstance(manifold, geoopt.Scaled) else manifold
+        assert plain.same_orbit(manifold.expmap(x, found), y, rtol=near["rtol"])

@@ -93,7 +93,7 @@ def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str
     for geometry in geometries(symmetries):
         given = {"loss": next_token_cross_entropy, "batches": [batch], "geometry": geometry}
         worst = worst_case_sharpness(model, **given, radius=radius(geometry), steps=3, restarts=1)  # type: ignore[arg-type]
-        average = average_case_sharpness(model, **given, radius=radius(geometry), samples=2)  # type: ignore[arg-type]
+        average = average_case_sharpness(model, **given, sigma=radius(geometry), samples=2)  # type: ignore[arg-type]
         slope = gradient_norm(model, **given)  # type: ignore[arg-type]
         (one,) = worst.batches
         if geometry == geometries(symmetries)[4]:

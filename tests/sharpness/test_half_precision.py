@@ -73,7 +73,7 @@ def test_values_are_those_of_single_precision(geometry: Geometry, dtype: torch.d
     measured = [
         (
             worst_case_sharpness(m, cross_entropy, b, geometry=geometry, radius=radius, steps=4).mean,
-            average_case_sharpness(m, cross_entropy, b, geometry=geometry, radius=radius, samples=2).mean,
+            average_case_sharpness(m, cross_entropy, b, geometry=geometry, sigma=radius, samples=2).mean,
             gradient_norm(m, cross_entropy, b, geometry=geometry).mean,
             hessian_trace(m, cross_entropy, b, geometry=geometry, samples=2).mean if norm != "linf" else 0.0,
         )

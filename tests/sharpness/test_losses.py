@@ -157,9 +157,9 @@ def scaled(factor: object) -> qm.sharpness.Loss:
     ids=["complex", "meta", "vector", "sparse", "number", "bool", "nan", "text"],
 )
 def test_losses_that_cannot_be_measured(loss: qm.sharpness.Loss) -> None:
-    for measure in (qm.worst_case_sharpness, qm.average_case_sharpness):
+    for measure, size in ((qm.worst_case_sharpness, "radius"), (qm.average_case_sharpness, "sigma")):
         with pytest.raises((ValueError, TypeError)) as caught:
-            measure(linear(), loss, DATA, geometry="adaptive", radius=0.1)
+            measure(linear(), loss, DATA, geometry="adaptive", **{size: 0.1})
         assert "\n" not in str(caught.value)
 
 
@@ -184,7 +184,7 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
     def error(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return (model(batch[0]).argmax(-1) != batch[1]).double().mean()
 
-    assert qm.average_case_sharpness(linear(), error, DATA, geometry="adaptive", radius=0.5).mean >= -1
+    assert qm.average_case_sharpness(linear(), error, DATA, geometry="adaptive", sigma=0.5).mean >= -1
     with pytest.raises(ValueError, match="does not depend on any measured parameter"):
         qm.worst_case_sharpness(linear(), error, DATA, geometry="adaptive", radius=0.5)
 

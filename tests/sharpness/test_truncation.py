@@ -250,7 +250,7 @@ def test_a_scalar_network_has_the_closed_form(
     b = sign * radius / math.sqrt(2) / (1.0 if metric == "inv" else 0.75)
     exact, truncated = (sign * 0.75 * (factor(metric, kind)(b) - 1) for kind in ("exact", order))
     model = Diagonal(u, v).eval()
-    geometry = Quotient(metric, order, symmetries=by_entry(model), trust=True)
+    geometry = Quotient(metric, order, symmetries=by_entry(model), verify="none", complete=False)
     batch = torch.tensor([[sign]], dtype=dtype)
     found = truncation_error(model, linear, [batch], geometry=geometry, radius=radius, steps=10)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
@@ -269,7 +269,7 @@ def test_a_diagonal_network_has_the_error_of_its_closed_forms(metric: str, radiu
     climbed = climb(measuring.objective(f"{metric} second", regression, beta), radius, 20)
     expected = float(measuring.truncation_error(metric, regression, beta, climbed))
     model = Diagonal(u, v).eval()
-    geometry = Quotient(metric, symmetries=by_entry(model), trust=True)
+    geometry = Quotient(metric, symmetries=by_entry(model), verify="none", complete=False)
     found = truncation_error(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
     assert found.mean == pytest.approx(expected, rel=1e-6, abs=1e-9)
     b = climbed.z / measuring.along(f"{metric} second", regression, beta).lengths
@@ -364,7 +364,7 @@ def test_a_loss_that_does_not_rise_is_refused() -> None:
         return -((model(batch) - 1) ** 2).sum()
 
     model = Diagonal(u, u.clone()).eval()
-    geometry = Quotient(symmetries=by_entry(model), trust=True)
+    geometry = Quotient(symmetries=by_entry(model), verify="none", complete=False)
     batch = torch.ones(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"The loss on batch 0 does not rise within radius 0\.1"):
         truncation_error(model, hill, [batch], geometry=geometry, radius=0.1)
@@ -387,7 +387,7 @@ def test_where_nothing_is_truncated_there_is_no_reach(
 ) -> None:
     for result in (
         worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
-        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.2, samples=2),
+        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, sigma=0.2, samples=2),
     ):
         assert (result.reach, result.beyond_reach, result.truncation_warning) == (None, (), None)
         assert "reach" not in str(result)
@@ -417,8 +417,8 @@ def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
 
 def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classifier, batches: list[Batch]) -> None:
     geometry = Quotient("inv")
-    result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.01, samples=3)
-    space, random = geometry.proved(model, cross_entropy, batches[0]).at(model), generator(0)
+    result = average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, sigma=0.01, samples=3)
+    space, random = geometry.verified(model, cross_entropy, batches[:1]).at(model), generator(0)
     reaches = [space.reach(space.sample(random)) for _ in range(3)]
     assert len(set(reaches)) == 3
     assert result.reach == pytest.approx(0.01 * max(each for each in reaches if each is not None), rel=1e-9)
@@ -431,7 +431,7 @@ def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch]
     def measured(radius: float) -> MeasureResult:
         shared: dict[str, Any] = {"geometry": Quotient("mix")}
         if kind == "average":
-            return average_case_sharpness(model, cross_entropy, batches, radius=radius, samples=2, **shared)
+            return average_case_sharpness(model, cross_entropy, batches, sigma=radius, samples=2, **shared)
         if kind == "worst":
             return worst_case_sharpness(model, cross_entropy, batches, radius=radius, steps=2, **shared)
         return worst_case_profile(model, cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
@@ -461,7 +461,7 @@ def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: f
     """L = u v: the relative speed is radius / sqrt(2)."""
     u = torch.ones(1, dtype=torch.float64)
     model = Diagonal(u, u.clone()).eval()
-    geometry = Quotient("inv", order, symmetries=by_entry(model), trust=True)
+    geometry = Quotient("inv", order, symmetries=by_entry(model), verify="none", complete=False)
     for radius, beyond in ((math.sqrt(2) * limit * 0.999, False), (math.sqrt(2) * limit * 1.001, True)):
         found = WorstCase(geometry, radius, steps=10).of(model, linear, [torch.ones(1, 1, dtype=torch.float64)])
         assert found.reach == pytest.approx(radius / math.sqrt(2), rel=1e-9)

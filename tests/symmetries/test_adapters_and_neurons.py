@@ -278,12 +278,12 @@ def test_a_neuron_without_rank_is_measured_elementwise_with_those_beside_it() ->
     torch.manual_seed(0)
     model = two_kinds()
     x = noise(4, 5).double()
-    whole = Quotient().proved(model, squared, x).at(model)
+    whole = Quotient().verified(model, squared, [x]).at(model)
     with torch.no_grad():
         model[3].weight[0] = 0
         model[3].bias[0] = 0
     with pytest.warns(UserWarning, match="Pair relu neuron is measured elementwise, for rank"):
-        left = Quotient().proved(model, squared, x).at(model)
+        left = Quotient().verified(model, squared, [x]).at(model)
     assert {pair.kind for block in whole.pairs for pair in block.pairs} >= {RELU}
     assert {pair.kind for block in left.pairs for pair in block.pairs} == {BOTTLENECK}
 
@@ -291,5 +291,5 @@ def test_a_neuron_without_rank_is_measured_elementwise_with_those_beside_it() ->
 def test_neurons_that_are_frozen_in_part_are_left_alone() -> None:
     model = two_kinds()
     model[5].requires_grad_(False)
-    space = Quotient().proved(model, squared, noise(4, 5).double()).at(model)
+    space = Quotient().verified(model, squared, [noise(4, 5).double()]).at(model)
     assert {pair.kind for block in space.pairs for pair in block.pairs} == {BOTTLENECK}

@@ -131,7 +131,7 @@ def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
     assert [pair.verdict for pair in proof.pairs] == ["proved", "proved"]
     assert [shift.verdict for shift in proof.translations] == ["refuted", "proved"]
     assert proof.proved(wrong).translations == found.translations
-    geometry = Quotient(symmetries=wrong).proved(model, squared, x)
+    geometry = Quotient(symmetries=wrong).verified(model, squared, [x])
     assert isinstance(geometry, Quotient)
     assert isinstance(geometry.symmetries, Symmetries)
     assert geometry.symmetries.translations == found.translations
@@ -166,7 +166,7 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     found = claimed(model)  # as if it did not rotate
     with pytest.raises(ValueError, match=r"It does for 0 query/key; use Adaptive\(\), pass symmetries="):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
-    trusting = Quotient(symmetries=found, trust=True)
+    trusting = Quotient(symmetries=found, verify="none", complete=False)
     assert worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2).mean > 0
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
     proved = prove_symmetries(model, x, found).proved(found)

@@ -14,6 +14,7 @@ COLUMNS = (
     "fibre",
     "near",
     "found",
+    "not reached",
     "not found",
     "found by family",
     "doubts, and what is missing",
@@ -25,7 +26,8 @@ HEAD = """# How much of the fibre is found
 The *fibre* of a model is the set of all parameters with the same function. Its dimension is the number of parameters
 less the rank of the Jacobian of the outputs, which needs no theory of symmetries: the certificate. Beside it stand the
 dimensions that `find_symmetries` finds, by family, each proved by moving along it, and the rank of all together. Where
-*not found* is 0, no continuous symmetry is missing.
+*not found* is 0, no continuous symmetry is missing. *not reached* counts numbers that no output depends on, such as
+rows of tables that no input asks for: they are neither.
 
 Models are small copies of model types of Hugging Face (width 8, 2 heads, 12 neurons, 40 words, 6 positions, one block
 or two, generic parameters and inputs), and small models that are written by hand. *near* counts directions that only
@@ -38,8 +40,8 @@ the whole orbit of each model.
 def fibre_table(found: Fibres) -> Table:
     """Return a row for every model."""
     rows = [[row.name, *_numbers(row), why(row)] for row in found.rows]
-    columns = [*COLUMNS[:6], COLUMNS[7]]
-    return Table("fibres", _summary(found), columns, rows, [False, *[True] * 5, False])
+    columns = [*COLUMNS[:7], COLUMNS[8]]
+    return Table("fibres", _summary(found), columns, rows, [False, *[True] * 6, False])
 
 
 def fibres_page(found: Fibres) -> str:
@@ -76,15 +78,15 @@ def _summary(found: Fibres) -> str:
         f"All is found in {sum(row.equal for row in of_types)} of {len(of_types)} model types and in "
         f"{sum(row.equal for row in by_hand)} of {len(by_hand)} models written by hand; of "
         f"{sum(row.dimension for row in counted):,} dimensions of all fibres "
-        f"{sum(row.missing for row in counted):,} are not found."
+        f"{sum(row.missing or 0 for row in counted):,} are not found."
     )
 
 
 def _numbers(row: Row) -> list[str]:
     if row.failure:
-        return [""] * 5
-    near = "?" if row.near is None else str(row.near)
-    return [str(row.parameters), str(row.dimension), near, str(row.dimension - row.missing), str(row.missing)]
+        return [""] * 6
+    numbers = (row.parameters, row.dimension, row.near, sum((row.found or {}).values()) - row.shared, row.unreached)
+    return ["?" if number is None else str(number) for number in (*numbers, row.missing)]
 
 
 def _families(row: Row) -> str:

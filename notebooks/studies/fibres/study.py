@@ -28,8 +28,9 @@ class Row:
     """Hold what the certificate of one model says, or why there is none.
 
     dimension: of the fibre; near: what only the eps of norms breaks. found: dimensions by family; shared: of them, what
-    two families have in common. missing: dimension less what is found; places: how much of it lies in which parameters.
-    outside: symmetries that hold on some inputs only. doubts: what speaks against the dimension.
+    two families have in common. unreached: dimensions that no input reaches. missing: the rest of dimension, None under
+    a doubt; places: how much of it lies in which parameters. outside: symmetries that hold on some inputs only. doubts:
+    what speaks against the dimension.
     """
 
     name: str
@@ -41,7 +42,8 @@ class Row:
     near: int | None = None
     found: dict[str, int] | None = None
     shared: int = 0
-    missing: int = 0
+    unreached: int = 0
+    missing: int | None = 0
     places: dict[str, float] | None = None
     outside: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -141,6 +143,7 @@ def _row(name: str, found: Certificate) -> Row:
         near=found.fibre.near,
         found=dict(found.found.families),
         shared=found.shared,
+        unreached=found.unreached,
         missing=found.missing,
         places=dict(found.places),
         outside=found.outside,

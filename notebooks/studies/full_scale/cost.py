@@ -134,7 +134,7 @@ def _plan(experiment: FullScale) -> tuple[int, int, tuple[MeasureEntry, ...]]:
         for measured in measures_of(
             each.measure,
             each.geometry,
-            each.radius,
+            each.sizes,
             warm_start=each.warm_start,
             normalise_logits=each.normalise_logits,
             options=each.options,

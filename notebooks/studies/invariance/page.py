@@ -40,7 +40,7 @@ def invariance_page(found: Invariance) -> str:
     settings = (
         f"\nMoves have the log-scales {moves}: gains are multiplied by exp(scale × Gaussian), shifts are scale ×\n"
         "Gaussian times the typical size, rotations have angles of about the scale; pairs are multiplied by Gaussian\n"
-        f"matrices. Worst and average case have the radius {RADIUS:g}, an ascent has {STEPS} steps, "
+        f"matrices. The worst case has the radius {RADIUS:g}, the average case that sigma, an ascent {STEPS} steps, "
         f"a mean {SAMPLES} directions."
     )
     parts = [HEAD, _summary(found), settings, READING.rstrip()]

@@ -201,10 +201,10 @@ def _measured(subject: Subject, absent: dict[str, str], errors: Values | None = 
 
     absent: takes what has no value; errors: the relative standard errors of means.
     """
-    proved: Any = Quotient(symmetries=subject.symmetries()).proved(subject.model, function, subject.batch)
+    proved: Any = Quotient(symmetries=subject.symmetries()).verified(subject.model, function, [subject.batch])
     found: Values = {}
     for metric in METRICS:
-        geometry = replace(proved, metric=metric, trust=True)
+        geometry = replace(proved, metric=metric, verify="none")
         prepared = PreparedModel.of(subject.model, function, [subject.batch], geometry)
         found[metric] = {}
         for name, measure in _measures(geometry, subject.single).items():
@@ -240,7 +240,7 @@ def _largest(values: Values) -> float:
 def _measures(geometry: Quotient, single: bool) -> dict[str, Measure]:
     measures = (
         WorstCase(geometry, radius=RADIUS, steps=STEPS),
-        AverageCase(geometry, radius=RADIUS, samples=SAMPLES),
+        AverageCase(geometry, sigma=RADIUS, samples=SAMPLES),
         GradientNorm(geometry),
         HessianTrace(geometry, samples=SAMPLES),
         TopEigenvalue(geometry, tolerance=1e-6 if single else 1e-12, restarts=300),

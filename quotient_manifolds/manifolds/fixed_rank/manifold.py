@@ -116,7 +116,7 @@ class FixedRankQuotient(QuotientManifold):
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare G H^T, with the accuracy |G| |H| that the factors allow."""
-        (G, H), (P, Q) = self.split(x), self.split(y)
+        (G, H), (P, Q) = self.split(x.double()), self.split(y.double())
         norm = torch.linalg.matrix_norm
         return product_gap(G, H, P, Q), torch.maximum(norm(G) * norm(H), norm(P) * norm(Q))
 

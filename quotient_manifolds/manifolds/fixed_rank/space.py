@@ -8,7 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, in_no_graph, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.linalg import (
+    SingularFrame,
+    full_precision,
+    in_no_graph,
+    rank_floor,
+    singular_frame,
+    spectral_norm,
+)
 from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import exact
 from quotient_manifolds.manifolds.fixed_rank.geodesics import Both, inv_exponential
@@ -35,6 +42,9 @@ from quotient_manifolds.manifolds.horizontal import (
     require_reached,
     unsqueeze,
 )
+
+_FAR = 32
+"""Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
 
 
 @final
@@ -67,7 +77,8 @@ class FixedRankSpace(HorizontalSpace):
                 )
             self._lower = lower
             frame, self._values = completed(frame, x[..., :n, :], x[..., n:, :], lower)
-        left, right, alpha, beta = frame.left, frame.right, frame.s ** (1 - t), frame.s ** (1 - t)
+        left, right = frame.left, frame.right
+        alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
         weight, unweight = (frame.s**t).diag_embed(), (frame.s**-t).diag_embed()
         relative, absolute = (unweight, unweight), (weight, weight)
         self._turns: Both | None = None
@@ -76,7 +87,13 @@ class FixedRankSpace(HorizontalSpace):
             right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
             relative, absolute = (turn_G @ unweight, turn_H @ unweight), (weight @ turn_G.mT, weight @ turn_H.mT)
             self._turns = turn_G.to(dtype), turn_H.to(dtype)
-        self._s = frame.s
+        # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
+        # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
+        self._s: Tensor = frame.s
+        self._size: Tensor | None = None
+        if t and some((exponent := t * frame.s[..., :1, None].detach().log2()).abs() > _FAR):
+            self._size = exponent.round().exp2()
+            self._s = frame.s / self._size[..., 0] ** (1 / t)
         self._frame: SingularFrame = frame.to(dtype)
         self._basis = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
         self._relative = relative[0].to(dtype), relative[1].to(dtype)  # velocities a, b from coordinates
@@ -171,7 +188,7 @@ class FixedRankSpace(HorizontalSpace):
             y = torch.cat(apply(pairing, parts, step, x), dim=-2)
         if shorten and (less := shorter(pairing, step)):
             on_G, on_H = less.on.unbind(-3)
-            way = torch.cat([add(x[0], z[0], on_G), add(x[1], z[1], on_H)], dim=-2)
+            way = torch.cat([add(x[0], parts[0], on_G), add(x[1], parts[1], on_H)], dim=-2)
             y = torch.where(less.where[..., None, None], way, y)
         if self._lower is None:
             return y
@@ -255,6 +272,7 @@ class FixedRankSpace(HorizontalSpace):
     def _pairing(self) -> Pairing:
         return Pairing.of(self._frame, self._s, self._t)
 
+    @full_precision
     def _linearise(self, pairing: Pairing, order: str, z: Tensor, out: Rows) -> PullBack:
         with torch.no_grad():
             parts = self._turned(self._split(z))
@@ -271,10 +289,13 @@ class FixedRankSpace(HorizontalSpace):
                 for part, start, end in zip(rows, x.split(sizes, -2), way.split(sizes, -2), strict=True):
                     torch.add(start, end, out=part)
 
+        @full_precision
         def pull_back(egrad: Rows, into: Tensor) -> None:
             with torch.no_grad():
                 grad_G, grad_H = (join_rows(rows, z) for rows in self._halves(egrad))
                 self._write_projected(pairing, back(pairing, parts, step, (grad_G, grad_H)), into)
+                if self._size is not None:
+                    into.div_(self._size.to(into))
 
         return pull_back
 
@@ -290,7 +311,8 @@ class FixedRankSpace(HorizontalSpace):
         return halves
 
     def _turned(self, z: Both) -> Both:
-        """Return z in the singular frame; the relaxed metric's orthonormal coordinates are in another basis."""
+        """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
+        z = z if self._size is None else (z[0] / self._size.to(z[0]), z[1] / self._size.to(z[1]))
         return z if self._turns is None else (z[0] @ self._turns[0], z[1] @ self._turns[1])
 
     def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:

@@ -1,0 +1,273 @@
+"""Points with entries of any size: everything is homogeneous, and no square on the way overflows or underflows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    GeodesicError,
+    QuotientManifold,
+    ScaleQuotient,
+    TranslationQuotient,
+)
+from tests.cases import EVERY_BUILT_IN, INVARIANT, RELAXED, Case, fixed_rank
+
+seeds = st.integers(0, 2**31)
+SIZES = {torch.float32: 40, torch.float64: 100}
+"""Entries are multiplied by 2 to this power or to minus it: about 1e12, and 1e30 in double precision."""
+ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-7}
+"""Relative; logarithms of `mix` are searched to 1e-9."""
+
+
+def power(manifold: QuotientManifold) -> float:
+    """The t for which norms of (c x, c u) are c^2t times those of (x, u)."""
+    return {ScaleQuotient: 0.0, TranslationQuotient: 0.5}.get(type(manifold)) or getattr(manifold, "t", 0.0)
+
+
+Method = Callable[[QuotientManifold, Tensor, Tensor, Tensor, Tensor], Tensor]
+Degree = Callable[[float], float]
+
+AT_POINTS: dict[str, tuple[Method, Degree]] = {
+    "balance": (lambda m, x, y, u, v: m.balance(x), lambda t: 1),
+    "norm": (lambda m, x, y, u, v: m.norm(x, u), lambda t: 2 * t),
+    "inner": (lambda m, x, y, u, v: m.inner(x, u, v), lambda t: 4 * t),
+    "proju": (lambda m, x, y, u, v: m.proju(x, u), lambda t: 1),
+    "retr": (lambda m, x, y, u, v: m.retr(x, u), lambda t: 1),
+    "a long retr": (lambda m, x, y, u, v: m.retr(x, 30 * u), lambda t: 1),
+    "geodesic": (lambda m, x, y, u, v: m.geodesic(x, u, 0.5), lambda t: 1),
+    "expmap": (lambda m, x, y, u, v: m.expmap(x, u), lambda t: 1),
+    "transp": (lambda m, x, y, u, v: m.transp(x, y, u), lambda t: 1),
+    "speed": (lambda m, x, y, u, v: m.at(x).relative_speed(m.at(x).coordinates(u)), lambda t: 0),
+    "same orbit": (lambda m, x, y, u, v: m.same_orbit(torch.stack([x, x]), torch.stack([x, y])).double(), lambda t: 0),
+    "tangent": (lambda m, x, y, u, v: torch.tensor(float(m.check_vector_on_tangent(x, m.proju(x, u)))), lambda t: 0),
+    "not tangent": (lambda m, x, y, u, v: torch.tensor(float(m.check_vector_on_tangent(x, u))), lambda t: 0),
+    "logmap": (lambda m, x, y, u, v: m.logmap(x, y), lambda t: 1),
+    "dist": (lambda m, x, y, u, v: m.dist(x, y), lambda t: 2 * t),
+    "alignment_dist": (lambda m, x, y, u, v: m.alignment_dist(x, y), lambda t: 2 * t),
+    "mean": (lambda m, x, y, u, v: m.balance(m.mean(torch.stack([x, y]))), lambda t: 1),
+}
+"""Methods of points x, y and vectors u, v of one size c, and the power of c that results are proportional to."""
+
+
+def pulled_back(m: QuotientManifold, x: Tensor, u: Tensor, egrad: Tensor, order: str) -> Tensor:
+    """The gradient at the point that u leads to, pulled back to a vector at x."""
+    space = m.at(x)
+    y, gradient = torch.empty_like(x), torch.empty_like(x)
+    space.linearised(order)(space.project(space.coordinates(u)), (y,))((egrad,), gradient)
+    return space.vector(gradient)
+
+
+WITH_GRADIENTS: dict[str, Callable[[QuotientManifold, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "egrad2rgrad": lambda m, x, u, egrad, ehess: m.egrad2rgrad(x, egrad),
+    "ehess2rhess": lambda m, x, u, egrad, ehess: m.ehess2rhess(x, egrad, ehess, u),
+    "second": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "second"),
+    "exact": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "exact"),
+}
+"""With gradients of size 1 / c, of losses about 1, everything has the size c^(1 - 4t)."""
+
+
+def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Near points, two vectors, and what a gradient is made of."""
+    x, u, v, g = (case.vector(seed) for seed in range(1, 5))
+    return tuple(p.to(dtype) for p in (x, x + 0.01 * v, 0.05 * u, 0.05 * v, g))  # type: ignore[return-value]
+
+
+def known(case: Case, name: str) -> bool:
+    searched = name in ("dist", "logmap", "mean")
+    if name in ("balance", "mean") and isinstance(case.manifold, ScaleQuotient):
+        return False  # of length 1
+    if name == "alignment_dist":
+        return hasattr(case.manifold, name) and power(case.manifold) in (0, 1) and case not in RELAXED
+    return not (searched and (case in RELAXED or case.name.startswith("rotary")))
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """How far off entries are, relative to the largest; of what is out of range, whether that is told."""
+    found, size, limits = found.double(), float(expected.abs().max()), torch.finfo(found.dtype)
+    if size > limits.max:
+        return math.inf if bool(found.isfinite().all()) else 0.0
+    return float((found - expected).abs().max()) / max(size, limits.tiny / limits.eps)
+
+
+def report(name: str, method: Callable[..., Tensor], arguments: tuple[Any, ...], expected: Tensor) -> list[str]:
+    """What is wrong, in words: all methods are looked at."""
+    rounding = ROUNDING[arguments[1].dtype]
+    try:
+        off = error(method(*arguments), expected)
+    except (ValueError, RuntimeError) as failed:
+        return [f"{name}: {failed}"]
+    return [] if off <= rounding else [f"{name}: {off:.1e}"]
+
+
+@pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
+@pytest.mark.parametrize("dtype", SIZES, ids=str)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_everything_is_homogeneous(case: Case, dtype: torch.dtype, sign: int) -> None:
+    t, two = power(case.manifold), torch.tensor(2.0, dtype=torch.float64)
+    # c^2t and c^(4t - 1) have to be numbers, too
+    exponent = sign * int(3 * SIZES[dtype] / max(abs(4 * t - 1), 2 * abs(t), 3))
+    c = 2.0**exponent
+    x, y, u, v, g = tensors(case, dtype)
+    there, wrong = case.manifold, []
+    if case in RELAXED:
+        there = fixed_rank(4, 3, 2, there.metric, eps=there.eps * c * c).manifold
+    for name, (method, degree) in AT_POINTS.items():
+        if known(case, name):
+            expected = method(case.manifold, x, y, u, v).double() * two ** (exponent * degree(t))
+            wrong += report(name, method, (there, c * x, c * y, c * u, c * v), expected)
+    for name, method in WITH_GRADIENTS.items():
+        if x.ndim > 1 or name not in ("second", "exact"):
+            egrad, ehess = g, 0.1 * g.flip(-1)
+            expected = method(case.manifold, x, u, egrad, ehess).double() * two ** (exponent * (1 - 4 * t))
+            wrong += report(name, method, (there, c * x, c * u, egrad / c, ehess / c), expected)
+    assert not wrong
+
+
+@pytest.mark.parametrize("case", INVARIANT, ids=str)
+@pytest.mark.parametrize("size", [2.0**-80, 2.0**80])
+def test_representatives_whose_factors_are_far_apart_in_size(case: Case, size: float) -> None:
+    x, y, u, v, _ = tensors(case, torch.float32)
+    A = case.group(torch.Generator().manual_seed(1), 1.0)
+    A = size * (A.to(torch.complex64) if A.is_complex() else A.float())
+
+    def found(x: Tensor, y: Tensor, u: Tensor, v: Tensor) -> list[Tensor]:
+        m = case.manifold
+        distances = [m.dist(x, y)] if known(case, "dist") else []
+        horizontal = m.proju(x, u)
+        return [m.balance(x), m.norm(x, u), m.norm(x, horizontal), m.inner(x, horizontal, v), *distances]
+
+    there = [case.manifold.action(A, each) for each in (x, y, u, v)]
+    for here, moved in zip(found(x, y, u, v), found(*there), strict=True):
+        torch.testing.assert_close(moved, here, rtol=1e-3, atol=1e-5)
+    assert not case.manifold.same_orbit(there[0], there[1])
+    assert case.manifold.same_orbit(there[0], x)
+
+
+@pytest.mark.parametrize("exponent", [-60, 60])
+def test_projections_where_the_weights_of_a_metric_leave_single_precision(exponent: int) -> None:
+    case = fixed_rank(3, 4, 2, -0.5)
+    x, _, u, _, _ = tensors(case, torch.float32)
+    projected = case.manifold.proju(2.0**exponent * x, 2.0**exponent * u)
+    torch.testing.assert_close(projected * 2.0**-exponent, case.manifold.proju(x, u), rtol=1e-4, atol=1e-6)
+
+
+# The diagonal quotient in single precision, where products of two factors leave its range
+
+
+FAMILY = {"inv": 0.0, "mix": 1.0, "-0.5": -0.5, "0.3": 0.3}
+exponents = st.floats(-30, 30)
+
+
+def pairs(seed: int, on_u: float, on_v: float, d: int = 3) -> Tensor:
+    """Points whose u and v have the sizes 10^on_u and 10^on_v, with signs."""
+    x = torch.randn(2, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = (x.abs().clamp_min(0.1) + 0.5) * x.sign()
+    return (x * torch.tensor([[10.0**on_u], [10.0**on_v]], dtype=torch.float64)).float()
+
+
+def products(x: Tensor) -> list[float]:
+    return x.double().prod(0).tolist()
+
+
+def distance(t: float, x: Tensor, y: Tensor) -> float:
+    """The closed form, number by number in double precision."""
+    gaps = [
+        math.log(b / a) if t == 0 else (abs(b) ** t - abs(a) ** t) / t
+        for a, b in zip(products(x), products(y), strict=True)
+    ]
+    return math.hypot(*gaps) / math.sqrt(2)
+
+
+def assert_rounded(found: Tensor, expected: float, size: float | None = None) -> None:
+    """To single precision; 0, or nothing finite, where it has no number for what is expected."""
+    limits = torch.finfo(torch.float32)
+    assert found.dtype == torch.float32
+    if abs(expected) > limits.max:
+        assert not bool(found.isfinite())
+    else:
+        room = 1e-6 * (abs(expected) if size is None else size) + limits.tiny
+        assert abs(float(found) - expected) <= room, (float(found), expected)
+
+
+@pytest.mark.parametrize("metric", FAMILY)
+@settings(max_examples=60)
+@given(seed=seeds, from_u=exponents, from_v=exponents, to_u=exponents, to_v=exponents)
+def test_the_diagonal_distance(metric: str, seed: int, from_u: float, from_v: float, to_u: float, to_v: float) -> None:
+    """Between points of any sizes, and of a batch of them."""
+    manifold = diagonal_quotient(metric)
+    x, y = pairs(seed, from_u, from_v), pairs(seed, to_u, to_v) * 1.5
+    found = manifold.dist(torch.stack([x, y]), torch.stack([y, x]))
+    for each in found:
+        assert_rounded(each, distance(manifold.t, x, y))
+
+
+@pytest.mark.parametrize("metric", FAMILY)
+@settings(max_examples=60)
+@given(seed=seeds, u=exponents, v=exponents, along=exponents, apart=st.floats(-6, 0))
+def test_the_diagonal_distance_along_orbits(
+    metric: str, seed: int, u: float, v: float, along: float, apart: float
+) -> None:
+    """From a point to one whose product differs by a relative 10^apart, anywhere in its orbit."""
+    manifold, x = diagonal_quotient(metric), pairs(seed, u, v)
+    shift = max(-30 - v, u - 30, min(30 - v, u + 30, along))
+    A = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64) * 10.0**shift
+    moved = torch.stack([x[0].double() / A * (1 + 10.0**apart), x[1].double() * A]).float()
+    assert_rounded(manifold.dist(x, moved, keepdim=True)[0, 0], distance(manifold.t, x, moved))
+    assert not manifold.same_orbit(x, moved, rtol=1e-7 if apart > -5 else 0.0)
+    assert manifold.same_orbit(x, torch.stack([x[0].double() / A, x[1].double() * A]).float())
+    balanced = manifold.balance(moved)
+    size = torch.tensor(products(moved), dtype=torch.float64).abs().sqrt()
+    torch.testing.assert_close(balanced.double().abs(), size.expand(2, 3), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("metric", FAMILY)
+@settings(max_examples=60)
+@given(seed=seeds, u=exponents, v=exponents)
+def test_lengths_of_diagonal_vectors(metric: str, seed: int, u: float, v: float) -> None:
+    manifold, x = diagonal_quotient(metric), pairs(seed, u, v)
+    eta, zeta = (x * pairs(seed + i, 0, 0) for i in (1, 2))
+    b, c = ((w.double() / x.double()).T.tolist() for w in (eta, zeta))
+    weights = [abs(beta) ** (2 * manifold.t) for beta in products(x)]
+    terms = [w * (p * q) for w, p_, q_ in zip(weights, b, c, strict=True) for p, q in zip(p_, q_, strict=True)]
+    squares = [w * p * p for w, p_ in zip(weights, b, strict=True) for p in p_]
+    assert_rounded(manifold.norm(x, eta), math.sqrt(sum(squares)))
+    assert_rounded(manifold.inner(x, eta, zeta), math.fsum(terms), sum(map(abs, terms)))
+    assert_rounded(manifold.inner(x, eta), sum(squares))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", FAMILY)
+@settings(max_examples=60)
+@given(seed=seeds, u=st.floats(-15, 15), v=st.floats(-15, 15), size=st.floats(-4, 1))
+def test_the_diagonal_logarithm_is_the_velocity(
+    metric: str, dtype: torch.dtype, seed: int, u: float, v: float, size: float
+) -> None:
+    """Lines: no other geodesic leads to the same orbit, however long this one is, up to where it ends."""
+    manifold, x = diagonal_quotient(metric), pairs(seed, u, v).to(dtype)
+    xi = x * 10**size * torch.randn(3, generator=torch.Generator().manual_seed(seed + 1)).to(dtype)
+    try:
+        y = manifold.expmap(x, xi)
+    except GeodesicError:
+        return
+    b, rounding = xi / x, 100 * torch.finfo(dtype).eps
+    assert bool(((manifold.logmap(x, y) / x - b).abs() <= rounding * (1 + b.abs() + b * b)).all())
+
+
+def diagonal_quotient(metric: str) -> DiagonalQuotient:
+    return DiagonalQuotient(metric if metric in ("inv", "mix") else float(metric))
+
+
+def test_the_distances_that_were_lost() -> None:
+    for size in (1e-12, 1e12):
+        x = torch.tensor([[size, size], [size, -size]])
+        y = torch.tensor([[size, 3 * size], [size, -size]])
+        assert_rounded(DiagonalQuotient("mix").dist(x, y), math.sqrt(2) * size**2)

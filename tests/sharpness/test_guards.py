@@ -1,0 +1,261 @@
+"""A measure belongs to the model it is given, on every batch: what holds on some rows alone is no symmetry."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quotient_manifolds as qm
+from quotient_manifolds.symmetries import declare_pair, verify_on_batches
+
+Batch = tuple[Tensor, Tensor, Tensor]
+D = 6
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, mask, y = batch
+    return nn.functional.cross_entropy(model(x, mask), y)
+
+
+def batch_of(rows: int, seed: int, masked: int = 0, tokens: int = 4) -> Batch:
+    """Rows of which the last `masked` have two padded tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, tokens, D, generator=generator, dtype=torch.float64)
+    mask = torch.ones(rows, tokens, dtype=torch.float64)
+    if masked:
+        mask[-masked:, -2:] = 0
+    return x, mask, torch.arange(rows) % 3
+
+
+LATER_ROWS = [batch_of(6, 0, masked=3)]  # 1 on the first two rows
+LATER_BATCHES = [batch_of(4, 0), batch_of(4, 1), batch_of(4, 2, masked=4)]
+
+
+class Net(nn.Module):
+    """Tokens through two linear layers, masked somewhere, and their sum to three classes."""
+
+    def __init__(self, fresh: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.next = nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)
+        self.head = nn.Linear(D, 3)
+        self.double().eval()
+        if not fresh:
+            with torch.no_grad():
+                for w in self.parameters():
+                    w += 0.3 * torch.randn_like(w)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        z = self.next(self.norm(self.first(x)) * mask[..., None])  # the bias of the norm does not reach padded tokens
+        return self.head(torch.tanh(z).sum(1))
+
+
+class MaskedWeights(Net):
+    """Attention weights that do not add up to one where the mask is 0."""
+
+    def __init__(self, fresh: bool = False) -> None:
+        super().__init__(fresh)
+        self.q, self.k, self.v, self.o = (nn.Linear(D, D).double().eval() for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        weights = (self.q(x) @ self.k(x).mT / D**0.5).softmax(-1) * mask[:, None]
+        return self.head(torch.tanh(self.o(weights @ self.v(x))).sum(1))
+
+
+class Branch(Net):
+    """Where tokens are padded, something else stands between two linear layers."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        z = self.norm(torch.tanh(self.first(x)))
+        z = self.next(z if bool(mask.all()) else torch.tanh(z))
+        return self.head(torch.tanh(z).sum(1))
+
+
+class Expert(Net):
+    """An expert that takes what the norm gives, where there is padding only."""
+
+    def __init__(self, fresh: bool = False) -> None:
+        super().__init__(fresh)
+        self.more = nn.ModuleDict({"expert": nn.Linear(D, D)}).double().eval()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        z = self.norm(torch.tanh(self.first(x)))
+        z = self.next(z) if bool(mask.all()) else self.next(z) + self.more["expert"](z)
+        return self.head(torch.tanh(z).sum(1))
+
+
+def base_losses_are_the_models(model: nn.Module, batches: list[Batch]) -> None:
+    found = qm.gradient_norm(model, loss, batches, geometry="inv")
+    assert found.base_losses == pytest.approx([float(loss(model, batch).detach()) for batch in batches], rel=1e-12)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize(
+    ("made", "batches", "where"),
+    [
+        (Net, LATER_ROWS, 0),
+        (Net, LATER_BATCHES, 2),
+        (MaskedWeights, LATER_BATCHES, 2),
+        (Branch, LATER_ROWS, 0),
+        (Branch, LATER_BATCHES, 2),
+        (Expert, LATER_ROWS, 0),
+        (Expert, LATER_BATCHES, 2),
+    ],
+)
+def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warning(
+    made: Callable[[bool], nn.Module], batches: list[Batch], where: int, fresh: bool
+) -> None:
+    """Also where the model is canonical already, and moves nowhere at the start of a measure."""
+    model = made(fresh)
+    with pytest.warns(UserWarning, match=f"not quotiented out: .*batch {where}"):
+        base_losses_are_the_models(model, batches)
+    geometry = qm.Quotient("inv", symmetries=qm.find_symmetries(model, batches[0], evaluate=loss))
+    with pytest.raises(ValueError, match=f"batch {where}"):
+        qm.gradient_norm(model, loss, batches, geometry=geometry)
+
+
+def test_what_is_true_everywhere_is_left_out_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    base_losses_are_the_models(Branch(), LATER_BATCHES[:2])
+    assert not [each for each in recwarn if "not quotiented out" in str(each.message)]
+
+
+# --- structure, not values -------------------------------------------------------------------------------------------
+
+
+class Gained(nn.Module):
+    """Queries and keys with a gain between them that begins as ones, and a head that may begin as zeros."""
+
+    def __init__(self, gain: float = 1.0, head: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = (nn.Linear(D, D, bias=False) for _ in range(3))
+        self.gain, self.head = nn.Parameter(torch.full((D,), gain)), nn.Linear(D, 3)
+        self.double().eval()
+        with torch.no_grad():
+            self.head.weight *= head
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        scores = self.q(x) @ (self.gain * self.k(x)).mT
+        return self.head(torch.tanh(scores.softmax(-1) @ self.v(x)).sum(1))
+
+
+def whole_head(model: nn.Module) -> qm.Symmetries:
+    """A claim that all of GL(6) acts on queries and keys, which the gain between them does not allow."""
+    stacked = {side: (lambda params, side=side: params[f"{side}.weight"].mT[None]) for side in "qk"}
+    return qm.Symmetries((declare_pair(model, "attention", "query/key", G=stacked["q"], H=stacked["k"]),))
+
+
+@pytest.mark.parametrize("gain", [0.0, 1.0, 1 + 1e-5])
+@pytest.mark.parametrize("head", [0.0, 1.0])
+def test_a_claim_that_holds_by_initialisation_alone_is_refused(gain: float, head: float) -> None:
+    model = Gained(gain, head)
+    if gain == 1 + 1e-5:
+        with torch.no_grad():
+            model.gain[:3] = 1.0
+    for complete in (True, False):
+        geometry = qm.Quotient("inv", symmetries=whole_head(model), complete=complete)
+        with pytest.raises(ValueError, match="attention query/key"):
+            qm.gradient_norm(model, loss, [batch_of(4, 0)], geometry=geometry)
+
+
+class Adapted(nn.Module):
+    """A linear layer with a low-rank adapter whose B begins at 0, or with a head that does."""
+
+    def __init__(self, B: float, head: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.base, self.A, self.B = nn.Linear(D, D), nn.Linear(D, 2, bias=False), nn.Linear(2, D, bias=False)
+        self.head = nn.Linear(D, 3)
+        self.double().eval()
+        self.base.requires_grad_(False)
+        with torch.no_grad():
+            self.B.weight *= B
+            self.head.weight *= head
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.base(x) + self.B(self.A(x))).sum(1))
+
+
+@pytest.mark.parametrize(("B", "head"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_a_true_symmetry_of_which_the_start_shows_nothing_holds(B: float, head: float) -> None:
+    model, batches = Adapted(B, head), [batch_of(4, 0)]
+    found = qm.find_symmetries(model, batches[0], evaluate=loss)
+    assert ("GL(2)^1", "lora B/A") in [(pair.group, pair.kind) for pair in found.pairs]
+    assert verify_on_batches(model, loss, batches, found).failed == {}
+
+
+# --- loss and weights ------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_random_on_its_second_batch_is_refused() -> None:
+    def noisy(model: nn.Module, batch: Batch) -> Tensor:
+        return loss(model, batch) + (0 if len(batch[2]) == 4 else torch.rand(()))
+
+    with pytest.raises(ValueError, match=r"must be deterministic.*batch 1"):
+        qm.gradient_norm(Net(), noisy, [batch_of(4, 0), batch_of(5, 1)], geometry="euclidean")
+
+
+class Short(nn.Module):
+    def __init__(self, max_norm: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = nn.Embedding(7, D, max_norm=max_norm), nn.Linear(D, 3)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x).sum(1))
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 100.0])
+def test_a_model_that_writes_its_weights_is_refused(max_norm: float) -> None:
+    """Also one that has nothing to write at its own weights: in a ball around them it may."""
+    model, batch = Short(max_norm), (torch.randint(7, (4, 3)), torch.arange(4) % 3)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"writes to table\.weight"):
+        qm.worst_case_sharpness(model, qm.cross_entropy, [batch], geometry="euclidean", radius=0.1)
+    assert all(torch.equal(before[name], w) for name, w in model.state_dict().items())
+    model.table.requires_grad_(False)
+    qm.gradient_norm(model, qm.cross_entropy, [batch], geometry="euclidean")
+
+
+# --- what a geometry is given ----------------------------------------------------------------------------------------
+
+
+def two_layers() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, 5), nn.ReLU(), nn.Linear(5, 3)).double().eval()
+    return model, [(torch.randn(8, D, dtype=torch.float64), torch.arange(8) % 3)]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_given_symmetries_are_completed_by_what_the_loss_does_not_see(shift: float) -> None:
+    """Outputs see a shift of all logits, cross-entropy does not."""
+    model, batches = two_layers()
+    with torch.no_grad():
+        model[2].weight += shift * torch.arange(5)
+        model[2].bias += shift
+    given = qm.Quotient("inv", symmetries=qm.find_symmetries(model, batches[0][0]))
+    named, completed, alone = (
+        qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=each, radius=0.05, steps=5).mean
+        for each in ("inv", given, qm.Quotient("inv", symmetries=given.symmetries, complete=False))
+    )
+    assert completed == pytest.approx(named, rel=1e-12)
+    assert alone != pytest.approx(named, rel=1e-3)
+
+
+def test_the_first_batch_alone_may_verify_and_the_result_says_so() -> None:
+    model, batches = Branch(), LATER_BATCHES
+    for verify, said in (("first", "verified on the first batch"), ("none", "not verified")):
+        geometry = qm.Quotient("inv", verify=verify)
+        result = qm.gradient_norm(model, loss, batches[:2], geometry=geometry)
+        assert said in str(result)
+        with pytest.raises(ValueError, match="must begin at the loss of the model"):
+            qm.gradient_norm(Expert(), loss, batches, geometry=geometry)
+    assert "verified" not in str(qm.gradient_norm(model, loss, batches[:2], geometry="inv"))
+    with pytest.raises(ValueError, match="verify must be 'all', 'first' or 'none'"):
+        qm.Quotient("inv", verify="some")

@@ -1,0 +1,23 @@
+"""What is found in the 99 models of the record of orbits is what the record holds, and all of it is verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quotient_manifolds.symmetries import verify_on_batches
+from studies.invariance.study import _dimension
+from studies.invariance.subject import Subject, loss
+
+RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "invariance.json"
+ROWS = {row["name"]: row["moved"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_symmetries_of_the_record_are_found_and_verified(name: str) -> None:
+    subject = Subject.of(name)
+    found = subject.symmetries()
+    assert _dimension(found) == ROWS[name]
+    assert verify_on_batches(subject.model, loss, [subject.batch], found).failed == {}
