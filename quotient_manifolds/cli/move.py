@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quotient_manifolds.cli.errors import BadInput
-from quotient_manifolds.cli.options import command, inputs_option, quiet_option, symmetries_option
+from quotient_manifolds.cli.options import command, quiet_option, symmetries_option
 from quotient_manifolds.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from quotient_manifolds.symmetries import Params, Symmetries
 
-MARGIN = 100.0  # how often the moved model may change by what rounding its own weights once more does to it
+MARGIN = 100.0  # how often the rounding noise of the output the moved model may change it, in float64
+NOISE = 1e-12  # of the output, at least
+DRAWS = 4  # of example inputs that nothing was found on, which the written model is compared on
 WEIGHTS = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt"),
     *("*.h5", "*.msgpack", "*.onnx", "*.gguf"),
@@ -32,7 +34,13 @@ WEIGHTS = (
 @click.option("--balance", "balanced", is_flag=True, help="To the canonical representative instead of a random one.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Of the random group elements.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random group elements.")
-@inputs_option
+@click.option(
+    "--inputs",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    multiple=True,
+    help="A function that returns inputs on which the function is to stay, beside those made from the model's "
+    "configuration; may be given several times.",
+)
 @symmetries_option
 @quiet_option
 def move(
@@ -41,15 +49,17 @@ def move(
     balanced: bool,
     scale: float,
     seed: int,
-    inputs: str | None,
+    inputs: tuple[str, ...],
     symmetries: str | None,
     quiet: bool,
 ) -> None:
     """Move the Hugging Face model in IN along its symmetry orbit and write it to the new directory OUT.
 
-    The weights become others, of the same dtype; the function stays the same up to rounding, which is checked on
-    example inputs before OUT is there. Only symmetries that are proved on these inputs are used. Files beside the
-    weights, such as a tokenizer, are copied.
+    The weights become others, of the same dtype; the function stays the same up to rounding on the inputs given: text,
+    images or sound made from the model's configuration, with and without the optional inputs that it tells of (token
+    types, padding, masked patches), and --inputs. Symmetries that parameters which ran on none of them (experts, heads)
+    may depend on are left out. What is written is read again and compared on other example inputs before OUT is there.
+    Files beside the weights, such as a tokenizer, are copied.
     """
     if target.exists():
         raise BadInput(f"{target} is there already; give a new directory.")
@@ -57,59 +67,55 @@ def move(
         raise BadInput(f"{target.absolute().parent} is no directory to write {target.name} into.")
     if not Path(source).is_dir():
         raise BadInput(f"Expected a Hugging Face directory to move, found {source}.")
-    from quotient_manifolds.cli.subject import inputs_for, model_named, symmetries_of
+    from quotient_manifolds.cli.subject import ALONE, all_inputs, examples, model_named, symmetries_of
     from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
 
     network = model_named(source)
-    with inputs_for(network, inputs, seed=seed) as given:
-        found = symmetries_of(network, given, symmetries)
-        if not found.moved:
-            raise BadInput(f"{source} ({type(network).__name__}) has no known symmetry to move it along.")
-        proved = prove_symmetries(network, given, found, seed=seed).proved(found)
+    given = all_inputs(network, inputs, seed=seed)
+    first, *others = given.values()
+    found = symmetries_of(network, first, symmetries, *others)
+    kind = f"{source} ({type(network).__name__})"
+    if not found.moved:
+        raise BadInput(f"{kind} has no known symmetry to move it along{_why(found)}.")
+    proved = prove_symmetries(network, first, found, seed=seed).proved(found)
     if not proved.moved:
-        raise BadInput(f"No symmetry of {source} ({type(network).__name__}) is proved; `inspect` tells why.")
-    moved = balance(network, proved) if balanced else random_move(network, proved, scale=scale, seed=seed)
-    with inputs_for(network, inputs, seed=seed) as given:
-        change = _change(network, given, moved, proved, seed)
-    _write(network, moved, Path(source), target)
+        raise BadInput(f"No symmetry of {kind} is proved; `inspect` tells why.")
+    params = {name: w.detach().double() for name, w in network.named_parameters()}
+    moved = balance(params, proved) if balanced else random_move(params, proved, scale=scale, seed=seed)
+    unseen = examples(network, seed=seed + 1, draws=DRAWS) if ALONE in given else {}
+    held_out = {name: unseen.get(name, one) for name, one in given.items()}
+    change = _written(network, moved, held_out, Path(source), target)
     if not quiet:
         count = (
             f"{len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} freedoms"
         )
         Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
+        if found.refused:
+            Terminal().show(f"{len(found.refused)} more are refused{_why(found)}.")
 
 
-def _change(network: nn.Module, given: Any, moved: Params, symmetries: Symmetries, seed: int) -> float:
-    """Return the change of the output by the move. Raises BadInput if it is more than rounding explains."""
-    from quotient_manifolds.symmetries import output_change
-
-    rounded = {name: _rounded(moved[name], seed) for name in symmetries.moved}
-    change = output_change(network, given, {}, moved)
-    noise = output_change(network, given, moved, moved | rounded)
-    if not change <= MARGIN * max(noise, 1e-15):
-        raise BadInput(f"The moved model should have the same output, but it changes by {change:.1e}: nothing written.")
-    if not change < 0.5:
-        raise BadInput(
-            f"Rounding to {next(iter(moved.values())).dtype} at this scale changes the output by {change:.1e} of its "
-            "size: nothing written; choose a scale nearer 1, or another seed."
-        )
-    return change
+def _why(symmetries: Symmetries) -> str:
+    return f", the first one, {symmetries.refused[0]}" if symmetries.refused else ""
 
 
-def _rounded(value: Tensor, seed: int) -> Tensor:
-    """Return the weights, each off by half a unit in its last place, up or down at random."""
-    import torch
+def _written(network: nn.Module, moved: Params, held_out: Mapping[str, Any], source: Path, target: Path) -> float:
+    """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
 
-    drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
-    return value.double() * (1 + drawn.sign().to(value.device) * torch.finfo(value.dtype).eps / 2)
-
-
-def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target: Path) -> None:
-    """Write the directory beside OUT, read it again, and rename it, so that OUT is complete or not there."""
+    It is written beside OUT, read again, compared and renamed, so that OUT is complete or not there. Raises BadInput
+    where something but rounding changes the output.
+    """
     from quotient_manifolds.load import load_model
     from quotient_manifolds.messages import first_line
+    from quotient_manifolds.symmetries.outputs import ModelOutputs
 
-    network.load_state_dict(dict(moved), strict=False)  # buffers stay
+    before = {what: _unchanged(network, moved, what, one) for what, one in held_out.items()}
+    stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
+    for name, value in stored.items():
+        if not bool(value.isfinite().all()):
+            raise BadInput(
+                f"Moving {name} at this scale overflows {value.dtype}: nothing written; choose one nearer 1."
+            )
+    network.load_state_dict(stored, strict=False)  # buffers stay
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:
         fresh = Path(folder) / target.name
         saved: Any = network
@@ -119,8 +125,47 @@ def _write(network: nn.Module, moved: Mapping[str, Tensor], source: Path, target
             raise BadInput(f"{type(network).__name__} does not save: {first_line(error)}; nothing written.") from error
         # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
         shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*WEIGHTS, ".*"), dirs_exist_ok=True)
-        read = dict(load_model(fresh).named_parameters())
-        for name, value in moved.items():
+        again = load_model(fresh)
+        read = dict(again.named_parameters())
+        for name, value in stored.items():
             if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
                 raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
+        for what, one in held_out.items():
+            if not _difference(again, ModelOutputs(network, one).outputs, one) <= MARGIN * NOISE:
+                raise BadInput(f"{target} would not compute what was moved, on {what}: nothing written.")
+        change = max(_difference(again, before[what], one) for what, one in held_out.items())
+        if not change < 0.5:
+            raise BadInput(
+                f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by {change:.1e} of "
+                "its size: nothing written; choose a scale nearer 1, or another seed."
+            )
         fresh.rename(target)
+    return change
+
+
+def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> list[Tensor]:
+    """Return the output of a model, in float64. Raises BadInput if the moved parameters change it beyond rounding."""
+    import torch
+
+    from quotient_manifolds.symmetries.outputs import ModelOutputs
+
+    here = ModelOutputs(network, inputs)
+    found, change = here.outputs, here.change({name: value.clone() for name, value in moved.items()})
+    noise = here.rounding_noise(moved, torch.Generator().manual_seed(0))
+    here.compare_with(moved)
+    noise = max(noise, here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE)
+    if not change <= MARGIN * noise:
+        raise BadInput(
+            f"The moved model must compute the same on inputs that its symmetries were not found on. Found a change by "
+            f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
+        )
+    return found
+
+
+def _difference(model: nn.Module, outputs: list[Tensor], inputs: Any) -> float:
+    """Return how much the output of a model differs from what another returned, relative, in float64."""
+    from quotient_manifolds.symmetries.outputs import ModelOutputs
+
+    here = ModelOutputs(model, inputs)
+    here.outputs = outputs
+    return here.change({})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, get_args
 
 from torch import nn
 
 from quotient_manifolds.cli.errors import BadInput, is_out_of_memory, place_in_users_code
-from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries
+from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries, optional_inputs
+from quotient_manifolds.load.small_copy import joined
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries, output_change
+
+ALONE = "example inputs"
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
@@ -48,13 +51,36 @@ def described(network: nn.Module, source: str) -> list[str]:
     return said
 
 
-def symmetries_of(network: nn.Module, inputs: Any, asked: str | None) -> Symmetries:
+def symmetries_of(network: nn.Module, inputs: Any, asked: str | None, *others: Any) -> Symmetries:
     """Return what the function of the name `asked` declares, or what is found: all, or within that scope."""
     scopes: dict[str, Scope] = {scope: scope for scope in get_args(Scope)}
     wanted = asked or "all"
     if wanted in scopes:
-        return find_symmetries(network, inputs).within(scopes[wanted])
+        return find_symmetries(network, inputs, *others).within(scopes[wanted])
     return load_symmetries(wanted, network)
+
+
+def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:
+    """Return inputs by what they are: of these functions, and made from the configuration with what is optional.
+
+    Of what is made, all that the model takes; it has to take what is made without anything optional if there is no
+    function.
+    """
+    found = {}
+    made: dict[str, Any] = {}
+    if not references or hasattr(getattr(network, "config", None), "get_text_config"):
+        with suppress(*(BadInput,) * bool(references)), inputs_for(network, None, seed=seed) as given:
+            output_change(network, given, {}, {})
+            made = examples(network, seed=seed)
+    for name, inputs in made.items():
+        with suppress(*UNFIT, ValueError):
+            output_change(network, inputs, {}, {})
+            found[name] = inputs
+    for reference in references:
+        with inputs_for(network, reference, seed=seed) as given:
+            output_change(network, given, {}, {})
+            found[f"the inputs of {reference}"] = given
+    return found
 
 
 @contextmanager
@@ -79,6 +105,18 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int, length: 
     what = f"the inputs made from {reference or 'its configuration'}"
     with taking(network, what, cure="; give others with --inputs"):
         yield given
+
+
+def examples(network: nn.Module, *, seed: int, draws: int = 1) -> dict[str, Any]:
+    """Return example inputs, of all draws in one batch, by what they are: alone, and with each optional one."""
+    drawn: list[dict[str, Any]] = []
+    for number in range(seed, seed + draws):
+        plain = example_inputs(network, seed=number)
+        optional = optional_inputs(network, plain, seed=number)
+        drawn.append(
+            {ALONE: plain, **{f"example inputs with {name}": {**plain, name: optional[name]} for name in optional}}
+        )
+    return {name: joined([each[name] for each in drawn]) for name in drawn[0]}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from quotient_manifolds.load.certificate import Certificate, certify
 from quotient_manifolds.load.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
 from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
 from quotient_manifolds.load.data_source import DataSource
-from quotient_manifolds.load.example_inputs import example_inputs
+from quotient_manifolds.load.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.load.labelled_examples import Batches
 from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
 from quotient_manifolds.load.shards import load_shards
@@ -33,6 +33,7 @@ __all__ = [
     "load_shards",
     "load_symmetries",
     "make_generic",
+    "optional_inputs",
     "read_text_labels",
     "small_copy",
     "tokenised_batches",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,6 +65,19 @@ def example_inputs(model: nn.Module, *, seed: int = 0, length: int = 16) -> dict
         inputs = _with_image_tokens(wanted, inputs)
     device = next(model.parameters()).device
     return {name: value.to(device) for name, value in inputs.items() if name in accepted}
+
+
+def optional_inputs(model: nn.Module, inputs: Mapping[str, Tensor], *, seed: int = 0) -> dict[str, Tensor]:
+    """Return what the model's forward accepts beside its example inputs, by name, as far as its configuration tells.
+
+    token_type_ids at random; masks of text that leave out the end of the first row; bool_masked_pos (rows, patches),
+    half of them. Each is one that may be given with the inputs, and that the model may yet refuse.
+    """
+    wanted = _Wanted(getattr(model, "config", None), model, 0, torch.Generator().manual_seed(seed))
+    accepted = accepted_by(model)
+    made = {name: make(wanted, inputs) for name, make in _OPTIONAL.items() if name in accepted}
+    device = next(model.parameters()).device
+    return {name: value.to(device) for name, value in made.items() if value is not None}
 
 
 def _text(wanted: _Wanted) -> dict[str, Tensor]:
@@ -154,4 +168,35 @@ _MAKERS: dict[str, Callable[[_Wanted], dict[str, Tensor]]] = {
     "input_values": _sound,
     "input_features": _features,
     "bbox": _boxes,
+}
+
+
+def _types(wanted: _Wanted, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    if "input_ids" not in inputs:
+        return None
+    types = getattr(wanted.config.get_text_config(), "type_vocab_size", None) or 2
+    return torch.randint(types, inputs["input_ids"].shape, generator=wanted.generator)
+
+
+def _padded(name: str, wanted: _Wanted, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    if name not in inputs:
+        return None
+    mask = torch.ones_like(inputs[name])
+    mask[0, mask.shape[1] - mask.shape[1] // 4 :] = 0
+    return mask
+
+
+def _masked(wanted: _Wanted, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    patch = wanted.first("patch_size", default=0)
+    if "pixel_values" not in inputs or not patch:
+        return None
+    rows, *_, height, width = inputs["pixel_values"].shape
+    return torch.rand(rows, (height // patch) * (width // patch), generator=wanted.generator) < 0.5
+
+
+_OPTIONAL: dict[str, Callable[[_Wanted, Mapping[str, Tensor]], Tensor | None]] = {
+    "token_type_ids": _types,
+    "attention_mask": partial(_padded, "input_ids"),
+    "decoder_attention_mask": partial(_padded, "decoder_input_ids"),
+    "bool_masked_pos": _masked,
 }
