@@ -259,3 +259,27 @@ def test_the_first_batch_alone_may_verify_and_the_result_says_so() -> None:
     assert "verified" not in str(qm.gradient_norm(model, loss, batches[:2], geometry="inv"))
     with pytest.raises(ValueError, match="verify must be 'all', 'first' or 'none'"):
         qm.Quotient("inv", verify="some")
+
+
+# --- second derivatives ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "adaptive"])
+def test_a_wrong_second_derivative_of_torch_is_noticed(geometry: str) -> None:
+    """That of weight_norm is wrong: products of differences of gradients are taken, and a warning says so."""
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
+    model = nn.Sequential(normed, nn.Tanh(), nn.Linear(8, 3)).double().eval()
+    batches = [(torch.randn(16, 5).double(), torch.randint(0, 3, (16,)))]
+    for measure in (qm.hessian_trace, qm.top_eigenvalue):
+        right = measure(model, qm.cross_entropy, batches, geometry=geometry, products="difference").mean
+        with pytest.warns(UserWarning, match=r"second derivative .*parametrizations.weight.original"):
+            assert measure(model, qm.cross_entropy, batches, geometry=geometry).mean == pytest.approx(right, rel=1e-5)
+
+
+def test_right_second_derivatives_are_taken_as_they_are(recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.LayerNorm(40), nn.GELU(), nn.Linear(40, 3)).eval()
+    batches = [(torch.randn(64, 5), torch.randint(0, 3, (64,)))]
+    qm.hessian_trace(model, qm.cross_entropy, batches, geometry="euclidean", samples=2)
+    assert not recwarn
