@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
+from quotient_manifolds.geometry.parameters import trained_parameters
+from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.vector import combine, norm
 from quotient_manifolds.symmetries import Params
+from quotient_manifolds.symmetries.freedom import gaussian, typical
+from quotient_manifolds.symmetries.propose import RUN_ERRORS
+from quotient_manifolds.symmetries.verify import BatchLosses
 
 Products = Literal["exact", "difference"]
 PRODUCTS = ("exact", "difference")
+
+DISAGREE = 0.01  # relative, of one parameter's part of H v: rounding explains less
+RESOLVED = 0.01  # of the largest part: what is smaller is compared with that
 
 
 @final
@@ -28,14 +37,20 @@ class Hessian:
     products: "exact" differentiates twice through network and geodesic, one forward for all products, whose graph is
     kept. "difference" takes (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and
     backwards each, a relative error of about e^2, for networks whose operations have no second derivative. torch's own
-    operations of that kind are refused by "exact"; a custom autograd.Function marked once_differentiable is not, for
-    autograd takes its slope for constant without a word: use "difference" there, and for checkpointed activations.
+    operations of that kind are refused by "exact". Some have a wrong one, such as torch's weight_norm, or a constant
+    slope, as an autograd.Function marked once_differentiable: one product is compared with a difference of gradients
+    first, in float64, and where they disagree "difference" is taken with a warning. Take it yourself for checkpointed
+    activations.
     """
 
     def __init__(self, objective: BatchObjective, products: Products) -> None:
         self.objective = objective
         self.space = objective.space
         self.forward_passes, self.backward_passes = 1, 1
+        wrong = wrong_second_derivative(objective.model, objective.loss, objective.batch) if products == "exact" else ""
+        if wrong:
+            warnings.warn(f"{wrong}; differences of gradients are taken instead", stacklevel=2)
+            products = "difference"
         if products == "exact":
             self.base, self.times = self._differentiated()
         else:
@@ -78,6 +93,39 @@ class Hessian:
         self.backward_passes += 2
         combine([(0.5 / step, after), (-0.5 / step, before)], after)
         return self.space.project(after)
+
+
+def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
+    """Say which parameter has a second derivative by autograd that differences of gradients deny; "" if none has.
+
+    H v is compared for one random v of the size of the parameters, in float64. Kinks, as of a ReLU, make differences
+    that depend on the step; what is wrong does not. What does not run twice differentiated is not compared.
+    """
+    losses, generator = BatchLosses(model, loss, [batch]), torch.Generator().manual_seed(0)
+    params = losses.params()
+    v = {name: typical(w) * gaussian(w, generator) for name, w in trained_parameters(model).items()}
+
+    def difference(step: float) -> Params:
+        steps = ({name: params[name] + sign * step * v[name] for name in v} for sign in (1.0, -1.0))
+        after, before = (losses.gradient(params | there, list(v), 0) for there in steps)
+        return {name: (after[name] - before[name]) / (2 * step) for name in v}
+
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            exact, near = losses.hessian_product(params, v, 0), difference(losses.precision**0.5)
+            largest = max((float(each.norm()) for each in near.values()), default=0.0)
+            errors = {name: near[name] - exact[name] for name in v}
+            size = {name: max(float(near[name].norm()), RESOLVED * largest) for name in v}
+            if not (doubted := [name for name in v if not float(errors[name].norm()) <= DISAGREE * size[name]]):
+                return ""
+            nearer = difference(losses.precision**0.5 / 8)
+    except RUN_ERRORS:
+        return ""
+    for name in doubted:
+        error = float(errors[name].norm())
+        if float((nearer[name] - near[name]).norm()) <= error / 4:
+            return f"the second derivative by autograd of the loss in {name} is off by {error / size[name]:.0%}"
+    return ""
 
 
 def check_hessian(measure: str, geometry: Geometry, products: str) -> None:
