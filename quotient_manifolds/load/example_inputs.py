@@ -191,7 +191,8 @@ def _masked(wanted: _Wanted, inputs: Mapping[str, Tensor]) -> Tensor | None:
     if "pixel_values" not in inputs or not patch:
         return None
     rows, *_, height, width = inputs["pixel_values"].shape
-    return torch.rand(rows, (height // patch) * (width // patch), generator=wanted.generator) < 0.5
+    patches = (height // patch) * (width // patch)
+    return torch.rand(rows, patches, generator=wanted.generator, dtype=torch.float32) < 0.5
 
 
 _OPTIONAL: dict[str, Callable[[_Wanted, Mapping[str, Tensor]], Tensor | None]] = {

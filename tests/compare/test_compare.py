@@ -874,9 +874,8 @@ def test_a_truncation_error_is_measured_beside_its_sharpness(zoo: Path) -> None:
     for warm in ("", ", warm_start: true"):
         kinds = [f"measure: {kind}, {shared}{warm}" for kind in ("worst-case", "truncation-error")]
         measures = read_spec(write_spec(zoo, SLOPE, *kinds)).measures
-        made = tasks_of(
-            "m", Identity("model", ("one", "two"), (), computed={"data": ("1", "2")}), measures, scores=False
-        )
+        identity = Identity("model", ("one", "two"), (), computed={"data": ("1", "2")})
+        made = tasks_of("m", identity, measures, scores=False)
         assert len(made) == 2 * (2 + 8)
         climbs = [each for each in made if each.unit.measure != "gradient norm"]
         for sharpness, error in zip(climbs[::2], climbs[1::2], strict=True):
