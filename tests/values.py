@@ -91,7 +91,8 @@ def of_manifolds() -> Iterator[tuple[str, Any]]:
 
 
 def of_optimizers() -> Iterator[tuple[str, Any]]:
-    for name, symmetric in (("QuotientSGD", qm.QuotientSGD), ("QuotientAdam", qm.QuotientAdam), ("SAM", qm.QuotientSGD)):
+    for name in ("QuotientSGD", "QuotientAdam", "SAM"):
+        symmetric = qm.QuotientAdam if name == "QuotientAdam" else qm.QuotientSGD
         model, inputs, targets, found = made("encoder")
         optimizer: torch.optim.Optimizer = symmetric(model.named_parameters(), found, lr=1e-3)
         if name == "SAM":
