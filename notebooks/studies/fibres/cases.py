@@ -172,7 +172,7 @@ HAND_WRITTEN: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator
     "normalised queries and keys": (by_hand.Normalised, _gaussian((5, 8))),
     "torch's encoder and cross-attention": (by_hand.Seq2Seq, _gaussian((4, 8), (5, 6), (5, 5))),
     "torch's encoder, norms first": (networks.pre_norm_encoder, _gaussian((5, 8))),
-    "network with ReLUs": (networks.relu_network, _gaussian((10, 6))),
+    "network with ReLUs": (networks.relu_network, _gaussian((40, 6))),
     "network with BatchNorm": (
         networks.batch_norm_network,
         lambda generator: (torch.randn(10, 6, generator=generator),),
