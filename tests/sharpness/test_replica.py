@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -286,10 +286,12 @@ def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: st
         with untouched(model, data), pytest.raises(ValueError, match="must leave the weights alone"):
             MEASURES[measure](model, [data])
         return
-    with untouched(model, data):
-        values = [MEASURES[measure](model, [data]).values for _ in range(3)]
-    assert values[0] == values[1] == values[2]
-    assert values[0] == MEASURES[measure](copy_of(name, model), [data]).values
+    wrong = measure == "trace" and name in ("weight norm", "parametrised")  # torch's second derivative of a weight norm
+    with pytest.warns(UserWarning, match="second derivative by autograd") if wrong else nullcontext():
+        with untouched(model, data):
+            values = [MEASURES[measure](model, [data]).values for _ in range(3)]
+        assert values[0] == values[1] == values[2]
+        assert values[0] == MEASURES[measure](copy_of(name, model), [data]).values
 
 
 def copy_of(name: str, model: nn.Module) -> nn.Module:
