@@ -98,8 +98,8 @@ class Hessian:
 def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
     """Say which parameter has a second derivative by autograd that differences of gradients deny; "" if none has.
 
-    H v is compared for one random v of the size of the parameters, in float64, at a point 1e-2 away: a unit of zeros lies
-    on the kink of its ReLU, where there is no second derivative. Kinks near by make differences that depend on the
+    H v is compared for one random v of the size of the parameters, in float64, at a point 1e-2 away: a unit of zeros
+    lies on the kink of its ReLU, where there is no second derivative. Kinks near by make differences that depend on the
     step; what is wrong does not. What does not run twice differentiated is not compared.
     """
     losses, generator = BatchLosses(model, loss, [batch]), torch.Generator().manual_seed(0)
