@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, final
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharded import is_sharded
-from quotient_manifolds.sharpness import Loss, MeasureResult, WorstCase, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, Result, WorstCase, worst_case_sharpness
 from quotient_manifolds.sharpness.prepared_model import listed
 
 try:
@@ -27,7 +27,7 @@ except ImportError as error:
 
 __all__ = ["SharpnessCallback"]
 
-OPTIONS = inspect.signature(worst_case_sharpness).parameters.keys() - {"model", "loss", "batches", "geometry", "radius"}
+OPTIONS = {each.name for each in fields(WorstCase)} - {"geometry", "radius", "after"}
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # by the trainer itself
 
 
@@ -81,7 +81,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._settings = {"geometry": geometry, "radius": radius, **options}
         self._every = every
         self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', measure.geometry.name.lower()).strip('_')}"
-        self.results: dict[int, MeasureResult] = {}
+        self.results: dict[int, Result] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""

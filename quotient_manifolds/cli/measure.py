@@ -24,8 +24,9 @@ from quotient_manifolds.files import is_special
 if TYPE_CHECKING:
     import torch
 
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.geometry import Geometry
-    from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
+    from quotient_manifolds.sharpness import Result
 
 
 def _numbers(word: str, where: str) -> list[float]:
@@ -182,11 +183,11 @@ def measure(
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.balls import balls, with_symmetries
     from quotient_manifolds.cli.batches import batches_from, like, try_loss
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.geometry import GEOMETRY_OPTIONS, KnownSymmetries
     from quotient_manifolds.load import load_object, load_symmetries
     from quotient_manifolds.sharpness import (
-        SharpnessRecord,
         SharpnessWarning,
         WorstCase,
         cross_entropy,
@@ -224,9 +225,9 @@ def measure(
         warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
         known = KnownSymmetries()
 
-        def ascend(geometry: Geometry, radius: float) -> MeasureResult:
-            ascent = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method)
-            return ascent.of(network, function, batches, progress, known)
+        def ascend(geometry: Geometry, radius: float) -> Result:
+            chosen = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method, progress=progress)
+            return chosen.of(network, function, batches, known)
 
         record = _measured(record, wanted, ascend, out, show)
     if report is not None:
@@ -237,7 +238,7 @@ def measure(
 def _measured(
     record: SharpnessRecord,
     wanted: list[tuple[Geometry, float]],
-    ascend: Callable[..., MeasureResult],
+    ascend: Callable[..., Result],
     out: Path | None,
     show: Callable[[SharpnessRecord], None],
 ) -> SharpnessRecord:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.geometry import Geometry
     from quotient_manifolds.progress import Progress
-    from quotient_manifolds.sharpness import SharpnessRecord
     from quotient_manifolds.symmetries import Symmetries
 
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -78,9 +78,10 @@ def orbit(
         raise BadInput(f"A figure is written as {', '.join(FIGURES)}. Found {figure.name!r}.")
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.batches import distance_batch, like
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of
     from quotient_manifolds.geometry import Adaptive, Quotient
-    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning
+    from quotient_manifolds.sharpness import SharpnessWarning
 
     network = model_named(model).to(device=device, dtype=dtype)
     with inputs_for(network, inputs, seed=seed, length=length) as given:

@@ -17,7 +17,6 @@ from quotient_manifolds.sharpness import (
     Measure,
     RelativeFlatness,
     TopEigenvalue,
-    TruncationError,
     WorstCase,
     cross_entropy,
     next_token_cross_entropy,
@@ -33,13 +32,12 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
     "relative-flatness": RelativeFlatness,
-    "truncation-error": TruncationError,
 }
 
 # One object each, so that what was found for it is known again.
 _PLAIN: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
 _NORMALISED = {shifted: normalised_logits(loss) for shifted, loss in _PLAIN.items()}
-_OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
+_OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
 
 
 @final
@@ -114,7 +112,7 @@ def measures_of(
     Raises ValueError or TypeError for what does not go together.
     """
     made = MEASURES[kind]
-    names = {each.name for each in fields(made) if each.init}
+    names = {each.name for each in fields(made) if each.init and each.name != "progress"}
     needed = {each.name for each in fields(made) if each.init and each.default is MISSING}
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS or "geometry" not in names}
     shared = {key: value for key, value in options.items() if key not in own}
@@ -128,7 +126,8 @@ def measures_of(
         raise ValueError(f"{kind} {'; it '.join([*wrong, *(f'needs a {each}' for each in lacking[:1])])}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
-    for place in [{"geometry": geometry_of(name, shared)} for name in geometries] or [{}]:
+    places: list[dict[str, Any]] = [{"geometry": geometry_of(name, shared)} for name in geometries]
+    for place in places or [{}]:
         for name, ascending in ((name, sorted(values)) for name, values in sizes.items()):
             for k, size in enumerate(ascending):
                 ball: dict[str, Any] = {name: size, **({"after": tuple(ascending[:k])} if warm_start else {})}

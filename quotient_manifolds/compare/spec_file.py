@@ -38,7 +38,6 @@ MeasureKind = Literal[
     "hessian-trace",
     "top-eigenvalue",
     "relative-flatness",
-    "truncation-error",
 ]
 
 

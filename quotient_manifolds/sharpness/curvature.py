@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
@@ -11,14 +11,11 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, as_geometry
-from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.hessian import Hessian, Products, check_hessian
-from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult, mean_and_error
+from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
 from quotient_manifolds.sharpness.vector import dot
 from quotient_manifolds.symmetries import Params
 
@@ -28,7 +25,17 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 @final
 @dataclass(frozen=True)
 class HessianTrace(Measure):
-    """Estimate tr Hess L on the (horizontal) tangent space, see `hessian_trace`."""
+    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
+
+    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
+    quotient geometry of its horizontal part). H is the Riemannian Hessian for a quotient geometry; with first-order
+    geodesics it lacks their bend. To second order in sigma, average-case sharpness is sigma^2 / 2 times this
+    trace. Invariant along the orbit in a quotient geometry with eps = 0 (in distribution where singular values of a
+    pair tie, else draw by draw), in the others not. Batch i draws its directions from the seed + i.
+
+    products: how H v is found, see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`; progress
+    counts directions.
+    """
 
     name: ClassVar[str] = "Hessian trace"
 
@@ -55,36 +62,24 @@ class HessianTrace(Measure):
         return BatchResult(mean, hessian.base, hessian.forward_passes, hessian.backward_passes, standard_error=error)
 
 
-def hessian_trace(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    samples: int = 32,
-    products: Products = "exact",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
-
-    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part). H is the Riemannian Hessian for a quotient geometry; with first-order
-    geodesics it lacks their bend. To second order in sigma, average-case sharpness is sigma^2 / 2 times this
-    trace. Invariant along the orbit in a quotient geometry with eps = 0 (in distribution where singular values of a
-    pair tie, else draw by draw), in the others not.
-    Batch i draws its directions from the seed + i.
-
-    products: how H v is found, see `Hessian`. Arguments, checks and errors as for `worst_case_sharpness`; progress
-    counts directions.
-    """
-    return HessianTrace(as_geometry(geometry), samples, products, seed).of(model, loss, batches, progress)
+hessian_trace = measuring(HessianTrace, "hessian_trace")
+"""Estimate the trace of the loss's Hessian, see `HessianTrace`."""
 
 
 @final
 @dataclass(frozen=True)
 class TopEigenvalue(Measure):
-    """Compute max <v, Hess L v> over unit v, see `top_eigenvalue`."""
+    """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
+
+    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
+    in size, which may be negative. H is Riemannian for a quotient geometry (without the bend of the geodesics if they
+    are of first order), where it is invariant along the orbit with eps = 0; in the others it is not. errors: the
+    residuals |H v - lambda v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the
+    eigenvalue. restarts: of Lanczos; ValueError if it has not converged by then.
+
+    products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Model, loss, batches, checks and
+    errors as for `WorstCase`; progress counts batches.
+    """
 
     name: ClassVar[str] = "top Hessian eigenvalue"
 
@@ -142,30 +137,8 @@ class TopEigenvalue(Measure):
         return float(value), float(np.linalg.norm(product(v) - value * v))
 
 
-def top_eigenvalue(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    tolerance: float = 1e-4,
-    restarts: int = 30,
-    products: Products = "exact",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
-
-    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
-    in size, which may be negative. H is Riemannian for a quotient geometry (without the bend of the geodesics if they
-    are of first order), where it is invariant along the orbit with eps = 0; in the others it is not. errors: the
-    residuals |H v - lambda v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the
-    eigenvalue. restarts: of Lanczos; ValueError if it has not converged by then.
-
-    products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Arguments, checks and errors as for
-    `worst_case_sharpness`; progress counts batches.
-    """
-    return TopEigenvalue(as_geometry(geometry), tolerance, restarts, products, seed).of(model, loss, batches, progress)
+top_eigenvalue = measuring(TopEigenvalue, "top_eigenvalue")
+"""Compute the largest eigenvalue of the loss's Hessian, see `TopEigenvalue`."""
 
 
 def _flat(z: Params) -> Vector:

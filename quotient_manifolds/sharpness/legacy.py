@@ -28,21 +28,18 @@ parameters without gradient stay where they are, P is exact, and the model is ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Adaptive, Euclidean, TangentSpace
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
-from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.result import BatchResult
 from quotient_manifolds.sharpness.vector import norm as l2_norm
 from quotient_manifolds.symmetries import Params
 
@@ -53,9 +50,18 @@ _PROGRESS = 0.75  # of k iterations that have to find a new best
 @final
 @dataclass(frozen=True)
 class LegacyWorstCase(Measure):
-    """Measure the rise that the released ascent finds, see `legacy_sharpness`."""
+    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
+
+    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
+
+    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
+    `WorstCase`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
+    the best point over weights with c > 0, above the radius where a zero weight switched the projection off, or after a
+    random start. Model, loss, batches, other settings, checks and errors as for `WorstCase`; it warns of nothing.
+    """
 
     name: ClassVar[str] = "legacy worst-case sharpness"
+    warns: ClassVar[bool] = False
 
     radius: float
     steps: int = 20
@@ -96,28 +102,8 @@ class LegacyWorstCase(Measure):
         )
 
 
-def legacy_sharpness(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    radius: float,
-    steps: int = 20,
-    restarts: int = 0,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
-
-    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
-
-    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
-    `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
-    the best point over weights with c > 0, above the radius where a zero weight switched the projection off, or after a
-    random start. Other arguments, checks and errors as for `worst_case_sharpness`.
-    """
-    return LegacyWorstCase(as_geometry(geometry), radius, steps, restarts, seed).of(model, loss, batches, progress)
+legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
+"""Measure adaptive sharpness by the ascent that was released with it, see `LegacyWorstCase`."""
 
 
 def _climb(

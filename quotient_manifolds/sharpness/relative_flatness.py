@@ -12,10 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Euclidean, Geometry
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharpness.losses import IGNORED, Loss, inputs_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure
-from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.objective import BatchObjective, scalar
+from quotient_manifolds.sharpness.result import BatchResult, Result
 
 METHODS = ("closed", "loop")
 
@@ -56,7 +57,7 @@ def relative_flatness(
     layer: str,
     method: Literal["closed", "loop"] = "closed",
     progress: Progress | None = None,
-) -> MeasureResult:
+) -> Result:
     """Compute the relative flatness of one linear layer (Petzka et al., 2021), which is larger the sharper the loss is.
 
     kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of an nn.Linear, its bias left out.
@@ -74,7 +75,7 @@ def relative_flatness(
 
     Source: Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021.
     """
-    return RelativeFlatness(layer, method).of(model, loss, batches, progress)
+    return RelativeFlatness(layer, method, progress=progress).of(model, loss, batches)
 
 
 def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[float, float]:
@@ -87,7 +88,7 @@ def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[floa
     model, loss = objective.replica({})
     model.get_submodule(layer).register_forward_hook(look)
     with torch.no_grad():
-        base = float(evaluate(model, loss, objective.batch, objective.cast))
+        base = float(scalar(loss(model, private_batch(objective.batch, objective.cast))))
     if len(seen) != 1:
         raise ValueError(
             f"The layer must be called once in a forward pass. Found {len(seen)} calls on batch {objective.index}"

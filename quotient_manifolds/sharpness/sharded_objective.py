@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
+from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharpness.agreement import check_same_loss
-from quotient_manifolds.sharpness.objective import BatchObjective, evaluate
+from quotient_manifolds.sharpness.objective import BatchObjective, scalar
 from quotient_manifolds.symmetries import Params
 
 
@@ -67,7 +68,7 @@ class ShardedObjective(BatchObjective):
 
     def _loss(self) -> Tensor:
         with torch.enable_grad():  # as in BatchObjective: losses are compared with those computed for a gradient
-            return evaluate(self.model, self.loss, self.batch)
+            return scalar(self.loss(self.model, private_batch(self.batch)))
 
     def _counted(self, loss: Tensor) -> float:
         """Return the mean over the processes, and count the pass. ValueError where losses that must be one differ."""

@@ -19,9 +19,10 @@ from click.testing import Result
 from safetensors.torch import load_file
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, SharpnessRecord
+from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.cli.batches import distance, distance_batch, first_output
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.version import VERSION
 from tests import hugging_face

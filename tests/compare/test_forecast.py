@@ -27,7 +27,7 @@ def test_units_and_passes_are_counted(zoo: Path) -> None:
     spec = write_spec(
         zoo,
         WORST,
-        "measure: truncation-error, geometry: mix, radius: 0.1, steps: 3",
+        "measure: worst-case, geometry: mix, radius: 0.1, steps: 3",
         "measure: hessian-trace, geometry: euclidean, samples: 5",
         "measure: relative-flatness, layer: linear",
         head=HEAD,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
 from quotient_manifolds.sharpness import (
     AverageCase,
-    MeasureResult,
+    Result,
     RoundingWarning,
     WorstCase,
     average_case_sharpness,
@@ -28,7 +28,6 @@ from quotient_manifolds.sharpness import (
     normalised_logits,
     relative_flatness,
     top_eigenvalue,
-    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -40,7 +39,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
 
-Measure = Callable[..., MeasureResult]
+Measure = Callable[..., Result]
 
 GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
 
@@ -235,7 +234,6 @@ MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
     "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
     "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive()}),
     "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "restarts": 1, "geometry": Adaptive(0.01)}),
-    "truncation": (truncation_error, {"radius": 0.02, "steps": 20, "geometry": Quotient("mix")}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
     "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
@@ -258,7 +256,7 @@ def test_records_last_and_the_model_is_untouched(
     assert all(w.grad is None for w in model.parameters())
     for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
         some.save(tmp_path / "result.json")
-        assert MeasureResult.load(tmp_path / "result.json") == some
+        assert Result.load(tmp_path / "result.json") == some
         assert some.version == VERSION
     assert len(result.values) == 3
     assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
@@ -318,7 +316,7 @@ def test_bad_input_is_refused_in_one_sentence(name: str, model: Classifier, batc
 def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        MeasureResult.load(tmp_path / "x.json")
+        Result.load(tmp_path / "x.json")
 
 
 def scaled_hessian(geometry: Geometry, batch: Tensor) -> Tensor:
