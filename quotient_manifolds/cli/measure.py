@@ -112,9 +112,7 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
 @click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
 @click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
-@click.option(
-    "--norm", help="l2 or linf of euclidean and adaptive, metric or adaptive of quotients.  [default: l2, metric]"
-)
+@click.option("--norm", help="l2 or linf, of euclidean and adaptive.  [default: l2]")
 @symmetries_option
 @click.option(
     "--loss",

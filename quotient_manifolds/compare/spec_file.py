@@ -37,7 +37,6 @@ MeasureKind = Literal[
     "gradient-norm",
     "hessian-trace",
     "top-eigenvalue",
-    "relative-flatness",
 ]
 
 

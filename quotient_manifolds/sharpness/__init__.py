@@ -22,7 +22,6 @@ from quotient_manifolds.sharpness.measure import (
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
-from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
 from quotient_manifolds.sharpness.result import BatchResult, Result
 from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
 
@@ -39,7 +38,6 @@ __all__ = [
     "Measure",
     "PreparedModel",
     "QuasiNewton",
-    "RelativeFlatness",
     "Result",
     "RoundingWarning",
     "SharpnessWarning",
@@ -53,7 +51,6 @@ __all__ = [
     "legacy_sharpness",
     "next_token_cross_entropy",
     "normalised_logits",
-    "relative_flatness",
     "top_eigenvalue",
     "worst_case_profile",
     "worst_case_sharpness",

@@ -234,7 +234,6 @@ def test_options_go_to_the_geometries_that_have_them() -> None:
         Adaptive(0.01, "linf"),
         Quotient("mix", geodesic="first", symmetries="paper"),
     ]
-    assert balls(["inv"], [1.0], {"norm": "adaptive"})[0][0] == Quotient("inv", norm="adaptive")
 
 
 def test_labels_by_name_columns_and_a_cap(bert: Path, tmp_path: Path) -> None:

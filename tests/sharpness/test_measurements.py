@@ -33,7 +33,6 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
         symmetries=st.sampled_from(["all", "pairs", "paper"]),
         complete=st.booleans(),
         verify=st.sampled_from(["all", "first", "none"]),
-        norm=st.sampled_from(["metric", "adaptive"]),
     ),
 )
 

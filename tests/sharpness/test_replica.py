@@ -276,6 +276,7 @@ def test_a_replica_computes_what_a_model_with_these_parameters_does(name: str) -
     assert torch.allclose(outputs[0], copied_by_hand(name, params)(x.clone()), rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:the second derivative by autograd")  # of torch's weight norm
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: str) -> None:
