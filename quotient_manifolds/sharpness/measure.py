@@ -13,12 +13,12 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.agreement import check_agreed
 from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
+from quotient_manifolds.sharpness.sharded_objective import check_agreed
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 

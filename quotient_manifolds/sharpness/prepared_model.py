@@ -17,11 +17,10 @@ from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import ShardedModel, is_sharded, together
-from quotient_manifolds.sharpness.agreement import check_agreed, check_same_loss, check_shares
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle, leaves, scalar
 from quotient_manifolds.sharpness.rounded_products import precisions_noted, warn_of_rounding
-from quotient_manifolds.sharpness.sharded_objective import ShardedObjective
+from quotient_manifolds.sharpness.sharded_objective import ShardedObjective, check_agreed, check_same_loss, check_shares
 from quotient_manifolds.symmetries import Params
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
