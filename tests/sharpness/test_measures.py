@@ -232,7 +232,7 @@ def test_normalised_logits_of_two_classes_are_refused_at_the_first_evaluation() 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
     "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
     "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive()}),
-    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "restarts": 1, "geometry": Adaptive(0.01)}),
+    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "geometry": Adaptive(0.01)}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
     "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
