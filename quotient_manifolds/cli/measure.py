@@ -175,7 +175,7 @@ def measure(
     radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
     batch that is smaller weighs more per example.
 
-    The file OUT is whole after each result; SharpnessRecord.load reads it, and its frame() makes a table.
+    The file OUT is JSON, written atomically after each result.
     """
     check_outputs([model, data, others["tokenizer"]], quiet=quiet, out=out, report=report)
     from quotient_manifolds.cli import pages

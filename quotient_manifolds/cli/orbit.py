@@ -71,7 +71,7 @@ def orbit(
     example inputs, from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of
     loading. Inputs are made from the model's configuration; a model without one needs --inputs.
 
-    SharpnessRecord.load reads the file OUT, and its frame() makes a table.
+    The file OUT is JSON, written atomically.
     """
     check_outputs([model], quiet=quiet, out=out, figure=figure, report=report)
     if figure is not None and figure.suffix not in FIGURES:
