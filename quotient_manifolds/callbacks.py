@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, final
 
 import torch
@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharded import is_sharded
-from quotient_manifolds.sharpness import Loss, MeasureResult, WorstCase, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, Result, WorstCase, worst_case_sharpness
+from quotient_manifolds.sharpness.ascent import check_whole
 from quotient_manifolds.sharpness.prepared_model import listed
 
 try:
@@ -27,7 +28,7 @@ except ImportError as error:
 
 __all__ = ["SharpnessCallback"]
 
-OPTIONS = inspect.signature(worst_case_sharpness).parameters.keys() - {"model", "loss", "batches", "geometry", "radius"}
+OPTIONS = {each.name for each in fields(WorstCase)} - {"geometry", "radius", "after"}
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # by the trainer itself
 
 
@@ -61,34 +62,32 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         name: str | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every should be a number of steps, at least 1; found {every!r}")
+        check_whole("every", every, 1)
         spread = getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)
         if spread or is_sharded(trainer.model):
             raise ValueError(
-                "sharpness is measured on whole models, and the trainer spreads this one over processes: measure its "
-                "checkpoints"
+                "The model must be whole. Found a trainer that spreads this one over processes; measure its checkpoints"
             )
         if name is not None and (not isinstance(name, str) or not name or name in LOGGED):
-            raise ValueError(f"name should be one that the trainer does not log itself; found {name!r}")
+            raise ValueError(f"name must be one that the trainer does not log itself. Found {name!r}")
         if unknown := sorted(options.keys() - OPTIONS):
-            raise TypeError(f"options should be among {', '.join(sorted(OPTIONS))}; found {unknown[0]!r}")
+            raise TypeError(f"options must be among {', '.join(sorted(OPTIONS))}. Found {unknown[0]!r}")
         settings = dict(options)
         if (progress := settings.pop("progress", None)) is not None and not callable(progress):
-            raise TypeError(f"progress should be a function of what, done and total; found {progress!r}")
+            raise TypeError(f"progress must be a function of what, done and total. Found {progress!r}")
         measure = WorstCase(as_geometry(geometry), radius, **settings)  # refuses values that these cannot have
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._settings = {"geometry": geometry, "radius": radius, **options}
         self._every = every
         self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', measure.geometry.name.lower()).strip('_')}"
-        self.results: dict[int, MeasureResult] = {}
+        self.results: dict[int, Result] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""
         every = [each for each in self._trainer.callback_handler.callbacks if isinstance(each, SharpnessCallback)]
         named = [each for each in every if each.name == self.name]
         if named and named != [self]:
-            raise ValueError(f"callbacks should log under different names; found {self.name!r} twice: give one a name=")
+            raise ValueError(f"Callbacks must log under different names. Found {self.name!r} twice; give one a name=")
         if not any(row.get("step") == state.global_step and self.name in row for row in state.log_history):
             self._measure(state)
 

@@ -132,11 +132,11 @@ def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
     trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
     added(trainer)
     added(trainer, radius=0.1)
-    with pytest.raises(ValueError, match="found 'sharpness_mix_second_order' twice: give one a name="):
+    with pytest.raises(ValueError, match="Found 'sharpness_mix_second_order' twice; give one a name="):
         trainer.train()
     trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
     trainer.add_callback(added(trainer))  # the same one again
-    with pytest.raises(ValueError, match="twice: give one a name="):
+    with pytest.raises(ValueError, match="twice; give one a name="):
         trainer.train()
     trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
     callbacks = [added(trainer), added(trainer, radius=0.1, name="wider")]
@@ -152,13 +152,13 @@ def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
         ({"geometry": "round"}, ValueError, "geometry"),
         ({"steps": 0}, ValueError, "steps"),
         ({"method": "newton"}, ValueError, "method"),
-        ({"paces": 3}, TypeError, "options should be among .*steps.*; found 'paces'"),
-        ({"after": (0.01,)}, TypeError, "found 'after'"),
-        ({"progress": True}, TypeError, "progress should be a function"),
-        ({"name": "loss"}, ValueError, "name should be one that the trainer does not log"),
-        ({"name": "step"}, ValueError, "name should be"),
-        ({"name": ""}, ValueError, "name should be"),
-        ({"name": 3}, ValueError, "name should be"),
+        ({"paces": 3}, TypeError, "options must be among .*steps.*Found 'paces'"),
+        ({"after": (0.01,)}, TypeError, "Found 'after'"),
+        ({"progress": True}, TypeError, "progress must be a function"),
+        ({"name": "loss"}, ValueError, "name must be one that the trainer does not log"),
+        ({"name": "step"}, ValueError, "name must be"),
+        ({"name": ""}, ValueError, "name must be"),
+        ({"name": 3}, ValueError, "name must be"),
         ({"batches": {"input_ids": sequences(4)}}, TypeError, r"Found one dict; wrap it: \[batch\]"),
         ({"batches": sequences(4)}, TypeError, r"Found one Tensor; wrap it: \[batch\]"),
         ({"batches": (sequences(4), sequences(4))}, TypeError, r"Found one tuple; wrap it: \[batch\]"),
@@ -175,7 +175,7 @@ def test_settings_are_refused_before_training(
 
 def test_bad_input_is_one_sentence(start: nn.Module, tmp_path: Path) -> None:
     trainer = trainer_of(copy.deepcopy(start), tmp_path)
-    with pytest.raises(ValueError, match="every should be a number of steps"):
+    with pytest.raises(ValueError, match="every must be a whole number"):
         added(trainer, every=0)
     trainer.is_fsdp_enabled = True
     with pytest.raises(ValueError, match="spreads this one over processes"):

@@ -10,9 +10,9 @@ import torch
 import transformers
 
 import quotient_manifolds as qm
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import DataSource, load_model
-from quotient_manifolds.sharpness import SharpnessRecord
 from tests import hugging_face
 from tests.command_line import call as invoke
 

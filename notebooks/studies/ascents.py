@@ -22,7 +22,7 @@ from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import MeasureResult, cross_entropy, legacy_sharpness, worst_case_sharpness
+from quotient_manifolds.sharpness import Result, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
 from studies.records import read_record, save_record
 
@@ -127,7 +127,7 @@ def _case(
     return case, (_passes(matched), _passes(released))
 
 
-def _passes(found: MeasureResult) -> int:
+def _passes(found: Result) -> int:
     return found.forward_passes + found.backward_passes
 
 

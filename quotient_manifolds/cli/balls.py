@@ -10,7 +10,7 @@ from quotient_manifolds.geometry import Geometry, Quotient, geometry_of
 from quotient_manifolds.symmetries import Symmetries
 
 _FLAT: dict[str | float, set[str]] = {"euclidean": {"norm"}, "adaptive": {"norm", "eta"}}
-_CURVED = {"norm", "geodesic", "eps", "symmetries"}
+_CURVED = {"geodesic", "eps", "symmetries"}
 
 
 def balls(words: Sequence[str], radii: Sequence[float], options: Mapping[str, Any]) -> list[tuple[Geometry, float]]:
@@ -55,6 +55,5 @@ def _parsed(word: str) -> tuple[str | float, list[float]]:
 
 
 def _own(name: str | float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that mean something for the geometry; a norm of the other kind of geometry does not."""
-    has, foreign = (_FLAT[name], ("metric", "adaptive")) if name in _FLAT else (_CURVED, ("l2", "linf"))
-    return {key: value for key, value in given.items() if key in has and (key != "norm" or value not in foreign)}
+    """Return the options that mean something for the geometry."""
+    return {key: value for key, value in given.items() if key in _FLAT.get(name, _CURVED)}

@@ -65,7 +65,7 @@ def compare(
       dtype: float32
 
     Only checkpoints, data and measures are needed; paths are relative to SPEC. Measures: worst-case, average-case,
-    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue, relative-flatness, truncation-error. Geometries:
+    legacy-worst-case, gradient-norm, hessian-trace, top-eigenvalue. Geometries:
     euclidean, adaptive, inv, mix, or a number t. The options of a measure and of its geometry stand beside them: a key
     that does not belong there is answered with those that do.
 

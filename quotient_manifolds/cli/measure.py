@@ -24,8 +24,9 @@ from quotient_manifolds.files import is_special
 if TYPE_CHECKING:
     import torch
 
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.geometry import Geometry
-    from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
+    from quotient_manifolds.sharpness import Result
 
 
 def _numbers(word: str, where: str) -> list[float]:
@@ -111,9 +112,7 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
 @click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
 @click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
-@click.option(
-    "--norm", help="l2 or linf of euclidean and adaptive, metric or adaptive of quotients.  [default: l2, metric]"
-)
+@click.option("--norm", help="l2 or linf, of euclidean and adaptive.  [default: l2]")
 @symmetries_option
 @click.option(
     "--loss",
@@ -176,17 +175,17 @@ def measure(
     radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
     batch that is smaller weighs more per example.
 
-    The file OUT is whole after each result; SharpnessRecord.load reads it, and its frame() makes a table.
+    The file OUT is JSON, written atomically after each result.
     """
     check_outputs([model, data, others["tokenizer"]], quiet=quiet, out=out, report=report)
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.balls import balls, with_symmetries
     from quotient_manifolds.cli.batches import batches_from, like, try_loss
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.cli.subject import described, model_named
     from quotient_manifolds.geometry import GEOMETRY_OPTIONS, KnownSymmetries
     from quotient_manifolds.load import load_object, load_symmetries
     from quotient_manifolds.sharpness import (
-        SharpnessRecord,
         SharpnessWarning,
         WorstCase,
         cross_entropy,
@@ -224,9 +223,9 @@ def measure(
         warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
         known = KnownSymmetries()
 
-        def ascend(geometry: Geometry, radius: float) -> MeasureResult:
-            ascent = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method)
-            return ascent.of(network, function, batches, progress, known)
+        def ascend(geometry: Geometry, radius: float) -> Result:
+            chosen = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method, progress=progress)
+            return chosen.of(network, function, batches, known)
 
         record = _measured(record, wanted, ascend, out, show)
     if report is not None:
@@ -237,7 +236,7 @@ def measure(
 def _measured(
     record: SharpnessRecord,
     wanted: list[tuple[Geometry, float]],
-    ascend: Callable[..., MeasureResult],
+    ascend: Callable[..., Result],
     out: Path | None,
     show: Callable[[SharpnessRecord], None],
 ) -> SharpnessRecord:

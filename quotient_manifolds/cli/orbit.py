@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.geometry import Geometry
     from quotient_manifolds.progress import Progress
-    from quotient_manifolds.sharpness import SharpnessRecord
     from quotient_manifolds.symmetries import Symmetries
 
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -71,16 +71,17 @@ def orbit(
     example inputs, from fixed Gaussian targets; it is measured in float32 and in float64, whatever --dtype says of
     loading. Inputs are made from the model's configuration; a model without one needs --inputs.
 
-    SharpnessRecord.load reads the file OUT, and its frame() makes a table.
+    The file OUT is JSON, written atomically.
     """
     check_outputs([model], quiet=quiet, out=out, figure=figure, report=report)
     if figure is not None and figure.suffix not in FIGURES:
         raise BadInput(f"A figure is written as {', '.join(FIGURES)}. Found {figure.name!r}.")
     from quotient_manifolds.cli import pages
     from quotient_manifolds.cli.batches import distance_batch, like
+    from quotient_manifolds.cli.record import SharpnessRecord
     from quotient_manifolds.cli.subject import described, inputs_for, model_named, symmetries_of
     from quotient_manifolds.geometry import Adaptive, Quotient
-    from quotient_manifolds.sharpness import SharpnessRecord, SharpnessWarning
+    from quotient_manifolds.sharpness import SharpnessWarning
 
     network = model_named(model).to(device=device, dtype=dtype)
     with inputs_for(network, inputs, seed=seed, length=length) as given:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.cli.terminal import command_line
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Plot, Series, line_figure, orbit_figure, radius_figure, style_of
@@ -24,7 +25,7 @@ from quotient_manifolds.report import (
     Text,
     render,
 )
-from quotient_manifolds.sharpness import MeasureResult, SharpnessRecord
+from quotient_manifolds.sharpness import Result
 
 
 def write_page(page: Page, file: Path) -> None:
@@ -114,7 +115,7 @@ def _warnings(said: Sequence[str]) -> Section:
     return Section("warnings", "Warnings", [note] if said else [])
 
 
-def _ball(each: MeasureResult) -> str:
+def _ball(each: Result) -> str:
     return f"{each.geometry}, radius {each.settings['radius']:g}"
 
 
@@ -185,7 +186,7 @@ def _batches(record: SharpnessRecord) -> Table:
     return Table.of("batches-table", "The rise of the loss on each batch", rows, words={"geometry"})
 
 
-def _moves(record: SharpnessRecord) -> Iterator[tuple[str, float, MeasureResult, float]]:
+def _moves(record: SharpnessRecord) -> Iterator[tuple[str, float, Result, float]]:
     """Yield precision, scale, measurement and ratio to the model itself, for every measurement of a moved model."""
     for at, each in zip(record.at, record, strict=True):
         dtype, scale, ratio = str(at["dtype"]), at["scale"], at["ratio"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.worker import Identity, Loaded, job_of, load, setting_of, tasks_of
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.sharpness import HessianTrace, PreparedModel, TopEigenvalue, TruncationError
+from quotient_manifolds.sharpness import HessianTrace, PreparedModel, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
 
 LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
@@ -170,7 +170,7 @@ class _Timer:
         except BaseException as error:  # the model is the user's
             return (1 if entry is None else None), None, sentence(error)
         known, took = self._known[place]
-        return (None if known is None else passes(entry, known, self._spec.measures)), took, None
+        return (None if known is None else passes(entry, known)), took, None
 
     def _seconds(self, work: Callable[[], object]) -> float:
         """Return the mean of as many calls as fit into half a second, after one that pays for what is set up once."""
@@ -188,18 +188,14 @@ class _Timer:
             torch.cuda.synchronize()
 
 
-def passes(entry: MeasureEntry, model: PreparedModel, beside: Sequence[MeasureEntry]) -> int:
+def passes(entry: MeasureEntry, model: PreparedModel) -> int:
     """Return how many forward passes, with a backward pass each, a unit is taken to need.
 
-    A product with the Hessian counts twice; what stops early is counted to its end; a truncation error whose sharpness
-    is measured beside it needs one evaluation besides.
+    A product with the Hessian counts twice; what stops early is counted to its end.
     """
     measure = entry.measure
     if isinstance(measure, TopEigenvalue):
         return 1 + 2 * LANCZOS
     if isinstance(measure, HessianTrace):
         return 1 + 2 * measure.samples
-    others = {(each.measure, each.normalise_logits) for each in beside}
-    if isinstance(measure, TruncationError) and (measure.worst_case, entry.normalise_logits) in others:
-        return 1
     return measure.ticks(model.model)

@@ -15,9 +15,7 @@ from quotient_manifolds.sharpness import (
     LegacyWorstCase,
     Loss,
     Measure,
-    RelativeFlatness,
     TopEigenvalue,
-    TruncationError,
     WorstCase,
     cross_entropy,
     next_token_cross_entropy,
@@ -32,14 +30,12 @@ MEASURES: dict[str, type[Measure]] = {
     "gradient-norm": GradientNorm,
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
-    "relative-flatness": RelativeFlatness,
-    "truncation-error": TruncationError,
 }
 
 # One object each, so that what was found for it is known again.
 _PLAIN: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
 _NORMALISED = {shifted: normalised_logits(loss) for shifted, loss in _PLAIN.items()}
-_OF_THE_RUN = ("geometry", "radius", "after")  # fields of a measure that are not its options
+_OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
 
 
 @final
@@ -68,10 +64,9 @@ class MeasureEntry:
             for each in fields(self.measure)
             if each.name not in _OF_THE_RUN and getattr(self.measure, each.name) != each.default
         }
-        geometry = "" if isinstance(self.measure, RelativeFlatness) else f"{self.measure.geometry.name} "
         return ", ".join(
             [
-                f"{geometry}{self.measure.name}",
+                f"{self.measure.geometry.name} {self.measure.name}",
                 *([f"eps {_shortest(self.eps)}"] if self.eps else []),
                 *(["warm start"] if self.warm_start else []),
                 *(f"{name} {_shortest(value)}" for name, value in chosen.items()),
@@ -114,9 +109,9 @@ def measures_of(
     Raises ValueError or TypeError for what does not go together.
     """
     made = MEASURES[kind]
-    names = {each.name for each in fields(made) if each.init}
-    needed = {each.name for each in fields(made) if each.init and each.default is MISSING}
-    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS or "geometry" not in names}
+    names = {each.name for each in fields(made) if each.name != "progress"}
+    needed = {each.name for each in fields(made) if each.default is MISSING}
+    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
     shared = {key: value for key, value in options.items() if key not in own}
     if foreign := sorted(set(own) - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
@@ -128,10 +123,10 @@ def measures_of(
         raise ValueError(f"{kind} {'; it '.join([*wrong, *(f'needs a {each}' for each in lacking[:1])])}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
-    for place in [{"geometry": geometry_of(name, shared)} for name in geometries] or [{}]:
+    for geometry in [geometry_of(name, shared) for name in geometries]:
         for name, ascending in ((name, sorted(values)) for name, values in sizes.items()):
             for k, size in enumerate(ascending):
                 ball: dict[str, Any] = {name: size, **({"after": tuple(ascending[:k])} if warm_start else {})}
-                yield MeasureEntry(made(**place, **ball, **own), normalise_logits, warm_start)
+                yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
         if not sizes:
-            yield MeasureEntry(made(**place, **own), normalise_logits)
+            yield MeasureEntry(made(geometry, **own), normalise_logits)

@@ -137,7 +137,7 @@ def _reach(comparison: Comparison) -> Iterator[Block]:
             "A quotient measure follows Taylor polynomials of geodesics, which stay near them while no point changes "
             "much relative to itself: up to relative speed 0.2 for first order, 0.5 for second. Beyond, a value may "
             "be that of the truncation, which can turn the sign of a correlation. Take smaller radii or exact "
-            "geodesics, or measure truncation-error, the part of a value that the truncation makes up."
+            "geodesics."
         )
 
 

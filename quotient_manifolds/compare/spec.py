@@ -18,7 +18,6 @@ from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
 from quotient_manifolds.load.models import load_object
 from quotient_manifolds.messages import sentence, shown
-from quotient_manifolds.sharpness import RelativeFlatness
 
 
 @final
@@ -63,8 +62,6 @@ class Spec:
             raise ValueError(f"dtype must be 'float32' or 'float64'. Found {self.dtype!r}")
         if self.test is not None and self.test.task != self.data.task:
             raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
-        if self.data.is_language and any(isinstance(each.measure, RelativeFlatness) for each in self.measures):
-            raise ValueError(f"relative flatness is of classifiers. Found the task {self.data.task}")
         if self.symmetries is not None and not any(
             isinstance(each.measure.geometry, Quotient) for each in self.measures
         ):

@@ -37,8 +37,6 @@ MeasureKind = Literal[
     "gradient-norm",
     "hessian-trace",
     "top-eigenvalue",
-    "relative-flatness",
-    "truncation-error",
 ]
 
 

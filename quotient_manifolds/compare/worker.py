@@ -25,7 +25,7 @@ from quotient_manifolds.load import Batches, Checkpoint, DataSource, load_checkp
 from quotient_manifolds.load.language import CAUSAL
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.sharpness import PreparedModel, TruncationError
+from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents
 from quotient_manifolds.sharpness.result import group_key
@@ -271,15 +271,12 @@ def setting_of(entry: MeasureEntry) -> tuple[str, bool]:
 
 
 def tasks_of(checkpoint: str, identity: Identity, entries: Sequence[MeasureEntry], scores: bool = True) -> list[Task]:
-    """Return what there is to measure, ordered so that tasks of one setting follow each other, and radii ascend.
-
-    A truncation error stands beside the measure whose worst direction it needs, which then is still at hand.
-    """
+    """Return what there is to measure, ordered so that tasks of one setting follow each other, and radii ascend."""
     settings: dict[object, int] = {}
     climbs: dict[str, int] = {}
     found: list[tuple[tuple[float, ...], Task]] = []
     for each in entries:
-        climb = climbs.setdefault(_climb(each).family, len(climbs))
+        climb = climbs.setdefault(each.family, len(climbs))
         for index, batch in enumerate(identity.data):
             place = settings.setdefault(setting_of(each), len(settings))
             task = Task(_unit(checkpoint, identity, batch, index, each), each)
@@ -293,12 +290,6 @@ def _score_tasks(checkpoint: str, identity: Identity) -> Iterator[Task]:
         for index, batch in enumerate(getattr(identity, split)):
             key = unit_key({"what": SCORE, **_of(identity, split, index), "batch": batch})
             yield Task(Unit(key, checkpoint, SCORE, split, None, index, {}), None)
-
-
-def _climb(entry: MeasureEntry) -> MeasureEntry:
-    if isinstance(entry.measure, TruncationError):
-        return replace(entry, measure=entry.measure.worst_case)
-    return entry
 
 
 def _of(identity: Identity, split: str, index: int) -> dict[str, Any]:

@@ -185,10 +185,6 @@ class Quotient(Geometry):
     all logits, which outputs see. Without it they are all there is.
     verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
     found and fail are left out, with a warning; one that was given raises an error.
-    norm: "metric", or for an ablation [paper, App. G] "adaptive": the ball is |xi / w| <= radius on pairs' elements as
-    all others, the horizontal part of xi is the velocity of the metric's geodesic, and nothing is invariant. With
-    geodesic "first" besides, both are off: adaptive sharpness up to terms of the second order in the radius, those of
-    the vertical part of xi, which is left out.
     """
 
     metric: Metric = "inv"
@@ -197,7 +193,6 @@ class Quotient(Geometry):
     symmetries: Symmetries | Scope = "all"
     complete: bool = True
     verify: Literal["all", "first", "none"] = "all"
-    norm: Literal["metric", "adaptive"] = "metric"
 
     def __post_init__(self) -> None:
         FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
@@ -207,15 +202,12 @@ class Quotient(Geometry):
             raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
         if self.verify not in ("all", "first", "none"):
             raise ValueError(f"verify must be 'all', 'first' or 'none'. Found {self.verify!r}")
-        if self.norm not in ("metric", "adaptive"):
-            raise ValueError(f"norm must be 'metric' or 'adaptive' (a quotient has no linf). Found {self.norm!r}")
 
     @property
     def name(self) -> str:
         metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
         options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
         options += ["pairs alone"] * (self.symmetries == "pairs") + ["biases as rows"] * (self.symmetries == "paper")
-        options += ["adaptive norm"] * (self.norm == "adaptive")
         options += {"all": [], "first": ["verified on the first batch"], "none": ["not verified"]}[self.verify]
         return f"{metric} ({', '.join(options)})"
 
@@ -275,7 +267,7 @@ class Quotient(Geometry):
     def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
         """Return the pairs of full rank, and the point where their factors are balanced."""
         pairs = list(pairs)
-        free = self.eps == 0 and self.norm == "metric"  # otherwise the place in the orbit counts
+        free = self.eps == 0  # otherwise the place in the orbit counts
         for index, pair in enumerate(pairs):
             if free:
                 pairs[index], point = of_lower_rank(pair, point, start)
@@ -303,7 +295,7 @@ class Quotient(Geometry):
 
     def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
         manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
-        return pair_blocks(manifolds, point, self.geodesic, relative=self.norm == "adaptive", brief=brief)
+        return pair_blocks(manifolds, point, self.geodesic, brief=brief)
 
     def verified(
         self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
@@ -334,7 +326,7 @@ class Quotient(Geometry):
         found = known.verified(model, loss, batches, symmetries)
         verified = verified._without(found.failed, self.symmetries)
         begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
-        where = f"begins {self.metric} {self.eps} {self.norm}"
+        where = f"begins {self.metric} {self.eps}"
         if changed := known.once(begins, where, model, loss, symmetries, *batches):
             raise ValueError(
                 f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "

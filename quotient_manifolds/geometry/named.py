@@ -52,7 +52,7 @@ def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None 
 
     A record says of symmetries only which of the model's they were, or that they were given: those must be given again.
     Records of versions that knew pairs and needless biases alone say so by "found" and `biases`, and `trust` of those
-    that proved symmetries on the first batch says nothing here.
+    that proved symmetries on the first batch says nothing here; nor does the `norm` that quotients once had.
     Raises ValueError for a record of no known geometry, and for given symmetries that are missing.
 
     >>> geometry_from_dict({"kind": "adaptive", "eta": 0.01, "norm": "linf"})
@@ -62,7 +62,8 @@ def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None 
     kind = kinds.get(str(record.get("kind")))
     if kind is None:
         raise ValueError(f"The kind of a geometry must be one of {', '.join(kinds)}. Found {record.get('kind')!r}")
-    settings = {key: value for key, value in record.items() if key not in ("kind", "biases", "trust")}
+    left = ("kind", "biases", "trust", "norm") if kind is Quotient else ("kind",)
+    settings = {key: value for key, value in record.items() if key not in left}
     if settings.get("symmetries") == "found":
         settings["symmetries"] = "paper" if record.get("biases") == "paper" else "pairs"
     if unknown := sorted(set(settings) - {each.name for each in fields(kind)}):  # type: ignore[arg-type]

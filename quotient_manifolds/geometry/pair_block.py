@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.relative import RelativeSpace
 from quotient_manifolds.manifolds import FixedRankQuotient, HorizontalSpace, RotaryQuotient
 from quotient_manifolds.manifolds.horizontal import Linearised
 from quotient_manifolds.symmetries import Params, SymmetricPair
@@ -107,12 +106,11 @@ class PairBlock:
 
 
 def pair_blocks(
-    manifolds: Mapping[SymmetricPair, PairManifold], point: Params, order: str, *, relative: bool, brief: bool = False
+    manifolds: Mapping[SymmetricPair, PairManifold], point: Params, order: str, *, brief: bool = False
 ) -> tuple[PairBlock, ...]:
     """Build the blocks of pairs on their manifolds, pairs of one shape next to each other.
 
-    relative: coordinates are xi / x, entry by entry, in place of those that are orthonormal in the metric. brief: for
-    one step, which is not worth a factorisation in float64 of a model in less.
+    brief: for one step, which is not worth a factorisation in float64 of a model in less.
     """
     groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
     for pair in manifolds:
@@ -124,7 +122,6 @@ def pair_blocks(
             dtype = torch.float64 if order == "exact" else torch.promote_types(x.dtype, torch.float32)
             manifold = manifolds[pairs[0]]
             space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
-            space = RelativeSpace(space) if relative else space
             key = f"pairs {len(blocks)} ({pairs[0].name})"
             blocks.append(PairBlock(key, tuple(pairs), manifold, space, order, space.linearised(order)))
     return tuple(blocks)

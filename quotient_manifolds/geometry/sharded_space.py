@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from quotient_manifolds.geometry.tangent_space import TangentSpace, drawn
-from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, gathered, together
+from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, gathered
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
 Shape = tuple[int, int, int]
@@ -82,11 +82,6 @@ class ShardedSpace(TangentSpace):
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
         return max(self._given(super().reach(z)), default=None)
-
-    def exact(self, z: Params) -> tuple[TangentSpace, Params]:
-        """Return the space whose geodesics are the exact ones, and the same z in its blocks and precision."""
-        local, blocks = together(lambda: super(ShardedSpace, self).exact(z))
-        return ShardedSpace(local, self.model, self.ownership, self._everywhere), blocks
 
     def _given(self, number: float | None) -> list[float]:
         return [each for each in self._numbers(math.nan if number is None else number) if not math.isnan(each)]

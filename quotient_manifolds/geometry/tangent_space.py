@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.pair_block import REACH, Gradients, PairBlock, address, pair_blocks
+from quotient_manifolds.geometry.pair_block import REACH, Gradients, PairBlock, address
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.geometry.relative import RelativeSpace
 from quotient_manifolds.symmetries import Params
 
 Norm = Literal["l2", "linf"]
@@ -105,21 +104,6 @@ class TangentSpace:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
         with self._undisturbed():
             return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
-
-    def exact(self, z: Params) -> tuple[TangentSpace, Params]:
-        """Return the space whose geodesics are the exact ones, and the same z in its blocks and precision."""
-        manifolds = {pair: block.manifold for block in self.pairs for pair in block.pairs}
-        relative = any(isinstance(block.space, RelativeSpace) for block in self.pairs)
-        with self._undisturbed():
-            blocks = pair_blocks(manifolds, self.point, "exact", relative=relative)
-        heads = {
-            pair: part
-            for block in self.pairs
-            for pair, part in zip(block.pairs, z[block.key].split([pair.heads for pair in block.pairs]), strict=True)
-        }
-        outside = {name: z[name] for name in self.scale}
-        inside = {block.key: torch.cat([heads[pair] for pair in block.pairs]).to(block.space.point) for block in blocks}
-        return TangentSpace(self._point, self.scale, blocks, self.norm), outside | inside
 
     @property
     def _truncated(self) -> list[PairBlock]:

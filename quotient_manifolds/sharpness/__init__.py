@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from quotient_manifolds.sharpness.ascent import Ascent
 from quotient_manifolds.sharpness.auto_pgd import AutoPGD
-from quotient_manifolds.sharpness.average_case import AverageCase, average_case_sharpness
+from quotient_manifolds.sharpness.average_case import (
+    AverageCase,
+    GradientNorm,
+    average_case_sharpness,
+    gradient_norm,
+)
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
-from quotient_manifolds.sharpness.gradient_norm import GradientNorm, gradient_norm
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
 from quotient_manifolds.sharpness.measure import (
@@ -18,16 +22,8 @@ from quotient_manifolds.sharpness.measure import (
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
-from quotient_manifolds.sharpness.record import SharpnessRecord
-from quotient_manifolds.sharpness.relative_flatness import RelativeFlatness, relative_flatness
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
-from quotient_manifolds.sharpness.worst_case import (
-    TruncationError,
-    WorstCase,
-    truncation_error,
-    worst_case_profile,
-    worst_case_sharpness,
-)
+from quotient_manifolds.sharpness.result import BatchResult, Result
+from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
 
 __all__ = [
     "Ascent",
@@ -40,15 +36,12 @@ __all__ = [
     "LegacyWorstCase",
     "Loss",
     "Measure",
-    "MeasureResult",
     "PreparedModel",
     "QuasiNewton",
-    "RelativeFlatness",
+    "Result",
     "RoundingWarning",
-    "SharpnessRecord",
     "SharpnessWarning",
     "TopEigenvalue",
-    "TruncationError",
     "TruncationWarning",
     "WorstCase",
     "average_case_sharpness",
@@ -58,9 +51,7 @@ __all__ = [
     "legacy_sharpness",
     "next_token_cross_entropy",
     "normalised_logits",
-    "relative_flatness",
     "top_eigenvalue",
-    "truncation_error",
     "worst_case_profile",
     "worst_case_sharpness",
 ]

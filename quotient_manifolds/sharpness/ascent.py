@@ -129,7 +129,7 @@ class Method(ABC):
 
 
 class Climb(ABC):
-    """Climb once from one start, and hold the state between the steps: `_begin` and `_step` are the method's own.
+    """Climb once from one start, and hold the state between the steps: `_next` and `_arrived` are the method's own.
 
     now, best: the current and the best point. Their tensors belong to the climb, and none is copied.
     """
@@ -140,63 +140,65 @@ class Climb(ABC):
         self.steps, self.tolerance = method.steps, method.tolerance
         self.objective, self.ball, self.generator, self.base = objective, ball, generator, base
         self.losses: list[float] = []
+        self.bests: list[float] = []  # the best loss so far, after every step
+        self.best_loss = -math.inf
         self.backwards = 0
 
     def run(self, start: Params) -> Ascent:
         """Climb from `start`, whose tensors become the climb's own."""
-        # No name of this frame may hold the gradient, as large as the model: it would live as long as the climb.
-        length = self.ball.length(start)
-        self.now = self._iterate(start, length, self._differentiate(start))
-        self.best_loss = self.losses[0]
-        self.bests = [self.best_loss]  # so far, after every step
-        self.critical = self.now.square == 0
-        if self.critical:
-            # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way leads off.
-            self.now = self._iterate(start, length, self.objective.sample(self.generator))
-        self.best = self.now
-        base = self.best_loss if self.base is None else self.base
-        self._begin()
-        for step in range(1, self.steps + 1):
-            if not self._step(step):
+        z, length = start, self.ball.length(start)
+        for step in range(self.steps + 1):
+            # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best
+            # point's, which is kept because a climb that returns there goes on along it without another pass.
+            self.now = Iterate(z, length, {}, 0.0, 0.0)
+            if step == self.steps:
+                self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
+            else:
+                loss, gradient = self.objective.value_and_gradient(z)
+                self.losses.append(loss)
+                self.backwards += 1
+                self.now = self._iterate(z, length, gradient)
+                del gradient  # this frame would hold it as long as the climb lasts
+            if step == 0:
+                self.critical = self.now.square == 0
+                if self.critical:
+                    # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way
+                    # leads off.
+                    self.now = self._iterate(z, length, self.objective.sample(self.generator))
+                self.base = self.losses[0] if self.base is None else self.base
+            if self.losses[-1] > self.best_loss:
+                self.best, self.best_loss = self.now, self.losses[-1]
+            self.bests.append(self.best_loss)
+            self._arrived(step)
+            if step == self.steps or self._nearly_done():
                 break
-            if self.tolerance and step < self.steps and self._left() < self.tolerance * (self.best_loss - base):
+            there = self._next(step + 1)
+            if there is None:
                 break
+            z, length = there
         best, losses = self.best.z, tuple(self.losses)
         length = self.ball.length(best)
-        return Ascent(best, self.best_loss, base, losses, length, self.critical, len(losses), self.backwards)
+        assert self.base is not None
+        return Ascent(best, self.best_loss, self.base, losses, length, self.critical, len(losses), self.backwards)
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Make ready for the first step from `now`."""
+    def _arrived(self, step: int) -> None:
+        """Learn from `now`, where step 0, 1, ... ended, and from the loss there."""
 
     @abstractmethod
-    def _step(self, step: int) -> bool:
-        """Go on to the next point by `_arrive`, in step 1, 2, ...; False where there is nowhere to go."""
+    def _next(self, step: int) -> tuple[Params, float] | None:
+        """Return the next point, of step 1, 2, ..., in tensors that the climb owns, and its length.
 
-    def _arrive(self, z: Params, length: float, *, last: bool) -> None:
-        """Make z the current point, and the best one if its loss is the highest."""
-        # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best point's,
-        # which is kept because a climb that returns there goes on along it without another pass.
-        self.now = Iterate(z, length, {}, 0.0, 0.0)
-        if last:
-            self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
-        else:
-            self.now = self._iterate(z, length, self._differentiate(z))
-        if self.losses[-1] > self.best_loss:
-            self.best, self.best_loss = self.now, self.losses[-1]
-        self.bests.append(self.best_loss)
+        None where there is nowhere to go.
+        """
 
-    def _left(self) -> float:
-        """Return an estimate of how much the loss can still rise, see `Method`."""
-        if len(self.bests) <= RECENT:
-            return math.inf
-        return max(self.ball.gap(self.best), self.best_loss - self.bests[-1 - RECENT])
-
-    def _differentiate(self, z: Params) -> Params:
-        loss, gradient = self.objective.value_and_gradient(z)
-        self.losses.append(loss)
-        self.backwards += 1
-        return gradient
+    def _nearly_done(self) -> bool:
+        """Tell whether the estimate of how much the loss can still rise is below the tolerance, see `Method`."""
+        if len(self.bests) <= RECENT or not self.tolerance:
+            return False
+        assert self.base is not None
+        left = max(self.ball.gap(self.best), self.best_loss - self.bests[-1 - RECENT])
+        return left < self.tolerance * (self.best_loss - self.base)
 
     def _iterate(self, z: Params, length: float, gradient: Params) -> Iterate:
         iterate = self.ball.iterate(z, length, gradient)

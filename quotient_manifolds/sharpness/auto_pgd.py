@@ -29,7 +29,7 @@ from quotient_manifolds.symmetries import Params
 
 
 def released_checkpoints(steps: int) -> tuple[int, ...]:
-    """Return the checkpoints of the authors' code.
+    """Return the checkpoints of the authors' code, numbers of steps.
 
     Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long.
     """
@@ -43,22 +43,6 @@ def released_checkpoints(steps: int) -> tuple[int, ...]:
     return tuple(checks)
 
 
-def stated_checkpoints(steps: int) -> tuple[int, ...]:
-    """Return the checkpoints of the authors' paper.
-
-    ceil(p_j steps) for p_0 = 0, p_1 = 0.22, p_j+1 = p_j + max(p_j - p_j-1 - 0.03, 0.06) <= 1.
-    """
-    earlier, p = 0, 22  # in hundredths: as floats the sums round, and 0.7 * 20 would be a little above 14
-    checks: list[int] = []
-    while p <= 100:
-        checks.append(-(-p * steps // 100))
-        earlier, p = p, p + max(p - earlier - 3, 6)
-    return tuple(sorted(set(checks)))
-
-
-SCHEDULES = {"released": released_checkpoints, "stated": stated_checkpoints}
-
-
 @final
 @dataclass(frozen=True)
 class AutoPGD(Method):
@@ -70,16 +54,14 @@ class AutoPGD(Method):
 
     restarts, tolerance: see `Method`.
 
-    schedule: when the step size is reconsidered. "released" is the integer rule of the authors' code: for 20 steps,
-    after 4, 7, 9, 10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). "stated" is their paper's ceil(p_j steps): after
-    5, 9, 12, 14, 16, 18, 19, 20 (rounding in p_4 = 0.7 makes 14 a 15 elsewhere). For 100 steps the two are the same.
+    checkpoints: the step size is reconsidered by the integer rule of the authors' code: for 20 steps, after 4, 7, 9,
+    10, 11, ... of them (0-based 3, 6, 8, 9, 10, ...). Their paper's ceil(p_j steps) is the same for 100 steps.
     """
 
     steps: int = 20
     alpha: float = 0.75
     rho: float = 0.75
     restarts: int = 0
-    schedule: str = "released"
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
@@ -87,13 +69,11 @@ class AutoPGD(Method):
         for name in ("alpha", "rho"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1]. Found {getattr(self, name)!r}")
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}. Found {self.schedule!r}")
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
         """Return the numbers of steps after which the step size is reconsidered, ascending."""
-        return SCHEDULES[self.schedule](self.steps)
+        return released_checkpoints(self.steps)
 
     def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:
         return _Climb(self, objective, ball, generator, base)
@@ -109,21 +89,21 @@ class _Climb(Climb):
         super().__init__(settings, objective, ball, generator, base)
         self.settings, self.eta = settings, 2 * ball.radius
 
-    def _begin(self) -> None:
-        self.z_old, self.buffers = self.now.z, [self.now.z]
-        # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as in
-        # the authors' code: no climb has stalled since a checkpoint that never was.
-        self._last_check = (0, self.best_loss, True)
+    def _arrived(self, step: int) -> None:
+        if step == 0:
+            self.z_old, self.buffers = self.now.z, [self.now.z]
+            # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as
+            # in the authors' code: no climb has stalled since a checkpoint that never was.
+            self._last_check = (0, self.best_loss, True)
+        elif step in self.settings.checkpoints:
+            self._check(step)
 
-    def _step(self, step: int) -> bool:
+    def _next(self, step: int) -> tuple[Params, float]:
         out = self._free_buffer()
         # The first step has no momentum, for there is no earlier point: z = z_old.
         length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if step == 1 else self.settings.alpha, out)
         self.z_old = self.now.z
-        self._arrive(out, length, last=step == self.steps)
-        if step in self.settings.checkpoints:
-            self._check(step)
-        return True
+        return out, length
 
     def _check(self, done: int) -> None:
         """Halve the step and return to the best point, if the climb oscillates or has stalled since the last check."""

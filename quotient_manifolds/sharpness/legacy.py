@@ -14,35 +14,30 @@ step and best unchanged, is implied by the first.) Each iteration evaluates the 
 parameters are perturbed, biases and norms too.
 
 One weight that is 0 makes its adaptive l2 norm 0 / 0, and the comparison with the radius false: nothing is projected.
-Random starts are c times Gaussian noise of deviation radius (l2), far outside the ball of many weights, to which only z
-is projected; or uniform in the box (linf). Losses are compared with that of the model, never with the start's.
 
 Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases (networks with and without zero weights, l2
 and linf, plain and adaptive, 5 to 33 steps) once its bisection for the multiplier of P, which ends within 1e-5 of the
 radius, was made exact; to 1.1e-4 as it is.
 
-Unlike it: random starts work (its initialiser crashed) and come after the climb from 0, c = |w| + eta with an eta,
-parameters without gradient stay where they are, P is exact, and the model is never written.
+Unlike it: there are no random starts (its initialiser crashed), c = |w| + eta with an eta, parameters without gradient
+stay where they are, P is exact, and the model is never written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Adaptive, Euclidean, TangentSpace
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
-from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.result import BatchResult
 from quotient_manifolds.sharpness.vector import norm as l2_norm
 from quotient_manifolds.symmetries import Params
 
@@ -53,14 +48,21 @@ _PROGRESS = 0.75  # of k iterations that have to find a new best
 @final
 @dataclass(frozen=True)
 class LegacyWorstCase(Measure):
-    """Measure the rise that the released ascent finds, see `legacy_sharpness`."""
+    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
+
+    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
+
+    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
+    `WorstCase`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
+    the best point over weights with c > 0, above the radius where a zero weight switched the projection off. Model,
+    loss, batches, other settings, checks and errors as for `WorstCase`; it warns of nothing.
+    """
 
     name: ClassVar[str] = "legacy worst-case sharpness"
+    warns: ClassVar[bool] = False
 
     radius: float
     steps: int = 20
-    restarts: int = 0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +70,7 @@ class LegacyWorstCase(Measure):
             raise TypeError(f"The released ascent knows Euclidean() and Adaptive(). Found {self.geometry!r}")
 
     def ticks(self, model: nn.Module) -> int:
-        return (1 + self.restarts) * 2 * self.steps
+        return 2 * self.steps
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         space = objective.space
@@ -79,56 +81,26 @@ class LegacyWorstCase(Measure):
         ball = _Ball(c, float(self.radius), space.norm)
         # The released steps are steps of the weights themselves.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
-        generator = objective.generator(self.seed)
-        climbs = [_climb(plain, ball, plain.zero(), self.steps)]
-        base = climbs[0][2][0]
-        for _ in range(self.restarts):
-            climbs.append(_climb(plain, ball, ball.random(generator), self.steps, base))
-        highest, x, losses = max(climbs, key=lambda climb: climb[0])
+        highest, x, losses = _climb(plain, ball, self.steps)
+        base = losses[0]
         return BatchResult(
             value=highest - base,
             base_loss=base,
-            forward_passes=(1 + self.restarts) * 2 * self.steps,
-            backward_passes=(1 + self.restarts) * self.steps,
+            forward_passes=2 * self.steps,
+            backward_passes=self.steps,
             losses=losses,
             norm=ball.length(x),
             spacing=objective.spacing(base),
         )
 
 
-def legacy_sharpness(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    radius: float,
-    steps: int = 20,
-    restarts: int = 0,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
-
-    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
-
-    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
-    `worst_case_sharpness`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
-    the best point over weights with c > 0, above the radius where a zero weight switched the projection off, or after a
-    random start. Other arguments, checks and errors as for `worst_case_sharpness`.
-    """
-    return LegacyWorstCase(as_geometry(geometry), radius, steps, restarts, seed).of(model, loss, batches, progress)
+legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
+"""Measure adaptive sharpness by the ascent that was released with it, see `LegacyWorstCase`."""
 
 
-def _climb(
-    objective: BatchObjective, ball: _Ball, start: Params, steps: int, base: float | None = None
-) -> tuple[float, Params, tuple[float, ...]]:
-    """Climb from `start`; return the best loss, the point where it is, and the losses of all iterations, start first.
-
-    The best so far is the model itself, whose loss is `base` if the climb starts elsewhere.
-    """
-    x = x_old = where = start  # where: the point the weights are at
-    best_x = start if base is None else objective.zero()
+def _climb(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[float, Params, tuple[float, ...]]:
+    """Climb from 0; return the best loss, the point where it is, and the losses of all iterations, start first."""
+    x = x_old = where = best_x = objective.zero()  # where: the point the weights are at
     step = 2 * ball.radius
     checks = legacy_checkpoints(steps)
     last_check = new_bests = 0
@@ -138,7 +110,7 @@ def _climb(
         loss, gradient = objective.value_and_gradient(where)
         if iteration == 0:
             losses.append(loss)
-            best = loss if base is None else base
+            best = loss
         z = ball.project(ball.step(x, gradient, step))
         x, x_old = {key: _MOMENTUM * z[key] + (1 - _MOMENTUM) * x_old[key] for key in z}, x
         where = x
@@ -186,14 +158,6 @@ class _Ball:
         if self.norm == "linf":
             return max(float(ratio.abs().max()) for ratio in ratios.values() if ratio.numel())
         return l2_norm(ratios)
-
-    def random(self, generator: torch.Generator) -> Params:
-        """Draw x with x / c Gaussian of deviation radius (l2), or uniform in the box (linf)."""
-        draw = torch.randn if self.norm == "l2" else torch.rand
-        noise = {key: draw(c.shape, generator=generator).to(c) for key, c in self.c.items()}
-        if self.norm == "linf":
-            noise = {key: 2 * each - 1 for key, each in noise.items()}
-        return {key: self.radius * self.c[key] * each for key, each in noise.items()}
 
     def _multiplier(self, x: Params) -> float:
         """Solve |x c / (c^2 + mu)| = radius for mu > 0, the Lagrange multiplier of the projection."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol
 
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, KnownSymmetries
+from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.agreement import check_agreed
 from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.result import SIZES, BatchResult, MeasureResult, Setting, group_key, size_of
+from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
+from quotient_manifolds.sharpness.sharded_objective import check_agreed
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
@@ -28,6 +29,8 @@ Whoever measures one batch several times makes it and hands it to every `Measure
 last, whose point is as large as the model.
 """
 
+Settings = ParamSpec("Settings")
+
 _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings that are whole numbers, and the least
 
 
@@ -35,11 +38,16 @@ _COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings t
 class Measure(ABC):
     """Hold all settings of a measure of sharpness; frozen, so that equal measures give equal numbers.
 
-    Settings of one name mean the same in all measures, and are checked here: ValueError, one sentence.
+    Settings of one name mean the same in all measures, and are checked here: ValueError, one sentence. progress(what,
+    done, total), which is no setting, is called as `of` goes on.
     """
 
     name: ClassVar[str]
+    warns: ClassVar[bool] = True
+    """Whether the function made by `measuring` gives the warnings of its results."""
+
     geometry: Geometry
+    progress: Progress | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, least in _COUNTS.items():
@@ -70,8 +78,10 @@ class Measure(ABC):
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Return all fields but the geometry."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "geometry"}
+        """Return all fields but geometry and progress."""
+        own = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("geometry", "progress")
+        }
         return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in own.items()}
 
     @property
@@ -79,25 +89,58 @@ class Measure(ABC):
         """Return what progress calls this measure: its name, geometry and, if it has one, radius or sigma."""
         return ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
 
-    def of(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batches: Iterable[Any],
-        progress: Progress | None = None,
-        known: KnownSymmetries | None = None,
-    ) -> MeasureResult:
-        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing.
+    def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], known: KnownSymmetries | None = None) -> Result:
+        """Compute the measure of a model on every batch. Raises as `WorstCase` does; warns of nothing.
 
         known: what was found before of this model, as it is, for it is measured several times.
         """
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
-        tick = counted(progress, self.label, len(prepared.batches) * self.ticks(model))
-        return self.result(tuple(self.on(prepared, index, tick, {}) for index in range(len(prepared.batches))))
+        tick = counted(self.progress, self.label, len(prepared.batches) * self.ticks(model))
+        found = []
+        for index in range(len(prepared.batches)):
+            found.append(self.on(prepared, index, tick, {}))
+        return self.result(tuple(found))
 
-    def result(self, batches: tuple[BatchResult, ...]) -> MeasureResult:
+    def result(self, batches: tuple[BatchResult, ...]) -> Result:
         """Return the record of what was computed batch by batch."""
-        return MeasureResult(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
+        return Result(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
+
+
+class Measuring(Protocol[Settings]):
+    """Describe the functions that measure: those of a model, its loss and batches, with a measure's fields besides."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        geometry: Geometry | str | float,
+        *args: Settings.args,
+        **settings: Settings.kwargs,
+    ) -> Result: ...
+
+
+def measuring(measure: Callable[Concatenate[Geometry, Settings], Measure], name: str) -> Measuring[Settings]:
+    """Return the function of this name that makes a measure of its settings and applies it: `measure(...).of(...)`."""
+
+    def function(
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        geometry: Geometry | str | float,
+        *args: Settings.args,
+        **settings: Settings.kwargs,
+    ) -> Result:
+        made = measure(as_geometry(geometry), *args, **settings)
+        result = made.of(model, loss, batches)
+        return warned(result) if made.warns else result
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__, function.__module__ = measure.__doc__, measure.__module__
+    own = list(inspect.signature(function).parameters.values())[:4]
+    others = [each for each in inspect.signature(measure).parameters.values() if each.name != "geometry"]
+    function.__signature__ = inspect.Signature([*own, *others], return_annotation=Result)  # type: ignore[attr-defined]
+    return function
 
 
 class SharpnessWarning(UserWarning):
@@ -109,14 +152,14 @@ class TruncationWarning(SharpnessWarning):
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """Say that an ascent still rose at its last steps (`MeasureResult.late_rise`): take more, or a smaller radius."""
+    """Say that an ascent still rose at its last steps (`Result.late_rise`): take more, or a smaller radius."""
 
 
 class RoundingWarning(SharpnessWarning):
     """Say that a rise of the loss is so small that rounding decides its first digits."""
 
 
-def warned(result: MeasureResult) -> MeasureResult:
+def warned(result: Result) -> Result:
     """Return the result, after giving its warnings to the caller of the public function that calls this one."""
     for category, sentence in (
         (TruncationWarning, result.truncation_warning),

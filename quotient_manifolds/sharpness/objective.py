@@ -80,7 +80,8 @@ class BatchObjective:
 
     def differentiable_loss(self, params: Params) -> Tensor:
         """Return the loss at parameters that require grad, differentiable in them as often as asked."""
-        value = evaluate(*self.replica(params), self.batch, self.cast)
+        model, loss = self.replica(params)
+        value = scalar(loss(model, private_batch(self.batch, self.cast)))
         if not value.requires_grad:
             raise self._no_dependence()
         return value
@@ -126,7 +127,8 @@ class BatchObjective:
         # With gradients on although nobody asks for any: without them modules may take another path, of other
         # rounding or even other meaning, and losses are compared with those that were computed for a gradient.
         with torch.enable_grad():
-            return evaluate(*self.replica(leaves(params)), self.batch, self.cast).detach()
+            model, loss = self.replica(leaves(params))
+            return scalar(loss(model, private_batch(self.batch, self.cast))).detach()
 
     def _no_dependence(self) -> ValueError:
         return ValueError(
@@ -151,9 +153,8 @@ def leaves(params: Params) -> Params:
     return {name: w.detach().requires_grad_() for name, w in params.items()}
 
 
-def evaluate(model: nn.Module, loss: Loss, batch: Any, cast: Cast = unchanged) -> Tensor:
-    """Return loss(model, batch) on private copies of the batch's tensors, cast, checked to be one real number."""
-    value = loss(model, private_batch(batch, cast))
+def scalar(value: Any) -> Tensor:
+    """Return what a loss returned as a tensor without axes. Raises unless it is one real number."""
     value = value.full_tensor() if hasattr(value, "full_tensor") else value  # of tensor parallelism
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

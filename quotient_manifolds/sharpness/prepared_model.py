@@ -15,13 +15,12 @@ from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, Ta
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.replica import parameter_reached
+from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import ShardedModel, is_sharded, together
-from quotient_manifolds.sharpness.agreement import check_agreed, check_same_loss, check_shares
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, evaluate, idle, leaves
+from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle, leaves, scalar
 from quotient_manifolds.sharpness.rounded_products import precisions_noted, warn_of_rounding
-from quotient_manifolds.sharpness.sharded_objective import ShardedObjective
+from quotient_manifolds.sharpness.sharded_objective import ShardedObjective, check_agreed, check_same_loss, check_shares
 from quotient_manifolds.symmetries import Params
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
@@ -231,7 +230,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
             module.register_forward_pre_hook(note)
     versions = {name: leaf._version for name, leaf in inputs.items()}
     with torch.enable_grad(), precisions_noted(model) as precisions:
-        value = evaluate(model, function, objective.batch, objective.cast)
+        value = scalar(function(model, private_batch(objective.batch, objective.cast)))
     own = objective.space.point
     if written := [
         name for name, leaf in inputs.items() if leaf._version != versions[name] or not torch.equal(leaf, own[name])

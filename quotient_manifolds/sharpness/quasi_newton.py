@@ -87,20 +87,18 @@ class _Climb(Climb):
         self.vectors: list[Params] = []
         self.gram = np.zeros((0, 0))
 
-    def _begin(self) -> None:
-        self._keep(self.now)
-
-    def _step(self, step: int) -> bool:
+    def _next(self, step: int) -> tuple[Params, float] | None:
         there = self._maximum()
         if there is None:
-            return False
-        weights, predicted = there
+            return None
+        weights, self.predicted = there
         out = self._forget(weights)
         length = math.sqrt(combine(weights, out))
         if length > self.ball.radius:
             scale(out, self.ball.radius / length)
-        before = self.best_loss
-        self._arrive(out, min(length, self.ball.radius), last=step == self.steps)
+        return out, min(length, self.ball.radius)
+
+    def _arrived(self, step: int) -> None:
         if step == 1 and self.critical:
             # The random direction was no gradient: that is exactly 0.
             for block in self.vectors[1].values():
@@ -109,11 +107,11 @@ class _Climb(Climb):
         if step < self.steps:
             self._keep(self.now)
         if step > 1:  # the first model knows of no curvature
-            if self.losses[-1] - before < POOR * predicted:
+            rise = self.losses[-1] - self.bests[-2]
+            if rise < POOR * self.predicted:
                 self.damping = max(2 * self.damping, LEAST_DAMPING)
-            elif self.losses[-1] - before > GOOD * predicted:
+            elif rise > GOOD * self.predicted:
                 self.damping /= 2
-        return True
 
     def _keep(self, point: Iterate) -> None:
         """Append a point, and its inner products and its gradient's: two passes over what is kept."""

@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from quotient_manifolds.files import write_text
+from quotient_manifolds.frames import data_frame
+
+if TYPE_CHECKING:
+    from quotient_manifolds.frames import DataFrame
 
 Setting = str | int | float | bool
 
 SIZES = ("radius", "sigma")
 """The settings that say how far a measure goes: of its ball, or the standard deviation per coordinate."""
 
-Record = TypeVar("Record", bound="JsonRecord")
+Record = TypeVar("Record")
 
 RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
@@ -79,48 +82,18 @@ class BatchResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """Invert `to_dict`. Raises ValueError for missing or unknown keys; reach, spacing and group may be missing."""
-        record = {"reach": None, "reach_limit": None, "spacing": None, "group": None, **record}
+        """Invert `to_dict`. Raises ValueError for missing or unknown keys."""
         _check_keys("value on a batch", {each.name for each in fields(cls)}, record)
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
-class JsonRecord(ABC):
-    """Keep a record in a JSON file; `save` and `load` are inverse to each other."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]: ...
-
-    @classmethod
-    @abstractmethod
-    def from_dict(cls: type[Record], record: Mapping[str, Any]) -> Record: ...
-
-    def save(self, path: str | Path) -> None:
-        """Write the record as JSON, whole or not at all. Raises ValueError for a number that is not finite."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-
-    @classmethod
-    def load(cls: type[Record], path: str | Path) -> Record:
-        """Read what `save` or a command wrote. Raises ValueError, one sentence, for any other file."""
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path} must hold one JSON object. Found {type(record).__name__}")
-        try:
-            return cls.from_dict(record)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} holds no measurements: {error}") from error
-
-
 @final
 @dataclass(frozen=True)
-class MeasureResult(JsonRecord):
+class Result:
     """Hold one measure of one model: what it is on every batch, and its mean over batches.
 
-    geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict` (None in records of
-    versions that did not keep it). settings: the other arguments of the call.
+    geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict`. settings: the other
+    arguments of the call.
     """
 
     measure: str
@@ -128,7 +101,7 @@ class MeasureResult(JsonRecord):
     settings: Mapping[str, Setting]
     batches: tuple[BatchResult, ...]
     version: str
-    geometry_settings: Mapping[str, Setting] | None = None
+    geometry_settings: Mapping[str, Setting] = field(default_factory=dict)
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -214,7 +187,7 @@ class MeasureResult(JsonRecord):
         return (
             f"{self._label}: on {len(beyond)} of {len(self.batches)} batches geodesics were followed to relative speed "
             f"{self.reach:.3g}, beyond {beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take "
-            f"a smaller {self._size}, or geodesic='exact', or ask truncation_error how far"
+            f"a smaller {self._size}, or geodesic='exact'"
         )
 
     @property
@@ -267,7 +240,7 @@ class MeasureResult(JsonRecord):
         return {
             "measure": self.measure,
             "geometry": self.geometry,
-            "geometry_settings": None if self.geometry_settings is None else dict(self.geometry_settings),
+            "geometry_settings": dict(self.geometry_settings),
             "settings": dict(self.settings),
             "mean": self.mean,
             "standard_error": self.standard_error,
@@ -276,15 +249,50 @@ class MeasureResult(JsonRecord):
         }
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> MeasureResult:
-        """Invert `to_dict`. Raises ValueError if other keys than geometry_settings are missing."""
-        if "results" in record:
-            raise ValueError("This is a record of several measurements: read it with SharpnessRecord.load")
-        record = {"geometry_settings": None, **record}
+    def from_dict(cls, record: Mapping[str, Any]) -> Result:
+        """Invert `to_dict`. Raises ValueError for missing or unknown keys."""
         stored = {each.name for each in fields(cls)}
         _check_keys("measurement", stored | {"mean", "standard_error"}, record)
         batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
         return cls(**{**{key: record[key] for key in stored}, "batches": batches})
+
+    def to_frame(self) -> DataFrame:
+        """Return a row for every batch. Raises ImportError where pandas is not installed.
+
+        Columns: measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those of the measure, batch,
+        and the numbers of `BatchResult` but for the losses.
+        """
+        known: dict[str, Any] = {"measure": self.measure, "geometry": self.geometry}
+        known |= {f"geometry.{key}": value for key, value in self.geometry_settings.items()}
+        known |= {f"settings.{key}": value for key, value in self.settings.items()}
+        numbers = ({key: value for key, value in each.to_dict().items() if key != "losses"} for each in self.batches)
+        return data_frame([{**known, "batch": index, **each} for index, each in enumerate(numbers)])
+
+    def save(self, path: str | Path) -> None:
+        """Write the result as JSON, atomically. Raises ValueError for a number that is not finite."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Read what `save` wrote. Raises ValueError, one sentence, for any other file."""
+        return read_json(path, cls.from_dict)
+
+
+def write_json(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON, atomically. Raises ValueError for a number that is not finite."""
+    write_text(Path(path), json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path, make: Callable[[Mapping[str, Any]], Record]) -> Record:
+    """Make a record of the JSON object in a file. Raises ValueError, one sentence, for any other file."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    try:
+        return make(record)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} must hold measurements: {error}") from error
 
 
 def group_key(names: Sequence[str]) -> str | None:

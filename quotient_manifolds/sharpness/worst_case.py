@@ -1,35 +1,69 @@
-"""Measure worst-case sharpness [paper, Eq. 3 and Algorithm 1], and which part of it truncated geodesics make."""
+"""Measure worst-case sharpness [paper, Eq. 3 and Algorithm 1], at one radius or at several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, final
 
 from torch import nn
 
-from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.ascent import Ascent, Method, check_radius
+from quotient_manifolds.sharpness.ascent import Method, check_radius
 from quotient_manifolds.sharpness.auto_pgd import AutoPGD
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, warned
+from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, measuring, warned
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
-from quotient_manifolds.sharpness.result import BatchResult, MeasureResult
+from quotient_manifolds.sharpness.result import BatchResult, Result
 
 METHODS: dict[str, type[AutoPGD | QuasiNewton]] = {"auto_pgd": AutoPGD, "quasi_newton": QuasiNewton}
 """The ascents by their names: what `method` may be."""
 
 
-@dataclass(frozen=True, repr=False)
+@final
+@dataclass(frozen=True)
 class WorstCase(Measure):
-    """Measure max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, see `worst_case_sharpness`.
+    """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
 
-    method: the ascent, by its name. after: smaller radii, ascending, climbed before; each climb starts where the one
-    before it ended.
+    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
+    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`.
+
+    loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
+    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
+    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
+    deterministic, and is never written. Symmetries that a quotient geometry relies on are first tried on this loss and
+    the first batch, and refused where it changes along them. Parameters with requires_grad=False stay fixed; parameters
+    the loss does not use have gradient 0 and do no harm.
+
+    method: "auto_pgd", which published values come from, or "quasi_newton" (`QuasiNewton`), which often takes fewer
+    steps on small models, and climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends
+    before `steps` of them, when what is left of its rise is estimated to be a smaller share of it: the estimate is the
+    larger of what the linearised loss can still rise in the ball and what the last three steps gained, see `Method` in
+    `sharpness/ascent.py`.
+
+    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
+    so on. A radius means something different in each.
+
+    Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
+    distribution where singular values of a pair tie); Euclidean and adaptive sharpness are not.
+
+    after: smaller radii, ascending, that are climbed before; each climb starts where the one before it ended, see
+    `worst_case_profile`.
+
+    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see
+    `BatchResult.reach`); where more than 5 % of the rise came in the last quarter of the
+    steps, a `ConvergenceWarning` (see `Result.late_rise`); where rounding decides the digits, a
+    `RoundingWarning`.
+
+    progress(what, done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
+    sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
+    ball: a maximum that ignored such points would mean nothing.
+
+    Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
     """
 
     name: ClassVar[str] = "worst-case sharpness"
@@ -52,11 +86,6 @@ class WorstCase(Measure):
             if not smaller < larger:
                 raise ValueError(f"Radii must ascend. Found {self.radius!r} after {self.after!r}")
 
-    def __repr__(self) -> str:
-        # Stores of comparisons know a measure by this: one by the default method as before there was another.
-        shown = [each for each in fields(self) if each.name != "method" or self.method != each.default]
-        return f"{type(self).__name__}({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in shown)})"
-
     @property
     def ascent(self) -> Method:
         """Return the settings of the ascent. Raises ValueError for what it cannot use."""
@@ -68,10 +97,24 @@ class WorstCase(Measure):
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
-        return self.at(objective, self.ascend(objective, ascents))
-
-    def at(self, objective: BatchObjective, best: Ascent) -> BatchResult:
-        """Return the measure, given where its ascent ended."""
+        start = base = None
+        if self.after:
+            smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
+            if (smaller, objective.index) not in ascents:  # climbed here, uncounted
+                smaller.compute(replace(objective, tick=idle), ascents)
+            before = ascents[smaller, objective.index]
+            start, base = before.z, before.base
+        best = self.ascent.maximise(
+            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
+        )
+        if start is None and len(set(best.losses)) == 1 and not best.critical_start:
+            # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
+            raise ValueError(
+                f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
+                f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
+            )
+        ascents.clear()  # one point at a time: it is as large as the model
+        ascents[self, objective.index] = best
         space = objective.space
         return BatchResult(
             value=best.loss - best.base,
@@ -87,111 +130,31 @@ class WorstCase(Measure):
             spacing=objective.spacing(best.base),
         )
 
-    def ascend(self, objective: BatchObjective, ascents: KnownAscents) -> Ascent:
-        """Climb the loss on this batch, unless `ascents` knows where that ends, and leave the end there.
 
-        With smaller radii `after`, the climb at the largest of them is looked up or made first, uncounted.
-        """
-        if (self, objective.index) in ascents:
-            return ascents[self, objective.index]
-        start = base = None
-        if self.after:
-            smaller = replace(self, radius=self.after[-1], after=self.after[:-1])
-            before = smaller.ascend(replace(objective, tick=idle), ascents)
-            start, base = before.z, before.base
-        best = self.ascent.maximise(
-            objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
-        )
-        if start is None and len(set(best.losses)) == 1 and not best.critical_start:
-            # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
-            raise ValueError(
-                f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
-                f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
-            )
-        ascents.clear()  # one point at a time: it is as large as the model
-        ascents[self, objective.index] = best
-        return best
-
-
-def worst_case_sharpness(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    radius: float,
-    steps: int = 20,
-    restarts: int = 0,
-    tolerance: float = 0.0,
-    seed: int = 0,
-    method: str = "auto_pgd",
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
-
-    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
-    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `MeasureResult.mean`.
-
-    loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
-    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
-    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
-    deterministic, and is never written. Symmetries that a quotient geometry relies on are first tried on this loss and
-    the first batch, and refused where it changes along them. Parameters with requires_grad=False stay fixed; parameters
-    the loss does not use have gradient 0 and do no harm.
-
-    method: "auto_pgd", which published values come from, or "quasi_newton" (`QuasiNewton`), which often takes fewer
-    steps on small models, and climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends
-    before `steps` of them, when what is left of its rise is estimated to be a smaller share of it: the estimate is the
-    larger of what the linearised loss can still rise in the ball and what the last three steps gained, see `Method` in
-    `sharpness/ascent.py`.
-
-    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each.
-
-    Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
-    distribution where singular values of a pair tie); Euclidean and adaptive sharpness are not.
-
-    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see
-    `BatchResult.reach` and `truncation_error`); where more than 5 % of the rise came in the last quarter of the
-    steps, a `ConvergenceWarning` (see `MeasureResult.late_rise`); where rounding decides the digits, a
-    `RoundingWarning`.
-
-    progress(what, done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
-    sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
-    ball: a maximum that ignored such points would mean nothing.
-
-    Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
-    """
-    measure = WorstCase(as_geometry(geometry), radius, steps, restarts, tolerance, seed, method=method)
-    return warned(measure.of(model, loss, batches, progress))
+worst_case_sharpness = measuring(WorstCase, "worst_case_sharpness")
+"""Measure how much the loss can rise in a ball around the model's weights, see `WorstCase`."""
 
 
 def worst_case_profile(
     model: nn.Module,
     loss: Loss,
     batches: Iterable[Any],
-    *,
     geometry: Geometry | str | float,
+    *,
     radii: Sequence[float],
-    steps: int = 20,
-    restarts: int = 0,
-    tolerance: float = 0.0,
-    seed: int = 0,
-    method: str = "auto_pgd",
     progress: Progress | None = None,
-) -> tuple[MeasureResult, ...]:
+    **settings: Any,
+) -> tuple[Result, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
     Each climb starts where the one at the radius before ended, so the sharpness found never falls with the radius, on
-    any batch. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
+    any batch. settings: those of `WorstCase` besides the radius, such as steps. Other arguments, checks, warnings and
+    errors are those of `worst_case_sharpness`.
     """
     if not radii:
         raise ValueError("There must be at least one radius. Found none")
     resolved = as_geometry(geometry)
-    chain = [
-        WorstCase(resolved, radius, steps, restarts, tolerance, seed, tuple(radii[:k]), method)
-        for k, radius in enumerate(radii)
-    ]
+    chain = [WorstCase(resolved, radius, after=tuple(radii[:k]), **settings) for k, radius in enumerate(radii)]
     prepared = PreparedModel.of(model, loss, batches, resolved)
     n = len(prepared.batches)
     tick = counted(progress, f"{WorstCase.name}, {resolved.name}", n * sum(measure.ticks(model) for measure in chain))
@@ -201,74 +164,3 @@ def worst_case_profile(
     for each in profile:
         warned(each)
     return profile
-
-
-@final
-@dataclass(frozen=True, repr=False)
-class TruncationError(WorstCase):
-    """Measure |L(truncated) - L(exact)| / (L(truncated) - L(w)) in the worst direction, see `truncation_error`.
-
-    The settings are those of the worst case whose direction is followed.
-    """
-
-    name: ClassVar[str] = "truncation error"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.geometry, Quotient) or self.geometry.geodesic == "exact":
-            raise ValueError(
-                f"The truncation error is that of a Quotient(...) with geodesic 'first' or 'second'. Found "
-                f"{getattr(self.geometry, 'name', self.geometry)}, which truncates none"
-            )
-
-    @property
-    def worst_case(self) -> WorstCase:
-        """Return the measure whose worst direction is followed."""
-        return WorstCase(**{each.name: getattr(self, each.name) for each in fields(self)})
-
-    def ticks(self, model: nn.Module) -> int:
-        return super().ticks(model) + 1
-
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
-        worst_case = self.worst_case
-        best = worst_case.ascend(objective, ascents)
-        if not best.loss > best.base:
-            raise ValueError(
-                f"The loss on batch {objective.index} does not rise within radius {self.radius:g}, so an error has "
-                f"nothing to be compared with; take another radius, or restarts"
-            )
-        space, z = objective.space.exact(best.z)
-        exact = replace(objective, space=space).value(z)
-        sharpness = worst_case.at(objective, best)
-        error = abs(best.loss - exact) / sharpness.value
-        return replace(sharpness, value=error, forward_passes=sharpness.forward_passes + 1, reach_limit=None)
-
-
-def truncation_error(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    geometry: Geometry | str | float,
-    radius: float,
-    steps: int = 20,
-    restarts: int = 0,
-    tolerance: float = 0.0,
-    seed: int = 0,
-    method: str = "auto_pgd",
-    progress: Progress | None = None,
-) -> MeasureResult:
-    """Measure which part of worst-case sharpness is due to cutting geodesics off after the first or second order.
-
-    |L(p) - L(gamma(1))| / (L(p) - L(w)), p the end of the worst truncated geodesic, gamma the exact one beside it.
-
-    The geometry is a `Quotient` with geodesic "first" or "second". The climb is that of `worst_case_sharpness` with the
-    same arguments, and gamma has the initial velocity of its worst direction: one more forward pass a batch. 0.1 says
-    that a tenth of the sharpness found there is due to the truncation. Where an exact geodesic leaves the manifold
-    before t = 1, as those of `mix` may, its last point counts, as in `Quotient(geodesic="exact")`.
-
-    Invariant along the orbit as the sharpness is. Arguments, checks and errors as for `worst_case_sharpness`; and
-    ValueError for a loss that does not rise. progress counts forward passes.
-    """
-    measure = TruncationError(as_geometry(geometry), radius, steps, restarts, tolerance, seed, method=method)
-    return warned(measure.of(model, loss, batches, progress))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from studies.appendix_g import AdaptiveNorm
 
 GEOMETRIES: list[Geometry] = [
     Euclidean(),
@@ -17,7 +18,7 @@ GEOMETRIES: list[Geometry] = [
     Quotient("mix"),
     Euclidean("linf"),
     Adaptive(0.01),
-    Quotient("inv", norm="adaptive"),
+    AdaptiveNorm(Quotient("inv")),
 ]
 
 Batch = tuple[Tensor, Tensor]

@@ -19,9 +19,10 @@ from click.testing import Result
 from safetensors.torch import load_file
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, SharpnessRecord
+from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.cli.batches import distance, distance_batch, first_output
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
@@ -233,7 +234,6 @@ def test_options_go_to_the_geometries_that_have_them() -> None:
         Adaptive(0.01, "linf"),
         Quotient("mix", geodesic="first", symmetries="paper"),
     ]
-    assert balls(["inv"], [1.0], {"norm": "adaptive"})[0][0] == Quotient("inv", norm="adaptive")
 
 
 def test_labels_by_name_columns_and_a_cap(bert: Path, tmp_path: Path) -> None:

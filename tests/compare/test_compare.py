@@ -19,28 +19,25 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from click.testing import Result as Done
 from torch import nn
 
 from quotient_manifolds.cli.app import cli
 from quotient_manifolds.compare import Comparison, Store, StoreError, analysis, worker
 from quotient_manifolds.compare.identity import batch_hash, model_hash
-from quotient_manifolds.compare.spec import read_spec
-from quotient_manifolds.compare.worker import Identity, tasks_of
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.report import Page
 from quotient_manifolds.sharpness import (
     BatchResult,
-    MeasureResult,
+    Result,
     average_case_sharpness,
     cross_entropy,
     gradient_norm,
     hessian_trace,
     legacy_sharpness,
     normalised_logits,
-    relative_flatness,
     top_eigenvalue,
-    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -65,7 +62,7 @@ def zoo(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "zoo"))
 
 
-def compare(spec: Path, *options: str, report: bool = False) -> Result:
+def compare(spec: Path, *options: str, report: bool = False) -> Done:
     """The command; without the report's figures, which take longer than all else, unless they are asked for."""
     arguments = ["compare", str(spec), "--out", str(spec.parent / "out"), *options]
     empty = patch("quotient_manifolds.compare.report.comparison_page", lambda comparison: Page("", "", [], []))
@@ -129,7 +126,7 @@ def model_and_batches(folder: Path) -> tuple[nn.Module, list[dict[str, torch.Ten
     ]
 
 
-Direct = Callable[[nn.Module, list[Any]], list[MeasureResult]]
+Direct = Callable[[nn.Module, list[Any]], list[Result]]
 
 
 def worst(geometry: Any, *radii: float, steps: int = 2, **options: Any) -> Direct:
@@ -163,10 +160,6 @@ MEASURES: list[tuple[str, Direct]] = [
         worst(Quotient("inv", "exact"), 0.05, steps=1),
     ),
     ("measure: worst-case, geometry: inv, eps: 0.01, radius: 0.05, steps: 2", worst(Quotient("inv", eps=0.01), 0.05)),
-    (
-        "measure: worst-case, geometry: inv, symmetries: paper, norm: adaptive, radius: 0.05, steps: 2",
-        worst(Quotient("inv", symmetries="paper", norm="adaptive"), 0.05),
-    ),
     (
         "measure: worst-case, geometry: mix, radius: [0.02, 0.05, 0.1], steps: 2, warm_start: true",
         lambda model, batches: list(
@@ -214,17 +207,6 @@ MEASURES: list[tuple[str, Direct]] = [
             top_eigenvalue(model, cross_entropy, batches, geometry=Quotient("mix"), tolerance=0.1, restarts=3)
         ],
     ),
-    (
-        "measure: relative-flatness, layer: classifier",
-        lambda model, batches: [relative_flatness(model, cross_entropy, batches, layer="classifier")],
-    ),
-    (
-        "measure: truncation-error, geometry: mix, radius: [0.02, 0.05], steps: 2",
-        lambda model, batches: [
-            truncation_error(model, cross_entropy, batches, geometry=Quotient("mix"), radius=radius, steps=2)
-            for radius in (0.02, 0.05)
-        ],
-    ),
 ]
 
 
@@ -236,7 +218,7 @@ def test_every_measure_is_the_public_function_bit_for_bit(zoo: Path) -> None:
     model, batches = model_and_batches(zoo)
     expected = [measurement for _, direct in MEASURES for measurement in direct(model, batches)]
     comparison = found(spec)
-    assert len(comparison.measures) == len(expected) == 25
+    assert len(comparison.measures) == len(expected) == 21
     kept = payloads(spec)
     (row,) = comparison.rows
     for named, measurement in zip(comparison.measures, expected, strict=True):
@@ -866,33 +848,6 @@ def test_a_comparison_written_before_there_was_a_reach_is_read(zoo: Path) -> Non
     label = found(spec).labels[0]
     values = [row.values[label] for row in found(spec).rows]
     assert [(value.reach, value.beyond_reach) for value in values if value is not None] == [(None, False)] * 4
-
-
-def test_a_truncation_error_is_measured_beside_its_sharpness(zoo: Path) -> None:
-    """So that its worst direction is at hand, batch by batch and radius by radius."""
-    shared = "geometry: [inv, mix], radius: [0.02, 0.05], steps: 2"
-    for warm in ("", ", warm_start: true"):
-        kinds = [f"measure: {kind}, {shared}{warm}" for kind in ("worst-case", "truncation-error")]
-        measures = read_spec(write_spec(zoo, SLOPE, *kinds)).measures
-        identity = Identity("model", ("one", "two"), (), computed={"data": ("1", "2")})
-        made = tasks_of("m", identity, measures, scores=False)
-        assert len(made) == 2 * (2 + 8)
-        climbs = [each for each in made if each.unit.measure != "gradient norm"]
-        for sharpness, error in zip(climbs[::2], climbs[1::2], strict=True):
-            assert (sharpness.unit.measure, error.unit.measure) == ("worst-case sharpness", "truncation error")
-            assert error.entry is not None
-            assert sharpness.entry is not None
-            assert error.entry.measure.worst_case == sharpness.entry.measure  # type: ignore[attr-defined]
-            assert error.unit.batch == sharpness.unit.batch
-            assert error.setting == sharpness.setting
-
-
-@pytest.mark.parametrize("geometry", ["adaptive", "mix, geodesic: exact"])
-def test_a_truncation_error_of_what_is_not_truncated_is_refused(zoo: Path, geometry: str) -> None:
-    spec = write_spec(zoo, SLOPE, f"measure: truncation-error, geometry: {geometry}, radius: 0.1")
-    done = compare(spec)
-    assert done.exit_code == 2
-    assert "line 6: The truncation error is that of a Quotient(...) with geodesic 'first' or 'second'" in done.stderr
 
 
 def test_frames_have_a_row_a_checkpoint_and_a_row_a_unit(zoo: Path) -> None:

@@ -27,16 +27,15 @@ def test_units_and_passes_are_counted(zoo: Path) -> None:
     spec = write_spec(
         zoo,
         WORST,
-        "measure: truncation-error, geometry: mix, radius: 0.1, steps: 3",
+        "measure: worst-case, geometry: mix, radius: 0.1, steps: 3",
         "measure: hessian-trace, geometry: euclidean, samples: 5",
-        "measure: relative-flatness, layer: linear",
         head=HEAD,
     )
     found = planned(spec)
     assert (found.checkpoints, found.to_load, found.timed) == (3, 3, "m_0")
-    assert [each.units for each in found.measures] == [6] * 8
-    assert [each.left for each in found.measures] == [6] * 8
-    assert [each.passes for each in found.measures] == [1, 8, 8, 8, 8, None, 11, 1]
+    assert [each.units for each in found.measures] == [6] * 7
+    assert [each.left for each in found.measures] == [6] * 7
+    assert [each.passes for each in found.measures] == [1, 8, 8, 8, 8, None, 11]
     (failed,) = found.failures  # there is nothing to divide out
     assert "symmetric pair" in failed.message
     assert found.seconds is not None

@@ -33,12 +33,13 @@ from quotient_manifolds.symmetries import (
     find_symmetries,
     without_biases,
 )
+from studies.appendix_g import AdaptiveNorm
 
 QUOTIENTS: list[Geometry] = [
     Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
 ]
 NORM_OFF: list[Geometry] = [
-    Quotient(metric, order, norm="adaptive")
+    AdaptiveNorm(Quotient(metric, order))
     for metric, order in (("inv", "first"), ("inv", "second"), ("inv", "exact"), ("mix", "second"), (0.3, "second"))
 ]
 ELEMENTWISE: list[Geometry] = [
@@ -64,6 +65,8 @@ def symmetries_of(model: nn.Module) -> Symmetries:
 
 def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
     """The tangent space at an encoder, of a quotient by its pairs: it stays where it is, but for needless biases."""
+    if isinstance(geometry, AdaptiveNorm):
+        return AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model).within("paper"))).at(model)
     if isinstance(geometry, Quotient) and not isinstance(geometry.symmetries, Symmetries):
         scope: Scope = "paper" if geometry.symmetries == "paper" else "pairs"
         geometry = replace(geometry, symmetries=symmetries_of(model).within(scope))
@@ -126,6 +129,8 @@ def test_the_gradient_at_the_point_is_the_pull_back_at_zero(geometry: Geometry) 
     kept = {name: grad.clone() for name, grad in grads.items()}
     if isinstance(geometry, Quotient):
         geometry = replace(geometry, symmetries=symmetries_of(model))
+    if isinstance(geometry, AdaptiveNorm):
+        geometry = AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model)))
     space = geometry.around(model)
     gradient, pulled = space.gradient(grads), space.pull_back(space.zero(), grads)
     for key, block in pulled.items():
@@ -162,11 +167,7 @@ def test_the_move_by_zero_stays(geometry: Geometry) -> None:
     if isinstance(geometry, Quotient):
         assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
         space = space_at(replace(geometry, symmetries="paper"), model)
-    pairs = (
-        symmetries_of(model).within("paper").pairs
-        if isinstance(geometry, Quotient) and geometry.norm == "metric"
-        else ()
-    )
+    pairs = symmetries_of(model).within("paper").pairs if isinstance(geometry, Quotient) else ()
     point = space.point
     for pair in pairs:  # elsewhere on its orbit
         torch.testing.assert_close(product(pair, point), product(pair, own), rtol=1e-12, atol=1e-13)
@@ -304,9 +305,9 @@ def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geom
 @pytest.mark.parametrize("geometry", NORM_OFF, ids=lambda geometry: geometry.name)
 def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geodesic(geometry: Geometry) -> None:
     """|z| = |xi / w| over all entries; w moves by the geodesic of the horizontal part of xi = w z."""
-    assert isinstance(geometry, Quotient)
-    model = encoder(layers=1)
-    space = space_at(replace(geometry, symmetries="paper"), model)
+    assert isinstance(geometry, AdaptiveNorm)
+    model, quotient = encoder(layers=1), geometry.quotient
+    space = space_at(geometry, model)
     point = measured_parameters(model)
     assert sum(block.numel() for key, block in space.zero().items() if key.startswith("pairs")) == sum(
         pair.heads * (pair.n + pair.m) * pair.h for pair in symmetries_of(model).within("paper").pairs
@@ -315,9 +316,9 @@ def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geod
     moved = space.move(z)
     for block in space.pairs:
         at = torch.cat([pair.read(point) for pair in block.pairs])
-        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, geometry.metric)
+        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, quotient.metric)
         xi = manifold.proju(at, at * z[block.key])
-        expected = manifold.at(at).geodesic(xi, order=geometry.geodesic)
+        expected = manifold.at(at).geodesic(xi, order=quotient.geodesic)
         torch.testing.assert_close(torch.cat([pair.read(moved) for pair in block.pairs]), expected)
 
 
@@ -325,7 +326,7 @@ def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
     model = encoder(layers=1)
     with torch.no_grad():
         model.get_parameter("layers.0.self_attn.out_proj.weight")[0, 0] = 0.0
-    space = space_at(Quotient(norm="adaptive"), model)
+    space = space_at(AdaptiveNorm(Quotient()), model)
     z, ones = space.sample(generator()), {key: torch.ones_like(block) for key, block in space.zero().items()}
     zeros = {block.key: block.space.point == 0 for block in space.pairs}
     assert sum(int(mask.sum()) for mask in zeros.values()) == 1
@@ -336,7 +337,7 @@ def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
 def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
     """The weights differ from w + w z by a vertical vector; so gradients at z = 0 agree if the loss is invariant."""
     model, x = encoder(), torch.randn(3, 5, 6, dtype=torch.float64)
-    off = space_at(Quotient("inv", "first", norm="adaptive", symmetries="paper"), model)
+    off = space_at(AdaptiveNorm(Quotient("inv", "first")), model)
     adaptive = Adaptive().at(model)
     z = {key: 0.1 * block for key, block in off.sample(generator()).items()}
     moved = off.move(z)
@@ -384,7 +385,8 @@ def test_owned_elements_have_no_block_and_pairs_have_one_each_or_one_for_a_shape
     assert [pair for block in space.pairs for pair in block.pairs] != list(symmetries.pairs)  # shapes stand together
     assert {pair for block in space.pairs for pair in block.pairs} == set(symmetries.pairs)
     assert all(len(block.pairs) == 1 for block in space.pairs)
-    exact, there = space.exact(space.sample(generator()))
+    exact = space_at(Quotient(geodesic="exact", symmetries="paper"), model)
+    there = exact.sample(generator())
     assert len(exact.pairs) == len(shapes)
     assert sum(there[block.key].shape[0] for block in exact.pairs) == sum(pair.heads for pair in symmetries.pairs)
     assert sum(z[block.key].shape[0] for block in space.pairs) == sum(pair.heads for pair in symmetries.pairs)
@@ -587,10 +589,6 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: ty
 def test_unknown_metric_and_geodesic_are_refused() -> None:
     with pytest.raises(ValueError, match=r"metric should be .* found 'euclid'"):
         Quotient("euclid")
-    with pytest.raises(
-        ValueError, match=r"norm must be 'metric' or 'adaptive' \(a quotient has no linf\)\. Found 'linf'"
-    ):
-        Quotient(norm="linf")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
         Quotient("inv", "third")
 
@@ -622,7 +620,8 @@ def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
     assert Quotient(0.5).name == "t = 0.5 (second order)"
-    assert Quotient(norm="adaptive", symmetries="paper").name == "inv (second order, biases as rows, adaptive norm)"
+    norm_off = AdaptiveNorm(Quotient(symmetries="paper"))
+    assert norm_off.name == "inv (second order, biases as rows, adaptive norm)"
 
 
 def test_eps_reaches_the_manifold() -> None:

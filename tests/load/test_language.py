@@ -12,10 +12,11 @@ import torch
 import transformers
 from torch import nn
 
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.load.huggingface import load_tokenizer
-from quotient_manifolds.sharpness import SharpnessRecord, cross_entropy, next_token_cross_entropy, worst_case_sharpness
+from quotient_manifolds.sharpness import cross_entropy, next_token_cross_entropy, worst_case_sharpness
 from tests import hugging_face
 from tests.command_line import call as invoke
 from tests.refusals import one_sentence

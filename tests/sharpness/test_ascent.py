@@ -16,7 +16,7 @@ from torch import Tensor
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, QuasiNewton
 from quotient_manifolds.sharpness.ascent import Method
-from quotient_manifolds.sharpness.auto_pgd import released_checkpoints, stated_checkpoints
+from quotient_manifolds.sharpness.auto_pgd import released_checkpoints
 from quotient_manifolds.sharpness.vector import _CHUNK, combine, dot, largest, norm
 from quotient_manifolds.symmetries import Params
 
@@ -94,20 +94,9 @@ def test_released_schedule_is_the_counter_of_the_released_code(steps: int) -> No
     assert released_checkpoints(steps) == tuple(expected)
 
 
-@pytest.mark.parametrize("steps", [1, 5, 10, 20, 40, 100])
-def test_stated_schedule_is_ceil_of_the_fractions(steps: int) -> None:
-    from fractions import Fraction
-
-    p = [Fraction(0), Fraction(22, 100)]
-    while p[-1] <= 1:
-        p.append(p[-1] + max(p[-1] - p[-2] - Fraction(3, 100), Fraction(6, 100)))
-    assert stated_checkpoints(steps) == tuple(sorted({math.ceil(q * steps) for q in p[1:-1]}))
-
-
-def test_the_two_schedules_at_20_and_100_steps() -> None:
+def test_the_schedule_at_20_and_100_steps() -> None:
     assert [done - 1 for done in released_checkpoints(20)][:5] == [3, 6, 8, 9, 10]
-    assert stated_checkpoints(20) == (5, 9, 12, 14, 16, 18, 19, 20)
-    assert released_checkpoints(100) == stated_checkpoints(100) == (22, 41, 57, 70, 80, 87, 93, 99)
+    assert released_checkpoints(100) == (22, 41, 57, 70, 80, 87, 93, 99)
 
 
 def literal_auto_pgd(f: Plain, radius: float, steps: int, norm: str = "l2") -> list[Tensor]:
@@ -432,7 +421,6 @@ def test_combine_writes_over_one_of_its_terms(size: int) -> None:
         ({"alpha": 0.0}, "alpha must lie in"),
         ({"rho": 1.5}, "rho must lie in"),
         ({"tolerance": -0.1}, r"tolerance must lie in \[0, 1\). Found -0.1"),
-        ({"schedule": "weekly"}, "schedule must be one of released, stated. Found 'weekly'"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:

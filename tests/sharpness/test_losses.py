@@ -196,7 +196,7 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
 def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed(scale: float) -> None:
     """The climb is that of the loss before it was scaled: no critical start, no overflow."""
 
-    def rise(factor: float) -> qm.MeasureResult:
+    def rise(factor: float) -> qm.Result:
         return qm.worst_case_sharpness(linear(), scaled(factor), DATA, geometry="euclidean", radius=0.5, steps=5)
 
     found, expected = rise(scale), rise(1.0)
@@ -210,7 +210,7 @@ def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed
 # Climbs that have not converged.
 
 
-def climbed(**settings: float) -> qm.MeasureResult:
+def climbed(**settings: float) -> qm.Result:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double().eval()
     batches = [(torch.randn(6, 3).double(), torch.randint(2, (6,)))]
@@ -238,16 +238,16 @@ def test_the_late_rise_is_that_of_the_last_quarter() -> None:
     batch = qm.sharpness.BatchResult(value=4.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=losses)
     assert batch.late_rise == 1.0
     flat = qm.sharpness.BatchResult(value=0.0, base_loss=1.0, forward_passes=6, backward_passes=5, losses=(1.0,) * 6)
-    one = qm.MeasureResult("m", "g", {"radius": 0.1}, (batch, flat), "0")
+    one = qm.Result("m", "g", {"radius": 0.1}, (batch, flat), "0")
     assert one.late_rise == pytest.approx(0.25)
-    assert qm.MeasureResult("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
+    assert qm.Result("m", "g", {"radius": 0.1}, (flat,), "0").late_rise is None
     assert "25% of the rise" in (one.warning or "")
 
 
 # Rises that are rounding.
 
 
-def risen(radius: float, dtype: torch.dtype) -> qm.MeasureResult:
+def risen(radius: float, dtype: torch.dtype) -> qm.Result:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval().to(dtype)
     batches = [(torch.randn(6, 3).to(dtype), torch.randint(2, (6,)))]

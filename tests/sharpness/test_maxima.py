@@ -17,6 +17,7 @@ from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.symmetries import Symmetries, declare_pair
+from studies.appendix_g import AdaptiveNorm
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -242,13 +243,13 @@ def test_without_the_metrics_norm_the_maximum_depends_on_the_representative(orde
                 each,
                 loss_of(case),
                 [batch],
-                geometry=Quotient("inv", order, symmetries=symmetries, norm=norm),
+                geometry=geometry(Quotient("inv", order, symmetries=symmetries)),
                 radius=0.1,
                 steps=30,
             ).mean
             for each in (model, other)
         ]
-        for norm in ("metric", "adaptive")
+        for norm, geometry in (("metric", lambda quotient: quotient), ("adaptive", AdaptiveNorm))
     }
     assert found["metric"][0] == pytest.approx(found["metric"][1], rel=1e-9)
     assert found["adaptive"][1] > 1.5 * found["adaptive"][0]

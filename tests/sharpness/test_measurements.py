@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, MeasureResult, Quotient, SharpnessRecord, cross_entropy
+from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, Result, cross_entropy
+from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.files import is_special, write_text
 from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.sharpness import BatchResult, WorstCase
@@ -32,7 +33,6 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
         symmetries=st.sampled_from(["all", "pairs", "paper"]),
         complete=st.booleans(),
         verify=st.sampled_from(["all", "first", "none"]),
-        norm=st.sampled_from(["metric", "adaptive"]),
     ),
 )
 
@@ -40,7 +40,7 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
 ADAPTIVE = Adaptive()
 
 
-def measured(geometry: Geometry = ADAPTIVE, radius: float = 0.1) -> MeasureResult:
+def measured(geometry: Geometry = ADAPTIVE, radius: float = 0.1) -> Result:
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double().eval()
     batches = [(torch.randn(4, 3).double(), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
@@ -71,7 +71,6 @@ def test_a_record_of_no_geometry_is_refused(record: dict[str, str], words: str) 
 
 def test_a_measurement_keeps_its_geometry() -> None:
     found = measured(Adaptive(eta=0.01, norm="linf"))
-    assert found.geometry_settings is not None
     assert geometry_from_dict(found.geometry_settings) == Adaptive(eta=0.01, norm="linf")
 
 
@@ -96,27 +95,6 @@ def test_files_load_again_and_make_frames(tmp_path: Path) -> None:
     assert list(on_batches["batch"]) == [0, 1, 0, 1]
 
 
-def test_earlier_files_and_single_measurements_are_read(tmp_path: Path) -> None:
-    one = measured()
-    one.save(tmp_path / "one.json")
-    assert SharpnessRecord.load(tmp_path / "one.json").results == (one,)
-    result = one.to_dict()
-    del result["geometry_settings"]
-    old = {"version": "0", "model": "m", "data": "d", "examples": 5, "dtype": "float32", "results": [result]}
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    read = SharpnessRecord.load(tmp_path / "old.json")
-    assert (read.model, read.settings, read.complete) == ("m", {"examples": 5, "dtype": "float32"}, True)
-    assert read[0].values == one.values
-    assert read[0].geometry_settings is None
-    assert len(read.frame()) == 1
-
-
-def test_one_reader_names_the_other(tmp_path: Path) -> None:
-    SharpnessRecord((measured(),), "m").save(tmp_path / "several.json")
-    with pytest.raises(ValueError, match=r"SharpnessRecord\.load"):
-        MeasureResult.load(tmp_path / "several.json")
-
-
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"model": "m", "results": [1], "version": "0"}', '{"rows": []}', '{"batches": 1}']
 )
@@ -124,14 +102,25 @@ def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> N
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError) as refused:
         SharpnessRecord.load(tmp_path / "x.json")
+    with pytest.raises(ValueError):
+        Result.load(tmp_path / "x.json")
     assert "x.json" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_result_makes_a_frame_with_a_row_a_batch() -> None:
+    found = measured(Adaptive(eta=0.5))
+    frame = found.to_frame()
+    assert tuple(frame["value"]) == found.values
+    assert list(frame["batch"]) == [0, 1]
+    assert set(frame["geometry.eta"]) == {0.5}
+    assert set(frame["settings.radius"]) == {0.1}
 
 
 def test_absent_pandas_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="needs pandas, which is not installed"):
-        SharpnessRecord((measured(),), "m").frame()
+        measured().to_frame()
 
 
 # ---- what is written where
@@ -186,5 +175,5 @@ def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
 
 def test_warnings_are_gathered() -> None:
     beyond = BatchResult(1.0, 0.5, 3, 2, reach=1.0, reach_limit=0.5)
-    found = MeasureResult("m", "g", {"radius": 0.25}, (beyond,), "1")
+    found = Result("m", "g", {"radius": 0.25}, (beyond,), "1")
     assert SharpnessRecord((measured(), found), "m").warnings == (found.warning,)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
 from quotient_manifolds.sharpness import (
     AverageCase,
-    MeasureResult,
+    Result,
     RoundingWarning,
     WorstCase,
     average_case_sharpness,
@@ -26,9 +26,7 @@ from quotient_manifolds.sharpness import (
     hessian_trace,
     legacy_sharpness,
     normalised_logits,
-    relative_flatness,
     top_eigenvalue,
-    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -40,7 +38,7 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
 
-Measure = Callable[..., MeasureResult]
+Measure = Callable[..., Result]
 
 GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
 
@@ -234,13 +232,10 @@ def test_normalised_logits_of_two_classes_are_refused_at_the_first_evaluation() 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
     "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
     "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive()}),
-    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "restarts": 1, "geometry": Adaptive(0.01)}),
-    "truncation": (truncation_error, {"radius": 0.02, "steps": 20, "geometry": Quotient("mix")}),
+    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "geometry": Adaptive(0.01)}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
     "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
-    "flatness": (relative_flatness, {"layer": "head"}),
-    "flatness by loop": (relative_flatness, {"layer": "head", "method": "loop"}),
 }
 
 
@@ -258,7 +253,7 @@ def test_records_last_and_the_model_is_untouched(
     assert all(w.grad is None for w in model.parameters())
     for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
         some.save(tmp_path / "result.json")
-        assert MeasureResult.load(tmp_path / "result.json") == some
+        assert Result.load(tmp_path / "result.json") == some
         assert some.version == VERSION
     assert len(result.values) == 3
     assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
@@ -313,12 +308,12 @@ def test_bad_input_is_refused_in_one_sentence(name: str, model: Classifier, batc
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "is not JSON"), ("[]", "one JSON object"), ('{"mean": 1}', "missing .* unknown")]
+    ("text", "message"), [("{", "is not JSON"), ("[]", "missing"), ('{"mean": 1}', "missing .* unknown")]
 )
 def test_a_file_that_is_no_record_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ValueError, match=message):
-        MeasureResult.load(tmp_path / "x.json")
+        Result.load(tmp_path / "x.json")
 
 
 def scaled_hessian(geometry: Geometry, batch: Tensor) -> Tensor:
@@ -482,65 +477,6 @@ def test_a_detached_loss_has_no_curvature_to_measure(model: Classifier, batches:
     for measure in (gradient_norm, hessian_trace, top_eigenvalue):
         with pytest.raises(ValueError, match="depend on any measured parameter"):
             measure(model, detached, batches, geometry=Adaptive())  # type: ignore[operator]
-
-
-def test_relative_flatness_closed_form_is_the_loop_and_the_definition(model: Classifier, batches: list[Batch]) -> None:
-    closed, loop = (
-        relative_flatness(model, cross_entropy, batches, layer="head", method=method) for method in ("closed", "loop")
-    )
-    assert closed.values == pytest.approx(loop.values, rel=1e-10)
-    assert closed.base_losses == pytest.approx(loop.base_losses, rel=1e-12)
-    assert (loop.backward_passes, closed.backward_passes) == (3 * 13, 0)
-    x, labels = batches[0]
-    phi = model.attention(x, x, x)[0].mean(1).detach()
-    w, b = model.head.weight.detach(), model.head.bias.detach()
-    hessian = torch.func.hessian(lambda w: nn.functional.cross_entropy(phi @ w.mT + b, labels))(w)
-    definition = torch.einsum("sk, tk, sjtj ->", w, w, hessian)
-    assert closed.values[0] == pytest.approx(float(definition), rel=1e-10)
-
-
-def test_relative_flatness_of_a_head_is_invariant_under_attention_and_under_its_own_scaling(
-    model: Classifier, batches: list[Batch]
-) -> None:
-    here = relative_flatness(model, cross_entropy, batches, layer="head")
-    assert here.mean > 0.01
-    there = relative_flatness(moved(model, batches[0][0], 1.0, seed=5), cross_entropy, batches, layer="head")
-    assert there.values == pytest.approx(here.values, rel=1e-10)
-    scaled = copy.deepcopy(model)
-    with torch.no_grad():
-        scaled.head.weight.mul_(4)
-        for w in scaled.attention.out_proj.parameters():
-            w.div_(4)
-    assert relative_flatness(scaled, cross_entropy, batches, layer="head").values == pytest.approx(here.values)
-
-
-def test_relative_flatness_skips_ignored_labels_and_loops_over_any_layer_and_loss(
-    model: Classifier, batches: list[Batch]
-) -> None:
-    x, labels = batches[0]
-    ignored = (x, torch.where(torch.arange(4) == 1, -100, labels))
-    kept = (x[[0, 2, 3]], labels[[0, 2, 3]])
-    results = [relative_flatness(model, cross_entropy, [batch], layer="head") for batch in (ignored, kept)]
-    assert results[0].mean == pytest.approx(results[1].mean, rel=1e-12)
-
-    def bowl(model: nn.Module, batch: Batch) -> Tensor:
-        w = model.attention.out_proj.weight  # type: ignore[union-attr]
-        return (w**2).sum() / 2  # type: ignore[operator]
-
-    loop = relative_flatness(model, bowl, batches[:1], layer="attention.out_proj", method="loop")
-    assert loop.mean == pytest.approx(4 * float((model.attention.out_proj.weight.detach() ** 2).sum()))
-    with pytest.raises(ValueError, match=r"cross-entropy of the layer's output\. Found .*use method='loop'"):
-        relative_flatness(model, normalised_logits(cross_entropy), batches, layer="head")
-    with pytest.raises(ValueError, match=r"must name an nn\.Linear of the model\. Found 'attention'"):
-        relative_flatness(model, cross_entropy, batches, layer="attention")
-    with pytest.raises(ValueError, match="method must be one of closed, loop"):
-        relative_flatness(model, cross_entropy, batches, layer="head", method="fast")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="called once in a forward pass"):
-        relative_flatness(model, cross_entropy, batches, layer="unused")
-    model.unused = nn.Linear(4, 3).double().eval()
-    model.unused.weight = model.head.weight
-    with pytest.raises(ValueError, match=r"must be its own\. It is shared by head, unused"):
-        relative_flatness(model, cross_entropy, batches, layer="head")
 
 
 @pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix"), Adaptive(norm="linf")], ids=repr)

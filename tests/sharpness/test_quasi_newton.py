@@ -11,12 +11,9 @@ from scipy.optimize import minimize
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import (
-    AutoPGD,
     QuasiNewton,
-    TruncationError,
     WorstCase,
     cross_entropy,
-    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
@@ -216,15 +213,3 @@ def test_the_method_travels_with_the_measure(model: Classifier, batches: list[Ba
     profile = worst_case_profile(model, cross_entropy, batches, radii=(0.05, 0.1), **chosen)  # type: ignore[arg-type]
     assert profile[1].mean >= profile[0].mean
     assert profile[1].settings["method"] == "quasi_newton"
-    error = truncation_error(model, cross_entropy, batches, radius=0.1, **chosen)  # type: ignore[arg-type]
-    assert error.settings["method"] == "quasi_newton"
-    assert error.loss_steps == found.loss_steps
-
-
-def test_what_stores_know_a_measure_by_is_as_before_there_were_methods() -> None:
-    geometry = Quotient("inv")
-    old = "radius=0.1, steps=20, restarts=0, tolerance=0.0, seed=0, after=()"
-    assert repr(WorstCase(geometry, 0.1)) == f"WorstCase(geometry={geometry!r}, {old})"
-    assert repr(TruncationError(geometry, 0.1)) == f"TruncationError(geometry={geometry!r}, {old})"
-    assert "method='quasi_newton'" in repr(WorstCase(geometry, 0.1, method="quasi_newton"))
-    assert AutoPGD().norms == ("l2", "linf")

@@ -190,7 +190,7 @@ def linear_pair() -> nn.Module:
     return nn.Sequential(shared, nn.Tanh(), pair, nn.Tanh(), shared, nn.Linear(WIDTH, CLASSES)).double().eval()
 
 
-MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.MeasureResult]] = {
+MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.Result]] = {
     "worst case": lambda m, b: qm.worst_case_sharpness(
         m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3
     ),

@@ -7,8 +7,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,18 +29,17 @@ from quotient_manifolds.manifolds import (
 )
 from quotient_manifolds.sharpness import (
     BatchResult,
-    MeasureResult,
     PreparedModel,
-    TruncationError,
+    Result,
     TruncationWarning,
     WorstCase,
     average_case_sharpness,
     cross_entropy,
-    truncation_error,
     worst_case_profile,
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries, declare_pair
+from studies.appendix_g import AdaptiveNorm
 from studies.diagonal import measuring
 from studies.diagonal.ascent import climb
 from studies.diagonal.networks import Regression
@@ -210,7 +207,7 @@ def test_at_the_limit_of_reach_a_scalar_pair_is_a_tenth_off(metric: str, order: 
     assert all(0.03 < part < 0.15 for part in parts), parts
 
 
-# ---- the error of a measure
+# ---- what is measured
 
 
 class Diagonal(nn.Module):
@@ -252,129 +249,70 @@ def test_a_scalar_network_has_the_closed_form(
     model = Diagonal(u, v).eval()
     geometry = Quotient(metric, order, symmetries=by_entry(model), verify="none", complete=False)
     batch = torch.tensor([[sign]], dtype=dtype)
-    found = truncation_error(model, linear, [batch], geometry=geometry, radius=radius, steps=10)
+    found = worst_case_sharpness(model, linear, [batch], geometry=geometry, radius=radius, steps=10)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
-    assert found.mean == pytest.approx(abs(truncated - exact) / truncated, rel=rel, abs=1e-5)
+    assert found.mean == pytest.approx(truncated, rel=rel, abs=1e-5)
+    ends = worst_case_sharpness(model, linear, [batch], geometry=replace(geometry, geodesic="exact"), radius=radius)
+    assert ends.mean == pytest.approx(exact, rel=rel, abs=1e-5)
     assert found.reach == pytest.approx(abs(b), rel=1e-5)
     assert found.batches[0].norm == pytest.approx(radius, rel=1e-6)
 
 
 @pytest.mark.parametrize("radius", [0.01, 0.1])
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_a_diagonal_network_has_the_error_of_its_closed_forms(metric: str, radius: float) -> None:
+def test_a_diagonal_network_has_the_rise_and_reach_of_its_closed_forms(metric: str, radius: float) -> None:
     random = generator(3)
     regression = Regression.draw(6, random, dimension=10)
     u, v = (0.3 + torch.rand(2, 10, generator=random, dtype=torch.float64)).unbind()
     beta = u * v
     climbed = climb(measuring.objective(f"{metric} second", regression, beta), radius, 20)
-    expected = float(measuring.truncation_error(metric, regression, beta, climbed))
     model = Diagonal(u, v).eval()
     geometry = Quotient(metric, symmetries=by_entry(model), verify="none", complete=False)
-    found = truncation_error(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
-    assert found.mean == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    found = worst_case_sharpness(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
+    assert found.mean == pytest.approx(float(climbed.rise), rel=1e-6)
     b = climbed.z / measuring.along(f"{metric} second", regression, beta).lengths
     assert found.reach == pytest.approx(float(b.abs().max()), rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["metric", "adaptive"])
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("metric", "order"), TRUNCATED)
-def test_the_error_is_the_loss_at_the_two_ends(
-    model: Classifier, batches: list[Batch], metric: str, order: str, dtype: torch.dtype, norm: Any
+def test_the_value_is_the_loss_at_the_end_by_hand(
+    model: Classifier, batches: list[Batch], metric: str, order: str, dtype: torch.dtype, adaptive: bool
 ) -> None:
     """The worst direction of `WorstCase`, moved pair by pair by the manifold's own geodesics, and the loss by hand."""
     model, data = model.to(dtype), [(x.to(dtype), y) for x, y in batches[:1]]
-    geometry = Quotient(metric, order, symmetries="paper", norm=norm)
+    geometry: Geometry = Quotient(metric, order, symmetries="paper")
+    geometry = AdaptiveNorm(geometry) if adaptive else geometry  # type: ignore[arg-type]
     prepared = PreparedModel.of(model, cross_entropy, data, geometry)
     measure = WorstCase(geometry, 0.3, steps=4)
-    worst = measure.ascend(prepared.objective(0), {})
-    ends = {kind: prepared.space.move(worst.z) for kind in (order, "exact")}
+    found, worst = measure.on(prepared, 0, lambda: None, known := {}), known[measure, 0]
+    end = prepared.space.move(worst.z)
     for block in prepared.space.pairs:
         manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, metric)
         at = torch.cat([pair.read(prepared.space.point) for pair in block.pairs]).double()
         xi = block.space.vector(worst.z[block.key]).double()
-        for kind, end in ends.items():
-            moved = manifold.at(at).geodesic(xi, order=kind).to(dtype)
-            for pair, heads in zip(block.pairs, moved.split([pair.heads for pair in block.pairs]), strict=True):
-                pair.write(end, heads)
+        moved = manifold.at(at).geodesic(xi, order=order).to(dtype)
+        for pair, heads in zip(block.pairs, moved.split([pair.heads for pair in block.pairs]), strict=True):
+            pair.write(end, heads)
     with torch.no_grad():
         base = float(cross_entropy(model, data[0]))
-        losses = [
-            float(nn.functional.cross_entropy(functional_call(model, end, (data[0][0],)), data[0][1]))
-            for end in ends.values()
-        ]
-    expected = abs(losses[0] - losses[1]) / (losses[0] - base)
-    found = truncation_error(model, cross_entropy, data, geometry=geometry, radius=0.3, steps=4)
-    assert found.mean == pytest.approx(expected, rel=1e-6 if dtype == torch.float64 else 0.01, abs=1e-5)
-    sharpness = worst_case_sharpness(model, cross_entropy, data, geometry=geometry, radius=0.3, steps=4)
-    assert (found.loss_steps, found.norms, found.reach) == (sharpness.loss_steps, sharpness.norms, sharpness.reach)
-    assert found.forward_passes == sharpness.forward_passes + 1
-    assert found.mean > 1e-5
+        there = float(nn.functional.cross_entropy(functional_call(model, end, (data[0][0],)), data[0][1]))
+    assert found.value == pytest.approx(there - base, rel=1e-6 if dtype == torch.float64 else 0.01)
+    assert found.value > 1e-3
 
 
 @pytest.mark.parametrize(("metric", "order"), TRUNCATED)
-def test_error_and_reach_are_constant_along_the_orbit(
+def test_value_and_reach_are_constant_along_the_orbit(
     model: Classifier, batches: list[Batch], metric: str, order: str
 ) -> None:
     here, *there = (
-        truncation_error(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.05, steps=5)
+        worst_case_sharpness(m, cross_entropy, batches, geometry=Quotient(metric, order), radius=0.05, steps=5)
         for m in (model, moved(model, batches[0][0], 0.01), moved(model, batches[0][0], 10.0, seed=3))
     )
     for other in there:
         assert other.values == pytest.approx(here.values, rel=1e-5, abs=1e-9)
         assert other.reach == pytest.approx(here.reach, rel=1e-7)
-
-
-def test_the_worst_direction_at_hand_is_followed_and_no_other(model: Classifier, batches: list[Batch]) -> None:
-    geometry = Quotient("mix")
-    chain = (0.02, 0.05)
-    alone = TruncationError(geometry, 0.05, steps=3, after=chain[:1])
-    expected = alone.of(model, cross_entropy, batches)
-    for before, passes in (
-        (WorstCase(geometry, 0.05, steps=3, after=chain[:1]), 1),  # the same climb: only the exact end is new
-        (WorstCase(geometry, 0.02, steps=3), 5),  # the climb it starts from: one more step than its own losses
-        (WorstCase(geometry, 0.05, steps=3), 5),  # another climb
-    ):
-        prepared, known = PreparedModel.of(model, cross_entropy, batches, geometry), {}
-        before.on(prepared, 0, lambda: None, known)
-        ticks = iter(range(100))
-        assert alone.on(prepared, 0, partial(next, ticks), known) == expected.batches[0]  # type: ignore[arg-type]
-        assert next(ticks) == passes
-    seen: list[tuple[int, int]] = []
-    truncation_error(
-        model, cross_entropy, batches, geometry=geometry, radius=0.05, steps=3, progress=lambda _, *at: seen.append(at)
-    )
-    assert seen == [(k, 15) for k in range(1, 16)]
-
-
-@pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix", "exact")], ids=lambda g: g.name)
-def test_geometries_that_truncate_nothing_are_refused(
-    model: Classifier, batches: list[Batch], geometry: Geometry
-) -> None:
-    with pytest.raises(ValueError, match=r"geodesic 'first' or 'second'\. Found .*, which truncates none") as caught:
-        truncation_error(model, cross_entropy, batches, geometry=geometry, radius=0.1)
-    assert geometry.name in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_loss_that_does_not_rise_is_refused() -> None:
-    u = torch.tensor([1.0], dtype=torch.float64)
-
-    def hill(model: nn.Module, batch: Tensor) -> Tensor:
-        return -((model(batch) - 1) ** 2).sum()
-
-    model = Diagonal(u, u.clone()).eval()
-    geometry = Quotient(symmetries=by_entry(model), verify="none", complete=False)
-    batch = torch.ones(1, 1, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"The loss on batch 0 does not rise within radius 0\.1"):
-        truncation_error(model, hill, [batch], geometry=geometry, radius=0.1)
-
-
-def test_bad_settings_are_refused_as_those_of_the_worst_case() -> None:
-    with pytest.raises(ValueError, match="radius must be a positive finite number"):
-        TruncationError(Quotient(), -1.0)
-    with pytest.raises(ValueError, match="steps must be a whole number"):
-        TruncationError(Quotient(), 0.1, steps=0)
 
 
 # ---- reach in every result
@@ -393,15 +331,18 @@ def test_where_nothing_is_truncated_there_is_no_reach(
         assert "reach" not in str(result)
 
 
-@pytest.mark.parametrize("norm", ["metric", "adaptive"])
+@pytest.mark.parametrize("adaptive", [False, True])
 def test_the_reach_is_that_of_the_worst_direction_over_all_pairs(
-    model: Classifier, batches: list[Batch], norm: Any
+    model: Classifier, batches: list[Batch], adaptive: bool
 ) -> None:
     """Of its horizontal part, which is all of it in the metric's norm."""
-    geometry = Quotient("mix", symmetries="paper", norm=norm)
+    geometry: Geometry = Quotient("mix", symmetries="paper")
+    geometry = AdaptiveNorm(geometry) if adaptive else geometry  # type: ignore[arg-type]
     result = worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=0.1, steps=3)
     prepared = PreparedModel.of(model, cross_entropy, batches[:1], geometry)
-    z = WorstCase(geometry, 0.1, steps=3).ascend(prepared.objective(0), {}).z
+    measure, known = WorstCase(geometry, 0.1, steps=3), {}
+    measure.on(prepared, 0, lambda: None, known)  # type: ignore[arg-type]
+    z = known[measure, 0].z
     speeds: list[float] = []
     for block in prepared.space.pairs:
         manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "mix")
@@ -428,7 +369,7 @@ def test_the_reach_of_an_average_is_the_largest_of_its_directions(model: Classif
 def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch], kind: str) -> None:
     """Once for each measurement, to the caller, and in words of the measurement."""
 
-    def measured(radius: float) -> MeasureResult:
+    def measured(radius: float) -> Result:
         shared: dict[str, Any] = {"geometry": Quotient("mix")}
         if kind == "average":
             return average_case_sharpness(model, cross_entropy, batches, sigma=radius, samples=2, **shared)
@@ -473,33 +414,18 @@ def batch(reach: float | None, limit: float | None = 0.5) -> BatchResult:
 
 
 def test_a_measurement_counts_its_batches() -> None:
-    found = MeasureResult(
-        "m", "g", {"radius": 0.25}, (batch(0.5), batch(0.6), batch(None), batch(2.0), batch(3.0, None)), "1"
-    )
+    found = Result("m", "g", {"radius": 0.25}, (batch(0.5), batch(0.6), batch(None), batch(2.0), batch(3.0, None)), "1")
     assert found.reach == 3.0
     assert found.beyond_reach == (1, 3)
     assert found.warning is not None
     assert found.warning.startswith("g m at radius 0.25: on 2 of 5 batches geodesics were followed")
 
 
-def test_records_last_and_those_without_a_reach_are_read(
-    model: Classifier, batches: list[Batch], tmp_path: Path
-) -> None:
-    result = truncation_error(model, cross_entropy, batches, geometry=Quotient("mix"), radius=0.1, steps=2)
-    assert result.measure == "truncation error"
-    result.save(tmp_path / "error.json")
-    assert MeasureResult.load(tmp_path / "error.json") == result
+def test_records_last(model: Classifier, batches: list[Batch]) -> None:
     sharpness = WorstCase(Quotient("mix"), 0.1, steps=2).of(model, cross_entropy, batches)
-    record = json.loads(json.dumps(sharpness.to_dict()))
-    assert MeasureResult.from_dict(record) == sharpness
-    for each in record["batches"]:
-        del each["reach"], each["reach_limit"]
-    old = MeasureResult.from_dict(record)
-    assert old.batches == tuple(replace(each, reach=None, reach_limit=None) for each in sharpness.batches)
-    assert old.warning is None
+    assert Result.from_dict(json.loads(json.dumps(sharpness.to_dict()))) == sharpness
 
 
 def test_the_names_are_public() -> None:
-    assert qm.truncation_error is truncation_error
     assert qm.TruncationWarning is TruncationWarning
     assert np.isfinite(list(REACH.values())).all()

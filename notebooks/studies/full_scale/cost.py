@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,8 @@ def operations_of(experiment: FullScale, batch_size: int) -> Operations:
 
 def passes_of(measure: Measure) -> Passes:
     """Return passes as the library counts them; they depend neither on geometry and radius nor on the model."""
-    return _counted(replace(measure, geometry=Euclidean(), **({"radius": 0.1} if hasattr(measure, "radius") else {})))
+    size: dict[str, Any] = {"radius": 0.1} if hasattr(measure, "radius") else {}
+    return _counted(replace(measure, geometry=Euclidean(), **size))
 
 
 @cache

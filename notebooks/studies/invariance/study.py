@@ -16,9 +16,8 @@ from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import gradient_norm
-from quotient_manifolds.sharpness.average_case import AverageCase
+from quotient_manifolds.sharpness.average_case import AverageCase, GradientNorm
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue
-from quotient_manifolds.sharpness.gradient_norm import GradientNorm
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.prepared_model import PreparedModel

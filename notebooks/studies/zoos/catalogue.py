@@ -43,7 +43,7 @@ def _unusual(geometry: Mapping[str, Any]) -> list[str]:
     said = [found] if found else []
     if geometry["geodesic"] != SECOND:
         said.append({"first": "first order", "exact": "exact geodesics"}[geometry["geodesic"]])
-    if geometry["norm"] != "metric":
+    if geometry.get("norm", "metric") != "metric":
         said.append("adaptive norm")
     return [*said, f"eps {geometry['eps']:g}"] if geometry["eps"] else said
 

@@ -35,6 +35,7 @@ class ZooMeasures:
             (each, geometry_from_dict({key: value for key, value in each.geometry.items() if key != "symmetries"}))
             for each in self.comparison.measures
             if each.geometry is not None
+            and (each.geometry["kind"] != "quotient" or each.geometry.get("norm") != "adaptive")
         ]
 
     def label(

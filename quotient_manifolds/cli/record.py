@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.frames import data_frame
-from quotient_manifolds.sharpness.result import JsonRecord, MeasureResult, Setting
+from quotient_manifolds.sharpness.result import Result, Setting, read_json, write_json
 from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ FORMAT = 1  # of the file; raise when a reader of the old form would misread the
 
 @final
 @dataclass(frozen=True)
-class SharpnessRecord(JsonRecord, Sequence[MeasureResult]):
+class SharpnessRecord(Sequence[Result]):
     """Hold several results of one model, and what was measured.
 
     model, data: where they came from. settings: how the model was run and how batches were made, as dtype and
@@ -27,7 +28,7 @@ class SharpnessRecord(JsonRecord, Sequence[MeasureResult]):
     there are in the file of a run that was interrupted.
     """
 
-    results: tuple[MeasureResult, ...]
+    results: tuple[Result, ...]
     model: str
     data: str | None = None
     settings: Mapping[str, Setting | None] = field(default_factory=dict)
@@ -57,10 +58,10 @@ class SharpnessRecord(JsonRecord, Sequence[MeasureResult]):
         return tuple(each.warning for each in self.results if each.warning is not None)
 
     @property
-    def _placed(self) -> Iterator[tuple[Mapping[str, Setting | None], MeasureResult]]:
+    def _placed(self) -> Iterator[tuple[Mapping[str, Setting | None], Result]]:
         return zip(self.at or ({},) * len(self), self.results, strict=True)
 
-    def with_result(self, result: MeasureResult, **at: Setting | None) -> SharpnessRecord:
+    def with_result(self, result: Result, **at: Setting | None) -> SharpnessRecord:
         """Return these and one more; `at` says what tells it from the others."""
         places = (*(place for place, _ in self._placed), at)
         return replace(self, results=(*self.results, result), at=places if any(places) else ())
@@ -75,7 +76,7 @@ class SharpnessRecord(JsonRecord, Sequence[MeasureResult]):
         rows: list[dict[str, Any]] = []
         for place, each in self._placed:
             known = {"model": self.model, **place, "measure": each.measure, "geometry": each.geometry}
-            known |= {f"geometry.{key}": value for key, value in (each.geometry_settings or {}).items()}
+            known |= {f"geometry.{key}": value for key, value in each.geometry_settings.items()}
             known |= {f"settings.{key}": value for key, value in each.settings.items()}
             if batches:
                 for index, found in enumerate(each.batches):
@@ -104,32 +105,19 @@ class SharpnessRecord(JsonRecord, Sequence[MeasureResult]):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SharpnessRecord:
-        """Invert `to_dict`; the files of earlier versions and a single `MeasureResult` are read too.
-
-        Raises ValueError for anything else.
-        """
-        if "batches" in record:
-            return cls((MeasureResult.from_dict(record),), model="", version=str(record.get("version")))
-        if "results" not in record or "model" not in record:
-            old = "; it holds ratios along an orbit as earlier versions wrote them: measure again"
-            raise ValueError(
-                f"Not a record of measurements: expected model and results, found {sorted(record)}"
-                f"{old if 'rows' in record else ''}"
-            )
-        if record.get("format", FORMAT) != FORMAT:
-            raise ValueError(f"Expected measurements of format {FORMAT}. Found {record['format']!r}")
+        """Invert `to_dict`. Raises ValueError for anything else."""
+        if record.get("format") != FORMAT:
+            raise ValueError(f"The format of measurements must be {FORMAT}. Found {record.get('format')!r}")
         results = [dict(each) for each in record["results"]]
         places = tuple(each.pop("at", {}) for each in results)
-        # Before there was a format, settings stood beside the results.
-        apart = {"version", "model", "data", "results"}
-        settings = record.get("settings", {key: value for key, value in record.items() if key not in apart})
-        return cls(
-            tuple(MeasureResult.from_dict(each) for each in results),
-            model=record["model"],
-            data=record.get("data"),
-            settings=settings,
-            command=record.get("command"),
-            at=places if any(places) else (),
-            asked=record.get("asked", len(results)),
-            version=record["version"],
-        )
+        own = {key: record[key] for key in ("model", "data", "settings", "command", "asked", "version")}
+        return cls(tuple(Result.from_dict(each) for each in results), at=places if any(places) else (), **own)
+
+    def save(self, path: str | Path) -> None:
+        """Write the record as JSON, atomically."""
+        write_json(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> SharpnessRecord:
+        """Read what a command wrote. Raises ValueError, one sentence, for any other file."""
+        return read_json(path, cls.from_dict)
