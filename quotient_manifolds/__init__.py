@@ -15,30 +15,20 @@ from quotient_manifolds.version import VERSION as __version__
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds the same objects on first use
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
     from quotient_manifolds.callbacks import SharpnessCallback
-    from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+    from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
     from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
     from quotient_manifolds.manifolds import (
-        GEODESICS,
-        METRICS,
         DiagonalQuotient,
         FixedRankQuotient,
-        GeodesicError,
-        HorizontalSpace,
-        QuotientManifold,
         Recipe,
         RotaryQuotient,
-        ScaleQuotient,
-        TranslationQuotient,
     )
-    from quotient_manifolds.merge import MergedAdapter, merge_adapters
-    from quotient_manifolds.optim import SAM, OrbitAudit, QuotientAdam, QuotientSGD, orbit_audit
+    from quotient_manifolds.merge import merge_adapters
+    from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
     from quotient_manifolds.sharpness import (
         AutoPGD,
-        ConvergenceWarning,
         MeasureResult,
-        RoundingWarning,
         SharpnessRecord,
-        TruncationWarning,
         average_case_sharpness,
         cross_entropy,
         gradient_norm,
@@ -46,17 +36,12 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         legacy_sharpness,
         next_token_cross_entropy,
         normalised_logits,
-        relative_flatness,
         top_eigenvalue,
-        truncation_error,
         worst_case_profile,
         worst_case_sharpness,
     )
     from quotient_manifolds.symmetries import (
-        Proof,
-        SymmetricPair,
         Symmetries,
-        Translation,
         balance,
         canonical,
         count_symmetries,
@@ -67,38 +52,21 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     )
 
 __all__ = [
-    "GEODESICS",
-    "METRICS",
     "SAM",
     "Adaptive",
     "AutoPGD",
-    "ConvergenceWarning",
     "DiagonalQuotient",
     "Euclidean",
     "FixedRankQuotient",
-    "GeodesicError",
-    "Geometry",
-    "HorizontalSpace",
     "MeasureResult",
-    "MergedAdapter",
-    "OrbitAudit",
-    "Proof",
     "Quotient",
     "QuotientAdam",
-    "QuotientManifold",
     "QuotientSGD",
     "Recipe",
     "RotaryQuotient",
-    "RoundingWarning",
-    "ScaleQuotient",
     "SharpnessCallback",
     "SharpnessRecord",
-    "SymmetricPair",
     "Symmetries",
-    "TangentSpace",
-    "Translation",
-    "TranslationQuotient",
-    "TruncationWarning",
     "__version__",
     "average_case_sharpness",
     "balance",
@@ -119,10 +87,8 @@ __all__ = [
     "prove_symmetries",
     "random_move",
     "read_text_labels",
-    "relative_flatness",
     "tokenised_batches",
     "top_eigenvalue",
-    "truncation_error",
     "worst_case_profile",
     "worst_case_sharpness",
 ]
@@ -130,6 +96,18 @@ __all__ = [
 
 _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "callbacks")
 """Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
+
+_ELSEWHERE = {
+    **dict.fromkeys(("Geometry", "TangentSpace"), "geometry"),
+    **dict.fromkeys(("GEODESICS", "METRICS", "GeodesicError", "HorizontalSpace", "QuotientManifold"), "manifolds"),
+    **dict.fromkeys(("ScaleQuotient", "TranslationQuotient"), "manifolds"),
+    **dict.fromkeys(("ConvergenceWarning", "RoundingWarning", "TruncationWarning"), "sharpness"),
+    **dict.fromkeys(("relative_flatness", "truncation_error"), "sharpness"),
+    **dict.fromkeys(("Proof", "SymmetricPair", "Translation"), "symmetries"),
+    "MergedAdapter": "merge",
+    "OrbitAudit": "optim",
+}
+"""Rooms of names that are not, or no longer, in the package itself: what an AttributeError says."""
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe every name
@@ -147,7 +125,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe every name
                     return globals()[name]
         if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        where = f"; use {__name__}.{_ELSEWHERE[name]}.{name}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where}")
 
 
 def __dir__() -> list[str]:

@@ -77,7 +77,7 @@ MEASURES: dict[str, Callable[..., qm.MeasureResult]] = {
     ),
     "linf": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Adaptive(norm="linf"), radius=1e-3, steps=4),
     "profile": lambda *given: qm.worst_case_profile(*given, geometry="inv", radii=[0.02, 0.05], steps=3)[-1],
-    "truncation": lambda *given: qm.truncation_error(*given, geometry="mix", radius=0.5, steps=3),
+    "truncation": lambda *given: qm.sharpness.truncation_error(*given, geometry="mix", radius=0.5, steps=3),
     "average": lambda *given: qm.average_case_sharpness(*given, geometry="inv", sigma=0.05, samples=3),
     "gradient": lambda *given: qm.gradient_norm(*given, geometry="mix"),
     "trace": lambda *given: qm.hessian_trace(*given, geometry="mix", samples=2),

@@ -77,6 +77,15 @@ def test_unknown_names_are_attribute_errors() -> None:
     assert {name for name, _ in inspect.getmembers(quotient_manifolds)} >= set(quotient_manifolds.__all__)
 
 
+def test_the_package_has_at_most_forty_names_and_says_where_others_are() -> None:
+    assert len(quotient_manifolds.__all__) <= 40
+    with pytest.raises(AttributeError, match=r"quotient_manifolds\.manifolds\.ScaleQuotient"):
+        quotient_manifolds.ScaleQuotient  # noqa: B018
+    for name, room in quotient_manifolds._ELSEWHERE.items():
+        assert hasattr(importlib.import_module(f"quotient_manifolds.{room}"), name), name
+        assert name not in quotient_manifolds.__all__
+
+
 def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:
     """The import hook that setuptools makes otherwise hides the package from mypy and from editors."""
     pytest.importorskip("setuptools", minversion="77")

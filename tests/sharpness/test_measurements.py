@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, MeasureResult, Quotient, SharpnessRecord, cross_entropy
+from quotient_manifolds import Adaptive, Euclidean, MeasureResult, Quotient, SharpnessRecord, cross_entropy
 from quotient_manifolds.files import is_special, write_text
-from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.geometry import Geometry, geometry_from_dict
 from quotient_manifolds.sharpness import BatchResult, WorstCase
 from quotient_manifolds.symmetries import Symmetries
 

@@ -500,6 +500,6 @@ def test_records_last_and_those_without_a_reach_are_read(
 
 
 def test_the_names_are_public() -> None:
-    assert qm.truncation_error is truncation_error
-    assert qm.TruncationWarning is TruncationWarning
+    assert qm.sharpness.truncation_error is truncation_error
+    assert qm.sharpness.TruncationWarning is TruncationWarning
     assert np.isfinite(list(REACH.values())).all()
