@@ -15,29 +15,19 @@ from quotient_manifolds.version import VERSION as __version__
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds the same objects on first use
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
     from quotient_manifolds.callbacks import SharpnessCallback
-    from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+    from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
     from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
     from quotient_manifolds.manifolds import (
-        GEODESICS,
-        METRICS,
         DiagonalQuotient,
         FixedRankQuotient,
-        GeodesicError,
-        HorizontalSpace,
-        QuotientManifold,
         Recipe,
         RotaryQuotient,
-        ScaleQuotient,
-        TranslationQuotient,
     )
-    from quotient_manifolds.merge import MergedAdapter, merge_adapters
-    from quotient_manifolds.optim import SAM, OrbitAudit, QuotientAdam, QuotientSGD, orbit_audit
+    from quotient_manifolds.merge import merge_adapters
+    from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
     from quotient_manifolds.sharpness import (
         AutoPGD,
-        ConvergenceWarning,
         Result,
-        RoundingWarning,
-        TruncationWarning,
         average_case_sharpness,
         cross_entropy,
         gradient_norm,
@@ -50,10 +40,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         worst_case_sharpness,
     )
     from quotient_manifolds.symmetries import (
-        Proof,
-        SymmetricPair,
         Symmetries,
-        Translation,
         balance,
         canonical,
         count_symmetries,
@@ -64,37 +51,20 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     )
 
 __all__ = [
-    "GEODESICS",
-    "METRICS",
     "SAM",
     "Adaptive",
     "AutoPGD",
-    "ConvergenceWarning",
     "DiagonalQuotient",
     "Euclidean",
     "FixedRankQuotient",
-    "GeodesicError",
-    "Geometry",
-    "HorizontalSpace",
-    "MergedAdapter",
-    "OrbitAudit",
-    "Proof",
     "Quotient",
     "QuotientAdam",
-    "QuotientManifold",
     "QuotientSGD",
     "Recipe",
     "Result",
     "RotaryQuotient",
-    "RoundingWarning",
-    "ScaleQuotient",
     "SharpnessCallback",
-    "SymmetricPair",
     "Symmetries",
-    "TangentSpace",
-    "Translation",
-    "TranslationQuotient",
-    "TruncationWarning",
     "__version__",
     "average_case_sharpness",
     "balance",
@@ -125,6 +95,31 @@ __all__ = [
 _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "callbacks")
 """Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
 
+_INSTEAD = {
+    "GEODESICS": "manifolds.GEODESICS",
+    "METRICS": "manifolds.METRICS",
+    "ConvergenceWarning": "sharpness.ConvergenceWarning",
+    "GeodesicError": "manifolds.GeodesicError",
+    "Geometry": "geometry.Geometry",
+    "HorizontalSpace": "manifolds.HorizontalSpace",
+    "MeasureResult": "Result",
+    "MergedAdapter": "merge.MergedAdapter",
+    "OrbitAudit": "optim.OrbitAudit",
+    "Proof": "symmetries.Proof",
+    "QuotientManifold": "manifolds.QuotientManifold",
+    "RoundingWarning": "sharpness.RoundingWarning",
+    "ScaleQuotient": "manifolds.ScaleQuotient",
+    "SharpnessRecord": "Result.to_frame",
+    "SymmetricPair": "symmetries.SymmetricPair",
+    "TangentSpace": "geometry.TangentSpace",
+    "Translation": "symmetries.Translation",
+    "TranslationQuotient": "manifolds.TranslationQuotient",
+    "TruncationWarning": "sharpness.TruncationWarning",
+    "relative_flatness": "notebooks/studies/appendix_g.py",
+    "truncation_error": "Result.reach, and geodesic='exact' to see what truncation changes",
+}
+"""What to use in place of names that the package itself does not have, or no longer: an AttributeError says it."""
+
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe every name
 
@@ -141,7 +136,8 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe every name
                     return globals()[name]
         if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
 
 
 def __dir__() -> list[str]:

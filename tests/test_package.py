@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import operator
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +77,15 @@ def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         quotient_manifolds.no_such_name  # noqa: B018
     assert {name for name, _ in inspect.getmembers(quotient_manifolds)} >= set(quotient_manifolds.__all__)
+
+
+def test_the_package_has_at_most_forty_names_and_says_what_to_use_instead_of_others() -> None:
+    assert len(quotient_manifolds.__all__) <= 40
+    for name, now in quotient_manifolds._INSTEAD.items():
+        with pytest.raises(AttributeError, match=re.escape(f"use {now}")):
+            getattr(quotient_manifolds, name)
+        if re.fullmatch(r"[\w.]+\w", now) and "/" not in now:
+            assert operator.attrgetter(now)(quotient_manifolds) is not None
 
 
 def test_editable_install_is_a_path_that_type_checkers_follow(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from click.testing import Result
 from safetensors.torch import load_file
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds import Adaptive, Euclidean, Quotient
 from quotient_manifolds.cli.balls import balls
 from quotient_manifolds.cli.batches import distance, distance_batch, first_output
 from quotient_manifolds.cli.record import SharpnessRecord
-from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.geometry import Geometry, geometry_from_dict
 from quotient_manifolds.version import VERSION
 from tests import hugging_face
 from tests.command_line import FAST, TEXTS, call, digest, refused, write_images

@@ -75,7 +75,7 @@ def gradients(model: nn.Module, inputs: Any, targets: Any) -> None:
     nn.functional.cross_entropy(model(inputs), targets).backward()
 
 
-def product(pair: qm.SymmetricPair, params: dict[str, torch.Tensor]) -> torch.Tensor:
+def product(pair: qm.symmetries.SymmetricPair, params: dict[str, torch.Tensor]) -> torch.Tensor:
     return pair.G.read(params) @ pair.H.read(params).mT
 
 

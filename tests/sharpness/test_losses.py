@@ -218,7 +218,9 @@ def climbed(**settings: float) -> qm.Result:
 
 
 def test_a_climb_that_still_rises_at_its_end_is_flagged() -> None:
-    with pytest.warns(qm.ConvergenceWarning, match=r"\d+% of the rise came in the last quarter of the steps") as caught:
+    with pytest.warns(
+        qm.sharpness.ConvergenceWarning, match=r"\d+% of the rise came in the last quarter of the steps"
+    ) as caught:
         short = climbed(radius=1.0, steps=2)
     assert len(caught) == 1
     assert short.late_rise > 0.05
@@ -266,5 +268,5 @@ def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
         if single.mean != pytest.approx(double.mean, rel=0.05):
             assert single.rounding_warning is not None
     assert flagged
-    with pytest.warns(qm.RoundingWarning, match="take a larger radius, or float64"):
+    with pytest.warns(qm.sharpness.RoundingWarning, match="take a larger radius, or float64"):
         risen(5e-6, torch.float32)

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from quotient_manifolds import Adaptive, Euclidean, Geometry, Quotient, Result, cross_entropy
+from quotient_manifolds import Adaptive, Euclidean, Quotient, Result, cross_entropy
 from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.files import is_special, write_text
-from quotient_manifolds.geometry import geometry_from_dict
+from quotient_manifolds.geometry import Geometry, geometry_from_dict
 from quotient_manifolds.sharpness import BatchResult, WorstCase
 from quotient_manifolds.symmetries import Symmetries
 

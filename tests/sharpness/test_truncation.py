@@ -427,5 +427,5 @@ def test_records_last(model: Classifier, batches: list[Batch]) -> None:
 
 
 def test_the_names_are_public() -> None:
-    assert qm.TruncationWarning is TruncationWarning
+    assert qm.sharpness.TruncationWarning is TruncationWarning
     assert np.isfinite(list(REACH.values())).all()
