@@ -242,3 +242,36 @@ def test_a_step_that_overflows_is_refused(kind: Any, metric: str) -> None:
     with pytest.raises(ValueError, match="finite"):
         optimizer.step()
     assert same(weights(model), before)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
+    model, inputs, targets, found = made("low rank")
+    kinds = qm.QuotientSGD, qm.QuotientAdam
+    optimizers = [kind(model.named_parameters(), found, lr=0.01) for kind in kinds]
+    for optimizer in optimizers:
+        train(model, optimizer, inputs, targets, 1)
+    for own, other in (optimizers, optimizers[::-1]):
+        before = copy.deepcopy(own.state_dict())
+        with pytest.raises(ValueError, match=f"must be that of a {type(own).__name__}"):
+            own.load_state_dict(other.state_dict())
+        assert own.state_dict()["param_groups"] == before["param_groups"]
+        train(model, own, inputs, targets, 1)
+
+
+def test_a_checkpoint_of_fewer_pairs_is_refused() -> None:
+    model, inputs, targets, found = made("low rank")
+    fewer = qm.QuotientAdam(model.named_parameters(), found.without([found.pairs[0].name]), lr=0.01)
+    whole = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    for optimizer, other in ((whole, fewer), (fewer, whole)):
+        train(model, other, inputs, targets, 1)
+        with pytest.raises(ValueError, match=f"Found .*{found.pairs[0].name}"):
+            optimizer.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
+@pytest.mark.parametrize("setting", [{"nonsense": 3}, {"amsgrad": True}])
+def test_a_setting_that_nothing_uses_is_refused(kind: Any, setting: dict[str, object]) -> None:
+    model, _, _, found = made("low rank")
+    group = {"params": list(model.named_parameters()), **setting}
+    with pytest.raises(ValueError, match=f"Found {next(iter(setting))}"):
+        kind([group], found)
