@@ -22,6 +22,9 @@ from quotient_manifolds.symmetries import SymmetricPair, Symmetries
 
 Closure = Callable[[], Any]
 
+_OF_EVERY_GROUP = ("params", "param_names", "initial_lr", "foreach", "capturable", "differentiable", "fused")
+"""What a group may say besides: schedulers write one of these, and the others choose how parameters of no pair go."""
+
 
 class Job:
     """Hold what a step makes of one batch of pairs, computed before anything is written."""
@@ -61,6 +64,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         groups = [dict(group) if isinstance(group, Mapping) else group for group in listed(params)]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
+        self._settings = frozenset((*defaults, "metric", *_OF_EVERY_GROUP))
         self._ready = False
         super().__init__(groups, self._plain.defaults | {"metric": metric})
         self._ready = True
@@ -71,7 +75,15 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         """Return the direction of a step in orthonormal coordinates, and write to `job.memory` what to remember."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole."""
+        """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole.
+
+        Raises ValueError for settings that steps of pairs do not use.
+        """
+        for name, value in param_group.items():
+            default = name in self._plain.defaults and self._plain.defaults[name] == value
+            if name not in self._settings and not default:
+                known = ", ".join(sorted(self._settings.difference(_OF_EVERY_GROUP)))
+                raise ValueError(f"settings of a group must be among {known}. Found {name} = {value!r}")
         super().add_param_group(param_group)
         if self._ready:
             try:
@@ -243,38 +255,48 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return [(shape[0], PairBatch(tuple(pairs), params)) for shape, pairs in batches.items()]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready")}
+        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._batches = self._batched()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, with the names of all pairs, also those without steps so far."""
+        return {**super().state_dict(), "pairs": [pair.name for pair in self._symmetries.pairs]}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
 
         What is remembered of pairs has their names and shapes.
         """
-        pairs = {pair.name: pair for _, batch in self._batches for pair in batch.pairs}
+        pairs = {pair.name: pair for pair in self._symmetries.pairs}
+        kind = type(self).__name__
         for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if "metric" not in saved or own["param_names"] != saved.get("param_names"):
-                raise ValueError(
-                    f"the state should be that of a {type(self).__name__} of the same model; its groups have other "
-                    "settings or other parameters"
-                )
+            missing = {*self.defaults, "param_names"} - saved.keys()
+            if missing or own["param_names"] != saved["param_names"]:
+                found = f"groups without {min(missing)!r}" if missing else "groups with other parameters"
+                raise ValueError(f"the state must be that of a {kind} of the same model. Found {found}")
+        if other := pairs.keys() ^ state_dict.get("pairs", ()):
+            which = "that the state lacks" if min(other) in pairs else "only in the state"
+            raise ValueError(
+                f"the state must be that of a {kind} with the same pairs. Found a pair {which}, {min(other)!r}: make "
+                "the optimizer with the symmetries it had"
+            )
         for name, kept in state_dict["state"].items():
             if not isinstance(name, str):
                 continue
-            pair = pairs.get(name)
-            wrong = pair is not None and any(
+            pair = pairs[name]
+            if any(
                 value.shape[:2] != (pair.heads, {"G": pair.n, "H": pair.m}[key[-1]])
                 or value.shape[2] not in (1, pair.h)
                 for key, value in kept.items()
                 if value.ndim
-            )
-            if pair is None or wrong:
-                why = "is none of this model" if pair is None else "has another shape in this model"
-                raise ValueError(f"the state should be that of an optimizer of the same model; its pair {name!r} {why}")
+            ):
+                raise ValueError(
+                    f"the state must be that of a {kind} of the same model. Found another shape of the pair {name!r}"
+                )
         super().load_state_dict(state_dict)
 
 

@@ -212,13 +212,13 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     train(model, optimizer, inputs, targets, 1)
     saved = optimizer.state_dict()
     plain = torch.optim.AdamW(model.named_parameters())
-    with pytest.raises(ValueError, match="its groups have other settings"):
+    with pytest.raises(ValueError, match="Found groups without"):
         optimizer.load_state_dict(plain.state_dict())
     for other in ("rank one", "encoder"):
         model, _, _, found = made(other)
         fresh = qm.QuotientAdam(model.named_parameters(), found)
         if other == "encoder":
-            with pytest.raises(ValueError, match="other settings or other parameters"):
+            with pytest.raises(ValueError, match="Found groups with other parameters"):
                 fresh.load_state_dict(saved)
         else:
             with pytest.raises(ValueError, match="another shape"):
