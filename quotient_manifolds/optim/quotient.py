@@ -14,9 +14,8 @@ from torch import Tensor
 from quotient_manifolds.geometry.parameters import scales_outside
 from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
-from quotient_manifolds.optim.chosen import Parameters, is_optimized, listed
 from quotient_manifolds.optim.frame import Both
-from quotient_manifolds.optim.pairs import PairBatch
+from quotient_manifolds.optim.pairs import PairBatch, Parameters, is_optimized, listed
 from quotient_manifolds.optim.step import Point
 from quotient_manifolds.symmetries import SymmetricPair, Symmetries
 
@@ -58,9 +57,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     ) -> None:
         if not isinstance(symmetries, Symmetries):
             found = type(symmetries).__name__
-            raise TypeError(f"symmetries should be Symmetries, as find_symmetries returns them; found {found}")
+            raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}")
         if max_norm is not None and not 0 < max_norm < math.inf:
-            raise ValueError(f"max_norm should be a positive number or None; found {max_norm!r}")
+            raise ValueError(f"max_norm must be a positive number or None. Found {max_norm!r}")
         groups = [dict(group) if isinstance(group, Mapping) else group for group in listed(params)]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
@@ -192,8 +191,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             without = [name for name in pair.names if name in missing]
             if without and len(without) < len(pair.names):
                 raise ValueError(
-                    f"all parameters of the pair {pair.name!r} should have a gradient, or none; {without[0]} has none: "
-                    "if a module was replaced or frozen since, make a new optimizer from the model as it is now"
+                    f"all parameters of the pair {pair.name!r} must have a gradient, or none. Found that "
+                    f"{without[0]} has none: if a module was replaced or frozen since, "
+                    "make a new optimizer from the model as it is now"
                 )
             if not without:
                 parts.append(PairBatch((pair,), batch.params))
@@ -202,7 +202,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     def _check_gradients(self) -> None:
         named = [(name, p.grad) for name, p in self._named() if p.grad is not None]
         if sparse := [name for name, grad in named if grad.layout != torch.strided]:
-            raise ValueError(f"gradients should be dense; that of {sparse[0]} is sparse: make its layer sparse=False")
+            raise ValueError(f"gradients must be dense. Found a sparse one of {sparse[0]}: make its layer sparse=False")
         if not named:
             return
         sizes = torch._foreach_norm([grad for _, grad in named])
@@ -210,8 +210,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         for (name, grad), fine in zip(named, finite, strict=True):
             if not fine and not bool(grad.isfinite().all()):  # a norm may overflow where no entry does
                 raise ValueError(
-                    f"gradients should be finite; that of {name} holds NaN or infinity, and nothing was changed: skip "
-                    "this batch, or take a smaller lr"
+                    f"gradients must be finite. Found that of {name} holds NaN or infinity, and nothing was changed: "
+                    "skip this batch, or take a smaller lr"
                 )
 
     def _with_requirement(self) -> frozenset[str]:
@@ -227,17 +227,17 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         place: dict[str, int] = {}
         for index, group in enumerate(self.param_groups):
             if group["metric"] not in METRICS:
-                raise ValueError(f"metric should be one of {', '.join(METRICS)}; found {group['metric']!r}")
+                raise ValueError(f"metric must be one of {', '.join(METRICS)}. Found {group['metric']!r}")
             if "param_names" not in group:
                 raise ValueError(
-                    "params should be named, for pairs name theirs: give model.named_parameters(), or groups of such"
+                    "params must be named, for pairs name theirs: give model.named_parameters(), or groups of such"
                 )
             place |= dict.fromkeys(group["param_names"], index)
         params = dict(self._named())
         named = {name for pair in self._symmetries.pairs for name in pair.names}
         if named and named.isdisjoint(params):
             raise ValueError(
-                f"symmetries should be of the model whose parameters these are; none has a name like "
+                f"symmetries must be of the model whose parameters these are. Found no name like "
                 f"{min(named)!r}, but {next(iter(params))!r}, say: take names and symmetries from one module, the one "
                 "inside of any wrapper"
             )

@@ -79,7 +79,7 @@ def spoil_weight(model: nn.Module) -> None:
         (drop_half, "0.linear1.weight has none"),
         (replace_layer, "make a new optimizer"),
         (make_sparse, "sparse"),
-        (make_plain_sparse, "that of 2.weight is sparse"),
+        (make_plain_sparse, "sparse one of 2.weight"),
         (spoil_weight, "smaller lr"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_pair_has_one_group_and_one_precision() -> None:
     model, _, _, found = made("low rank")
     named = dict(model.named_parameters())
     one, rest = "0.B.weight", [name for name in named if name != "0.B.weight"]
-    with pytest.raises(ValueError, match="should be in one group"):
+    with pytest.raises(ValueError, match="must be in one group"):
         qm.QuotientAdam([{"params": [(one, named[one])]}, {"params": [(name, named[name]) for name in rest]}], found)
     model[0].A.float()
     with pytest.raises(ValueError, match=r"torch.float32 on cpu and torch.float64 on cpu"):
@@ -145,10 +145,10 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, max_norm=0), "max_norm"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=-1), "radius"),
         (lambda m, f: qm.SAM(torch.optim.SGD(nn.Linear(2, 2).parameters()), m, radius=1), "none of its"),
-        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "geometry should be"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "geometry must be"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry=qm.Quotient(), radius=1), "find_symmetries"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
-        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "found none"),
+        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "Found none"),
         (lambda m, f: qm.orbit_audit(lambda n: None, m, None, []), "at least one batch"),
     ],
 )
