@@ -1,11 +1,8 @@
-"""Show our manifolds to pymanopt: a view its solvers run on, and one function that runs them."""
+"""Show our manifolds to pymanopt: a view that its solvers run on."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -13,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, HorizontalSpace, QuotientManifold
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    FixedRankQuotient,
+    HorizontalSpace,
+    QuotientManifold,
+    Recipe,
+    RotaryQuotient,
+)
 
-__all__ = ["SOLVERS", "Minimum", "as_pymanopt", "minimize"]
+__all__ = ["as_pymanopt"]
 
-Array = Any  # a float64 numpy array, or the tuple of them that is a point of some of pymanopt's own manifolds
-
-SOLVERS: Mapping[str, str] = {
-    "trust-regions": "TrustRegions",
-    "conjugate-gradient": "ConjugateGradient",
-    "steepest-descent": "SteepestDescent",
-}
-"""Solvers of `minimize`: our names, and pymanopt's."""
+Array = Any  # a float64 numpy array
 
 
 def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
@@ -35,7 +32,7 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     geodesic, exist where the manifold has logarithms, and exp(x, log(x, y)) lies on the orbit of y. Random points and
     vectors come from torch's global generator.
 
-    Raises ValueError for a shape that is not one point, ImportError where pymanopt is not installed.
+    Raises ValueError for a shape that is not one point, and ImportError where pymanopt is not installed.
 
     >>> view = as_pymanopt(FixedRankQuotient(6, 4, "mix"), (10, 2))
     >>> view.dim, view.point_layout
@@ -46,15 +43,11 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     ((10, 2), dtype('float64'))
     """
     if not isinstance(manifold, QuotientManifold):
-        raise TypeError(f"manifold should be one of quotient_manifolds; found {manifold!r}")
-    if not isinstance(shape, (tuple, list)) or not all(isinstance(k, int) for k in shape):
-        raise TypeError(f"shape should be a tuple of integers, that of one point; found {shape!r}")
-    base = _pymanopt().manifolds.manifold.Manifold
+        raise TypeError(f"manifold must be a QuotientManifold. Found {manifold!r}")
     if len(shape) != manifold.ndim:
-        raise ValueError(f"shape should be that of one point, with {manifold.ndim} dimensions; found {tuple(shape)}")
-    ok, reason = manifold._check_shape(tuple(shape), "x")
-    if not ok:
-        raise ValueError(reason)
+        raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
+    manifold._require_shape(tuple(shape))
+    base = _pymanopt().manifolds.manifold.Manifold
     return type("PymanoptView", (_View, base), {})(manifold, tuple(shape))
 
 
@@ -132,123 +125,21 @@ class _View:
         return float(self._manifold.dist(_tensor(point_a), _tensor(point_b)))
 
 
-@dataclass(frozen=True)
-class Minimum:
-    """Tell where a solver of pymanopt ended, why, and what it took."""
-
-    point: Array
-    cost: float
-    reason: str
-    seconds: float
-    costs: int  # how often the cost was evaluated
-    gradients: int
-    hessians: int
-
-
-def minimize(
-    view: Any,
-    start: Array,
-    cost: Callable[..., float],
-    gradient: Callable[..., Array],
-    hessian: Callable[..., Array] | None = None,
-    *,
-    solver: str = "conjugate-gradient",
-    target: float = -math.inf,
-    riemannian: bool = False,
-    run: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> Minimum:
-    """Minimise a cost on a pymanopt manifold with one of `SOLVERS`, until a cost of at most `target` is evaluated.
-
-    The target is the one stopping rule that does not depend on the manifold's metric. `gradient(point)` and
-    `hessian(point, vector)` are Euclidean, or Riemannian with `riemannian=True`; points of several arrays are spread
-    over the arguments, as pymanopt does. `settings` go to the solver's constructor, `run` to its `run`.
-
-    Raises ValueError for an unknown solver, or TrustRegions without a Hessian.
-    """
-    if solver not in SOLVERS:
-        raise ValueError(f"solver should be one of {', '.join(map(repr, SOLVERS))}; found {solver!r}")
-    if solver == "trust-regions" and hessian is None:
-        raise ValueError("trust-regions needs the function `hessian`; give it, or use 'conjugate-gradient'")
-    library = _pymanopt()
-    counted = _Counted(cost, target)
-    kind = "riemannian" if riemannian else "euclidean"
-    numpy = library.function.numpy(view)
-    functions = {f"{kind}_gradient": numpy(counted.count("gradients", gradient))}
-    if hessian is not None:
-        functions[f"{kind}_hessian"] = numpy(counted.count("hessians", hessian))
-    problem = library.Problem(view, numpy(lambda *point: counted.cost(*point)), **functions)
-    optimizer = getattr(library.optimizers, SOLVERS[solver])(**{"verbosity": 0, **settings})
-    return counted.run(lambda: optimizer.run(problem, initial_point=start, **(run or {})))
-
-
-class _Reached(Exception):
-    """Report that the target was reached: the way out of a solver that knows no such stopping rule."""
-
-
-class _Counted:
-    """Wrap a cost: count evaluations of it and its derivatives, and stop the solver at the target."""
-
-    def __init__(self, function: Callable[..., float], target: float) -> None:
-        self._function, self._target = function, target
-        self._best: tuple[float, Array] = (math.inf, None)
-        self._counts = {"costs": 0, "gradients": 0, "hessians": 0}
-
-    def cost(self, *point: Array) -> float:
-        self._counts["costs"] += 1
-        value = self._function(*point)
-        if value < self._best[0]:
-            self._best = value, point[0] if len(point) == 1 else point
-        if value <= self._target:
-            raise _Reached
-        return value
-
-    def count(self, name: str, function: Callable[..., Array]) -> Callable[..., Array]:
-        def counted(*arguments: Array) -> Array:
-            self._counts[name] += 1
-            return function(*arguments)
-
-        return counted
-
-    def run(self, solve: Callable[[], Any]) -> Minimum:
-        before = time.perf_counter()
-        try:
-            result = solve()
-            point, cost, reason = result.point, float(result.cost), result.stopping_criterion
-        except _Reached:
-            (cost, point), reason = self._best, f"the cost reached the target {self._target:.3g}"
-        return Minimum(point, cost, reason, time.perf_counter() - before, **self._counts)
-
-
 def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
-    """Return the dimension of the quotient: closed forms, or the size of a point less the rank of its vertical part.
-
-    That rank is found by applying the projection to more and more random vectors, until they are dependent.
-    """
-    size = math.prod(shape)
-    if isinstance(manifold, FixedRankQuotient):
-        return (shape[0] - shape[1]) * shape[1]
-    if isinstance(manifold, DiagonalQuotient):
-        return shape[1]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        space = manifold.at(manifold.random(*shape, dtype=torch.float64).as_subclass(Tensor))
-        probes = 8
-        while True:
-            z = torch.randn(probes, *shape, dtype=torch.float64)
-            vertical = (z - space.project(z)).flatten(1)
-            # relative to the probes, not to the largest vertical part: there may be no vertical vectors at all
-            rank = int((torch.linalg.svdvals(vertical) > 1e-8 * torch.linalg.matrix_norm(z.flatten(1))).sum())
-            if rank < min(probes, size):
-                return size - rank
-            probes = min(2 * probes, size + 1)
+    """Return the dimension of the quotient: the entries of a point less the dimension of its vertical space."""
+    if isinstance(manifold, Recipe):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return int(manifold.dimension(manifold.random(*shape, dtype=torch.float64).as_subclass(Tensor)))
+    vertical = {FixedRankQuotient: shape[-1] ** 2, DiagonalQuotient: shape[-1], RotaryQuotient: 2}
+    return math.prod(shape) - vertical.get(type(manifold), 1)
 
 
 def _tensor(array: Array) -> Tensor:
     """Return a float64 tensor; TypeError for what is no array of real numbers: an imaginary part would be dropped."""
-    kind = np.asarray(array).dtype if isinstance(array, (np.ndarray, np.generic)) else type(array).__name__
-    if not isinstance(kind, np.dtype) or kind.kind not in "fiu":
-        raise TypeError(f"points and vectors should be numpy arrays of real numbers; found {kind}")
+    if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind not in "fiu":
+        found = getattr(array, "dtype", type(array).__name__)
+        raise TypeError(f"points and vectors must be numpy arrays of real numbers. Found {found}")
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
 
 

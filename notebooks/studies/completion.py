@@ -6,22 +6,32 @@ a factor. The metric `mix` makes every step the one of a well-scaled problem, wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import geoopt
 import numpy as np
+import pymanopt
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
 
 from quotient_manifolds.linalg import product_gap
 from quotient_manifolds.manifolds import FixedRankQuotient, Metric
-from quotient_manifolds.pymanopt import as_pymanopt, minimize
+from quotient_manifolds.pymanopt import as_pymanopt
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+SOLVERS = {
+    "trust-regions": "TrustRegions",
+    "conjugate-gradient": "ConjugateGradient",
+    "steepest-descent": "SteepestDescent",
+}
+"""Solvers of pymanopt, and the names of their classes."""
 
 GEOOPT = "geoopt"
 """The solver of `complete` that is not pymanopt's: geoopt's line search along conjugate gradients."""
@@ -146,7 +156,7 @@ def complete(
 ) -> Completed:
     """Complete a matrix from its spectral start until the relative residual over the known entries is `tolerance`.
 
-    `solver` is one of `quotient_manifolds.pymanopt.SOLVERS`, or "geoopt".
+    `solver` is one of `SOLVERS`, or "geoopt".
     """
     manifold = FixedRankQuotient(problem.n, int(problem.known.shape[1]), metric)
     if solver == GEOOPT:
@@ -172,6 +182,64 @@ def complete(
         end.gradients,
         end.hessians,
     )
+
+
+@dataclass
+class Minimum:
+    """Hold the best point found, its cost, and what it took to find it."""
+
+    point: Any = None
+    cost: float = math.inf
+    seconds: float = 0.0
+    costs: int = 0
+    gradients: int = 0
+    hessians: int = 0
+
+
+def minimize(
+    view: Any,
+    start: Any,
+    cost: Callable[..., float],
+    gradient: Callable[..., Any],
+    hessian: Callable[..., Array] | None = None,
+    *,
+    solver: str = "conjugate-gradient",
+    target: float = -math.inf,
+    riemannian: bool = False,
+    **settings: Any,
+) -> Minimum:
+    """Run one of `SOLVERS` on a manifold of pymanopt until a cost of at most `target` is evaluated.
+
+    The target is the one stopping rule that does not depend on the metric; pymanopt has none, so an exception ends it.
+    """
+    best = Minimum()
+    numpy, kind = pymanopt.function.numpy(view), "riemannian" if riemannian else "euclidean"
+
+    def evaluate(*point: Array) -> float:
+        best.costs += 1
+        value = cost(*point)
+        if value < best.cost:
+            best.cost, best.point = value, point[0] if len(point) == 1 else point
+        if value <= target:
+            raise StopIteration
+        return value
+
+    def slope(*point: Array) -> Any:
+        best.gradients += 1
+        return gradient(*point)
+
+    def product(*arguments: Array) -> Array:
+        assert hessian is not None
+        best.hessians += 1
+        return hessian(*arguments)
+
+    functions = {f"{kind}_gradient": numpy(slope)} | ({} if hessian is None else {f"{kind}_hessian": numpy(product)})
+    problem = pymanopt.Problem(view, numpy(evaluate), **functions)
+    before = time.perf_counter()
+    with contextlib.suppress(StopIteration):
+        getattr(pymanopt.optimizers, SOLVERS[solver])(verbosity=0, **settings).run(problem, initial_point=start)
+    best.seconds = time.perf_counter() - before
+    return best
 
 
 def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, tolerance: float, max_steps: int) -> Completed:

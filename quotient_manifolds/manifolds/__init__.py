@@ -13,8 +13,7 @@ from quotient_manifolds.manifolds.horizontal import GEODESICS, METRICS, Geodesic
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.recipe import Recipe
 from quotient_manifolds.manifolds.rotary import RotaryQuotient
-from quotient_manifolds.manifolds.scale import ScaleQuotient
-from quotient_manifolds.manifolds.translation import TranslationQuotient
+from quotient_manifolds.manifolds.vectors import ScaleQuotient, TranslationQuotient
 
 __all__ = [
     "GEODESICS",

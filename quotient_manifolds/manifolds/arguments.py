@@ -1,4 +1,4 @@
-"""Check what a manifold is to compute with, in one sentence each, also tensors that have no values."""
+"""Check what a manifold is to compute with, also tensors whose values are not known (`torch.func.vmap`)."""
 
 from __future__ import annotations
 
@@ -7,57 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NOT_FINITE = "the entries of a point should be finite; found NaN or infinity"
+TOO_LONG = "if steps of an optimizer led there, take a smaller learning rate (lr), which is a length in the metric"
+NOT_FINITE = f"the entries of a point must be finite. Found NaN or infinity: {TOO_LONG}"
 
 PRECISIONS = (torch.float32, torch.float64)
 
 
-def require_counts(**counts: Any) -> None:
-    """Raise TypeError unless all are integers, ValueError unless all are at least 1."""
-    for name, k in counts.items():
+def require_sizes(n: Any, m: Any, eps: Any) -> None:
+    """Raise TypeError or ValueError unless n and m are integers of at least 1, and eps a finite number >= 0."""
+    for name, k in (("n", n), ("m", m)):
         if isinstance(k, bool) or not isinstance(k, int):
-            raise TypeError(f"{name} should be an integer; found {k!r}")
+            raise TypeError(f"{name}, a number of rows, must be an integer. Found {k!r}")
         if k < 1:
-            raise ValueError(f"{name}, a number of rows or entries, should be at least 1; found {name} = {k}")
-
-
-def require_size(eps: Any) -> None:
-    """Raise TypeError unless eps is a number, ValueError unless it is finite and >= 0."""
+            raise ValueError(f"{name}, a number of rows, must be at least 1. Found {name} = {k}")
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise TypeError(f"eps should be a number; found {eps!r}")
+        raise TypeError(f"eps must be a number. Found {eps!r}")
     if not 0 <= eps < float("inf"):
-        raise ValueError(f"eps should be a finite number >= 0; found {eps}")
+        raise ValueError(f"eps must be a finite number >= 0. Found {eps}")
 
 
-def require_tensor(x: Any, name: str) -> None:
-    """Raise TypeError unless x is a tensor, ValueError unless it is dense, real, and in single or double precision."""
-    require_type(x, name)
-    if reason := unusable(x, name):
-        raise ValueError(reason)
-
-
-def require_type(x: Any, name: str) -> None:
-    """Raise TypeError unless x is a tensor."""
+def require_tensor(x: Any, name: str, dtypes: tuple[torch.dtype, ...] = PRECISIONS) -> None:
+    """Raise TypeError unless x is a tensor, ValueError unless it is dense, in one of these dtypes, and has values."""
     if not isinstance(x, Tensor):
-        kind = type(x).__name__
-        raise TypeError(f"{name} should be a torch tensor; found {'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}")
-
-
-def unusable(x: Tensor, name: str) -> str | None:
-    """Say why nothing can be computed with a tensor, whatever its values and its shape, or None."""
+        raise TypeError(f"{name} must be a torch tensor. Found {type(x).__name__}")
     if x.is_nested or x.layout != torch.strided:
         found = "a nested tensor" if x.is_nested else f"layout {x.layout}"
-        return f"{name} should be a dense tensor; found {found}: call .to_dense() or stack its parts"
-    if x.dtype not in PRECISIONS:
+        raise ValueError(f"{name} must be a dense tensor. Found {found}: call .to_dense() or stack its parts")
+    if x.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         cure = "give real and imaginary parts as real numbers" if x.is_complex() else "cast it, e.g. with .float()"
-        return f"{name} should be in float32 or float64; found {x.dtype}: {cure}"
-    return None
-
-
-def require_values(x: Tensor, name: str) -> None:
-    """Raise ValueError for a tensor on the meta device."""
+        raise ValueError(f"{name} must be in {names}. Found {x.dtype}: {cure}")
     if x.is_meta:
-        raise ValueError(f"{name} should have values; found a tensor on the meta device: load or initialise it first")
+        raise ValueError(f"{name} must have values. Found a tensor on the meta device: load or initialise it first")
 
 
 def has_values(x: Tensor) -> bool:
@@ -85,28 +66,22 @@ def require_no_vmap(what: str, *tensors: Tensor) -> None:
     """Raise ValueError under `torch.func.vmap`, for what searches by values."""
     if not all(map(has_values, tensors)):
         raise ValueError(
-            f"{what} should be called on the whole batch, whose dimensions come first; found a call under "
-            "torch.func.vmap, where the values that it searches by are not known"
+            f"{what} must be called on the whole batch, whose dimensions come first. Found a call under "
+            "torch.func.vmap, where values are not known"
         )
 
 
 def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:
     """Raise ValueError unless eta has the trailing shape, dtype and device of the point x and broadcasts against it."""
     require_tensor(eta, "a vector")
+    shapes = f"Found shape {tuple(eta.shape)} at {tuple(x.shape)}"
     if eta.ndim < ndim or eta.shape[-ndim:] != x.shape[-ndim:]:
-        raise ValueError(
-            f"{what} should end in one shape, {tuple(x.shape[-ndim:])}; found shape {tuple(eta.shape)} at "
-            f"{tuple(x.shape)}"
-        )
-    if eta.dtype != x.dtype:
-        raise ValueError(f"{what} should have one dtype; found {eta.dtype} at a point of {x.dtype}: cast one")
-    if eta.device != x.device:
-        raise ValueError(f"{what} should be on one device; found {eta.device} at a point on {x.device}: move one")
+        raise ValueError(f"{what} must end in one shape, {tuple(x.shape[-ndim:])}. {shapes}")
+    if (eta.dtype, eta.device) != (x.dtype, x.device):
+        found = f"{eta.dtype} on {eta.device} at a point of {x.dtype} on {x.device}"
+        raise ValueError(f"{what} must have one dtype and one device. Found {found}: cast or move one")
     if not broadcast(x.shape[: x.ndim - ndim], eta.shape[: eta.ndim - ndim]):
-        raise ValueError(
-            f"{what} should have leading dimensions, the batch, that broadcast; found shape {tuple(eta.shape)} at "
-            f"{tuple(x.shape)}"
-        )
+        raise ValueError(f"{what} must have leading dimensions, the batch, that broadcast. {shapes}")
 
 
 def broadcast(a: torch.Size, b: torch.Size) -> bool:
@@ -114,41 +89,26 @@ def broadcast(a: torch.Size, b: torch.Size) -> bool:
     return all(1 in pair or pair[0] == pair[1] for pair in zip(reversed(a), reversed(b), strict=False))
 
 
-def require_factors(A: Any, x: Tensor, *, complex_too: bool = False) -> None:
-    """Raise TypeError or ValueError unless A is a tensor of nonzero numbers, one for each entry of x or for all."""
-    require_numbers(A, x, complex_too=complex_too)
-    if some(A == 0) or some(~torch.isfinite(A)):
-        raise ValueError("A should be finite and nowhere 0, an element of the group; found 0, NaN or infinity")
+def require_element(A: Any, like: Tensor, shape: tuple[int, ...], *, complex_too: bool = False) -> None:
+    """Raise TypeError or ValueError unless A is a finite group element (..., *shape) for a batch of points like x[...].
 
-
-def require_matrix(A: Any, x: Tensor) -> None:
-    """Raise TypeError or ValueError unless A is an invertible (..., h, h) for points x (..., rows, h)."""
-    require_tensor(A, "A")
-    h = x.shape[-1]
-    if A.ndim < 2 or A.shape[-2:] != (h, h) or not broadcast(A.shape[:-2], x.shape[:-2]):
+    `like` has the shape of the batch. Numbers must not be 0, matrices must be invertible where they are of a group.
+    """
+    complex_dtypes = (torch.complex64, torch.complex128)
+    require_tensor(A, "A, an element of the group,", (*PRECISIONS, *complex_dtypes) if complex_too else PRECISIONS)
+    split = A.ndim - len(shape)
+    if split < 0 or tuple(A.shape[split:]) != shape or not broadcast(A.shape[:split], like.shape):
+        wanted = ", ".join(["...", *map(str, shape)])
         raise ValueError(
-            f"A should have shape (..., {h}, {h}) for points of shape {tuple(x.shape)}; found {tuple(A.shape)}"
+            f"A must have shape ({wanted}) for a batch {tuple(like.shape)} of points. Found {tuple(A.shape)}"
         )
-    if A.dtype != x.dtype or A.device != x.device:
-        raise ValueError(
-            f"A and x should have one dtype and one device; found {A.dtype} on {A.device} and {x.dtype} on {x.device}"
-        )
-    require_values(A, "A")
-    if some(torch.linalg.lu_factor_ex(A.detach()).info != 0) or some(~torch.isfinite(A)):
-        raise ValueError("A should be finite and invertible; found a singular matrix, NaN or infinity")
+    if A.ndim and A.device != like.device:
+        raise ValueError(f"A and x must be on one device. Found {A.device} and {like.device}: move one")
+    if some(~torch.isfinite(A)):
+        raise ValueError("A must be finite, an element of the group. Found NaN or infinity")
 
 
-def require_numbers(A: Any, x: Tensor, *, complex_too: bool = False) -> None:
-    """Raise TypeError unless A is a tensor, ValueError unless it is dense, real where it must be, and goes with x."""
-    require_type(A, "A")
-    if A.is_nested or A.layout != torch.strided:
-        raise ValueError("A should be a dense tensor; found a sparse or nested one: call .to_dense()")
-    require_values(A, "A")
-    allowed = (*PRECISIONS, torch.complex64, torch.complex128) if complex_too else PRECISIONS
-    if A.dtype not in allowed:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        raise ValueError(f"A should be in one of {names}; found {A.dtype}")
-    if not broadcast(A.shape, x.shape):
-        raise ValueError(f"A should broadcast against shape {tuple(x.shape)} here; found {tuple(A.shape)}")
-    if A.ndim and A.device != x.device:
-        raise ValueError(f"A and x should be on one device; found {A.device} and {x.device}: move one")
+def require_nonzero(A: Tensor) -> None:
+    """Raise ValueError unless no number is 0."""
+    if some(A == 0):
+        raise ValueError("A must be nowhere 0, an element of the group. Found 0")

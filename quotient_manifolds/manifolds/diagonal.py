@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length
-from quotient_manifolds.manifolds.arguments import require_factors, require_vector, some
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, power
+from quotient_manifolds.manifolds.arguments import require_element, require_nonzero, some
+from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
+from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
+from quotient_manifolds.manifolds.horizontal import Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
+from quotient_manifolds.manifolds.reshaped import ReshapedSpace
 
 
 @final
@@ -23,7 +26,8 @@ class DiagonalQuotient(QuotientManifold):
     - `mix`: sum_i eta_u zeta_u v^2 + eta_v zeta_v u^2,
     - a number t: sum_i |u v|^2t (eta_u zeta_u / u^2 + eta_v zeta_v / v^2), of which they are t = 0 and t = 1.
 
-    Horizontal for all: eta_u / u = eta_v / v. The geodesics and the logarithm are closed forms, and so is the distance,
+    Coordinate by coordinate they are those of `FixedRankQuotient` for n = m = h = 1. Horizontal for all: eta_u / u =
+    eta_v / v. The geodesics and the logarithm are closed forms, and so is the distance,
     | |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2 over the coordinates.
     The examples of the methods use `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
 
@@ -37,16 +41,17 @@ class DiagonalQuotient(QuotientManifold):
 
     def __init__(self, metric: Metric = "inv") -> None:
         super().__init__()
-        self.metric, self.t = metric, power(metric)
+        self._real = FixedRankQuotient(1, 1, metric)
+        self.metric, self.t = metric, self._real.t
 
-    def at(self, x: Tensor) -> _DiagonalSpace:
+    def at(self, x: Tensor) -> DiagonalSpace:
         """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
 
         >>> DiagonalQuotient("mix").at(x).norm(x)  # sqrt(2 (4^2 + 16^2))
         tensor(23.3238)
         """
         self._require_points(x=x)
-        return _DiagonalSpace(x, self.t)
+        return DiagonalSpace(self._real.at(DiagonalSpace._there(x)), self.t, x.dtype)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """Move x to (u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d).
@@ -56,7 +61,8 @@ class DiagonalQuotient(QuotientManifold):
                 [ 8.0000, -8.0000]])
         """
         self._require(x=x)
-        require_factors(A, x[..., 0, :])
+        require_element(A, x[..., 0, 0], (x.shape[-1],))
+        require_nonzero(A)
         return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -103,7 +109,7 @@ class DiagonalQuotient(QuotientManifold):
         >>> DiagonalQuotient("mix").dist(x, 2 * x)  # sqrt((16 - 4)^2 + (64 - 16)^2) / sqrt(2)
         tensor(34.9857)
         """
-        gaps = 2**0.5 * self._log(x, y) * _weight(x, self.t)
+        gaps = 2**0.5 * self._log(x, y) * x.double().prod(dim=-2, keepdim=True).abs() ** self.t
         return length(gaps, (-2, -1), keepdim).to(x.dtype)
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
@@ -112,8 +118,8 @@ class DiagonalQuotient(QuotientManifold):
         ratio = (y.double() / x.double()).prod(dim=-2, keepdim=True)
         if some(~(ratio > 0)):
             raise ValueError(
-                "the products u v of both points should have the same signs, since no geodesic crosses 0; "
-                f"found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
+                "the products u v of both points must have the same signs, since no geodesic crosses 0. "
+                f"Found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
             )
         return ratio.log() / 2 if self.t == 0 else torch.expm1(self.t * ratio.log()) / (2 * self.t)
 
@@ -130,7 +136,7 @@ class DiagonalQuotient(QuotientManifold):
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0
-        return None if fits else "DiagonalQuotient should have shape (..., 2, d)"
+        return None if fits else "DiagonalQuotient must have shape (..., 2, d)"
 
     def _fault(self, x: Tensor) -> str | None:
         zeros = int((x == 0).sum())
@@ -144,49 +150,35 @@ class DiagonalQuotient(QuotientManifold):
 
 
 @final
-class _DiagonalSpace(HorizontalSpace):
-    """Hold relative velocities b = eta / x; coordinates z = |u v|^t b. Factors may leave the range of float32."""
+class DiagonalSpace(ReshapedSpace):
+    """Represent the horizontal space of d pairs of one row each, (d, 2, 1): in float64, which holds |u v|^t."""
 
-    def __init__(self, x: Tensor, t: float) -> None:
-        super().__init__(x)
+    def __init__(self, real: FixedRankSpace, t: float, dtype: torch.dtype) -> None:
+        super().__init__(real, dtype)
         self._t = t
-        self._weight = _weight(x, t)
-        self._to = self._weight / x.double()
 
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta)
-        return (eta * self._to).to(eta.dtype)
+    @staticmethod
+    def _there(x: Tensor) -> Tensor:
+        return x.double().mT[..., None]
 
-    def vector(self, z: Tensor) -> Tensor:
-        return (z / self._to).to(z.dtype)
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        require_vector(self.point, egrad)
-        return (egrad / self._to).to(egrad.dtype)
+    @staticmethod
+    def _back(x: Tensor) -> Tensor:
+        return x[..., 0].mT
 
     def project(self, z: Tensor) -> Tensor:
-        return z.mean(dim=-2, keepdim=True).expand_as(z)
+        return self._back(self._real.project(self._there(z))).to(z.dtype)
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max |b_i|, where x moves to (1 + b) x."""
-        return (z / self._weight).abs().amax(dim=(-2, -1))
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        b = z / self._weight
-        return (self.point * (b if order == "first" else b + (1 - 2 * self._t) * b**2 / 2)).to(z.dtype)
+        return self._real.relative_speed(self._there(z)).amax(dim=-1)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        b = z / self._weight
-        if self._t == 0:
+        t, b = self._t, self._back(self._real.vector(self._there(z))) / self.point
+        if t == 0:
             return (self.point * b.exp()).to(z.dtype), torch.ones(b.shape[:-2], dtype=z.dtype, device=z.device)
         # |beta|^t moves on a line: x (1 + 2 t b)^(1 / 2t). Each coordinate is a geodesic of its own, and ends at 0.
         floor = torch.finfo(z.dtype).eps ** 0.5
-        change = 2 * self._t * b
+        change = 2 * t * b
         reached = ((floor - 1) / change).where(change < floor - 1, 1.0).amin(dim=(-2, -1))
-        stretch = (torch.log1p(change.clamp_min(floor - 1)) / (2 * self._t)).exp()
+        stretch = (torch.log1p(change.clamp_min(floor - 1)) / (2 * t)).exp()
         return (self.point * stretch).to(z.dtype), reached.to(z.dtype)
-
-
-def _weight(x: Tensor, t: float) -> Tensor:
-    """Compute |u v|^t in float64. Shape (..., 1, d)."""
-    return x.double().prod(dim=-2, keepdim=True).abs() ** t

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
-from quotient_manifolds.manifolds.arguments import all_finite, broadcast, has_values, some
+from quotient_manifolds.manifolds.arguments import TOO_LONG, all_finite, broadcast, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
 """The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
@@ -149,7 +149,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """
         if order not in GEODESICS:
             names = ", ".join(map(repr, GEODESICS))
-            raise ValueError(f"order of the geodesic should be one of {names}; found {order!r}")
+            raise ValueError(f"order of the geodesic must be one of {names}. Found {order!r}")
         if order != "exact":
             y = self._polynomial(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
@@ -256,7 +256,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             wanted = float(time.expand_as(reached)[short][earliest])
             end = wanted * float(reached[short][earliest])
             raise GeodesicError(
-                f"the geodesic should reach t = {wanted:g} but leaves the manifold at t = {end:.6g}, "
+                f"the geodesic must reach t = {wanted:g}. Found that it leaves the manifold at t = {end:.6g}, "
                 "where its metric degenerates: take a shorter vector, or metric='inv', whose geodesics never end"
             )
         return y
@@ -272,12 +272,12 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
         """Return t as a tensor like the point; TypeError or ValueError unless it is real and goes with the batch."""
         if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
-            raise TypeError(f"t should be a real number or a tensor of them; found {t!r}")
+            raise TypeError(f"t must be a real number or a tensor of them. Found {t!r}")
         time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
         batches = [x.shape[: x.ndim - len(self.dims)] for x in (self.point, xi)]
         if time.is_complex() or not all(broadcast(time.shape, batch) for batch in batches):
             raise ValueError(
-                f"t should be real and broadcast against the batch; found {time.dtype} of shape {tuple(time.shape)} "
+                f"t must be real and broadcast against the batch. Found {time.dtype} of shape {tuple(time.shape)} "
                 f"at points of shape {tuple(self.point.shape)}"
             )
         return time.to(self.point)
@@ -327,7 +327,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         True
         """
         if samples < 2:
-            raise ValueError(f"a standard error needs at least 2 samples; found samples = {samples}")
+            raise ValueError(f"samples must be at least 2, for a standard error. Found {samples}")
         draws = [self.sample(generator) for _ in range(samples)]
         values = torch.stack([self.inner(v, self.hessian_product(loss, v)).sum() for v in draws])
         return Estimate(float(values.mean()), float(values.std() / math.sqrt(samples)))
@@ -356,7 +356,7 @@ def power(metric: Metric) -> float:
         return METRICS[metric]
     if isinstance(metric, (int, float)) and not isinstance(metric, bool) and math.isfinite(metric):
         return float(metric)
-    raise ValueError(f"metric should be {' or '.join(map(repr, METRICS))} or a finite number; found {metric!r}")
+    raise ValueError(f"metric must be {' or '.join(map(repr, METRICS))} or a finite number. Found {metric!r}")
 
 
 def require_reached(reached: Tensor, *ends: Tensor) -> None:
@@ -365,7 +365,7 @@ def require_reached(reached: Tensor, *ends: Tensor) -> None:
     if lost or not all(bool(y.isfinite().all()) for y in ends):
         found = f"{lost} that could not start" if lost else "NaN or infinity"
         raise GeodesicError(
-            f"a geodesic should end at finite entries of {ends[0].dtype} beyond t = 0; found {found}: take a shorter "
+            f"a geodesic must end at finite entries of {ends[0].dtype} beyond t = 0. Found {found}: take a shorter "
             "vector of finite entries"
         )
 
@@ -373,10 +373,7 @@ def require_reached(reached: Tensor, *ends: Tensor) -> None:
 def require_finite_velocity(*z: Tensor) -> None:
     """Raise ValueError if an entry is NaN or infinite."""
     if not all(map(all_finite, z)):
-        raise ValueError(
-            "the velocity of a geodesic should be finite; found NaN or infinity: where an optimizer steps, its "
-            "gradient was not finite, after steps that were too long or for a loss that overflows"
-        )
+        raise ValueError(f"the velocity of a geodesic must be finite. Found NaN or infinity: {TOO_LONG}")
 
 
 def unsqueeze(x: Tensor, ndim: int) -> Tensor:

@@ -11,17 +11,30 @@ import torch
 from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
-from quotient_manifolds.linalg import length
-from quotient_manifolds.manifolds.arguments import PRECISIONS, require_no_vmap, require_tensor
-from quotient_manifolds.manifolds.checked import Answer, CheckedManifold, insist
+from quotient_manifolds.linalg import FullPrecision, full_precision, in_no_graph, length
+from quotient_manifolds.manifolds.arguments import (
+    NOT_FINITE,
+    PRECISIONS,
+    all_finite,
+    has_values,
+    require_no_vmap,
+    require_tensor,
+    require_vector,
+)
 from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, unsqueeze
-from quotient_manifolds.manifolds.recent import Recent, lasts
+
+REMEMBERED = 2
+"""An optimizer's step asks for its start a few times, then for its end, which is where the next step starts."""
+
+Answer = tuple[bool, str | None]
+"""Whether a check is passed, and the reason if not."""
 
 
-class QuotientManifold(CheckedManifold, abc.ABC):
+class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     """Represent a manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
-    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the action and the spaces.
+    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the action and the spaces, and
+    say which shapes and which values are points, `_misfit` and `_fault`.
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
@@ -39,7 +52,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recent = Recent()
+        self._recent = _Recent()
 
     def _key(self) -> tuple[Any, ...]:
         """Return what two manifolds of one class must share to be equal."""
@@ -50,6 +63,14 @@ class QuotientManifold(CheckedManifold, abc.ABC):
 
     def __hash__(self) -> int:
         return hash((type(self), self._key()))
+
+    @abc.abstractmethod
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        """Say which shape the points of which manifold must have; None where `shape` is one."""
+
+    @abc.abstractmethod
+    def _fault(self, x: Tensor) -> str | None:
+        """Say which equation a finite tensor of the right shape fails; None where it is a point."""
 
     @abc.abstractmethod
     def at(self, x: Tensor) -> HorizontalSpace:
@@ -106,18 +127,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
     def _at(self, x: Tensor) -> HorizontalSpace:
         """Return `at(x)`, or the space kept of an equal point; neither it nor its memory may be handed out."""
         self._require(x=x)
-        if not lasts(x):
-            return self.at(x)
-        space = self._recent.find(x)
-        if space is None:
-            try:
-                space = self.at(x.detach().as_subclass(Tensor))
-            except ValueError as error:
-                raise ValueError(self._recent.explain(str(error), x)) from None
-            self._recent.remember(x, space)
-        if not space.full_rank and self._recent.grown(x):
-            raise ValueError(self._recent.explain(self._fault(x) or "rank(x) fails", x))
-        return space
+        return self._recent.at(x, self) if lasts(x) else self.at(x)
 
     # geoopt's interface
 
@@ -194,11 +204,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
                 [4., 8.]])
         """
         self._require(x=x, y=y)
-        try:
-            space = self._at(y)
-        except ValueError as error:
-            raise ValueError(self._recent.explain(str(error), y, start=x)) from None
-        return space.proju(v)
+        return self._at(y).proju(v)
 
     def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
         """Compute the length of the geodesic that `logmap` finds; NotImplementedError where there is no logarithm.
@@ -215,23 +221,26 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         tensor([[0.6931, 0.6931],
                 [0.6931, 0.6931]])
         """
-        raise NotImplementedError(f"{self.name} has no logarithm and so no distance and no mean: none is implemented")
+        raise NotImplementedError(f"{self.name} has no logarithm, and so neither distance nor mean")
 
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
         """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
 
-        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from a first guess, until the step is at most `tolerance`
+        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
         times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
 
         >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
         tensor([[4., 8.],
                 [4., 8.]])
         """
-        self._require_stack(x)
+        require_tensor(x, "x")
+        if x.ndim <= self.ndim or len(x) == 0:
+            raise ValueError(f"x must hold at least one point along a first dimension. Found shape {tuple(x.shape)}")
+        self._require(x=x)
         require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
             return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
-        y = self._guess_mean(x)
+        y = x[0]
         for _ in range(steps):
             space = self.at(y)
             logs = self.logmap(y.expand_as(x), x)
@@ -240,18 +249,7 @@ class QuotientManifold(CheckedManifold, abc.ABC):
             if bool((space.norm(step) <= tolerance * spread).all()):
                 return y
             y = space.geodesic(step, order="exact")
-        raise GeodesicError(f"the mean of points should settle within {steps} steps and did not: give it nearer points")
-
-    def _guess_mean(self, x: Tensor) -> Tensor:
-        """Return a point near the mean of x."""
-        return x[0]
-
-    def _require_stack(self, x: Tensor) -> None:
-        """Raise TypeError or ValueError unless x has the shape of points along a first dimension."""
-        require_tensor(x, "x")
-        if x.ndim <= self.ndim or len(x) == 0:
-            raise ValueError(f"a mean needs at least one point along a first dimension; found shape {tuple(x.shape)}")
-        self._require(x=x)
+        raise GeodesicError(f"the points must be near enough for a mean. Found no fixed point within {steps} steps")
 
     @__scaling__(ScalingInfo(u=-1))
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
@@ -278,18 +276,46 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         if len(size) == 1 and isinstance(size[0], tuple):  # as geoopt's ProductManifold calls it
             (size,) = size
         if not all(isinstance(k, int) and k >= 0 for k in size):
-            raise TypeError(f"sizes should be integers, as in random(5, 2, 3); found {size}")
-        insist(self._check_shape(size, "x"))
+            raise TypeError(f"sizes must be integers, as in random(5, 2, 3). Found {size}")
+        self._require_shape(size)
         if dtype not in (None, *PRECISIONS):
-            raise ValueError(f"dtype should be torch.float32 or torch.float64; found {dtype}")
+            raise ValueError(f"dtype must be torch.float32 or torch.float64. Found {dtype}")
         return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
 
+    # checks
+
+    def _check_shape(self, shape: tuple[int, ...], name: str) -> Answer:
+        wanted = self._misfit(tuple(shape))
+        return (True, None) if wanted is None else (False, f"'{name}' on {wanted}. Found {tuple(shape)}")
+
+    def _require_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
+        """Raise ValueError unless points have this shape."""
+        fits, reason = self._check_shape(tuple(shape), name)
+        if not fits:
+            raise ValueError(reason)
+
+    @full_precision
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
+        try:
+            require_tensor(x, "x")
+            require_no_vmap("a check of values", x)
+        except ValueError as error:
+            return False, str(error)
+        reason = self._fault(x) if bool(torch.isfinite(x).all()) else NOT_FINITE
+        return reason is None, reason
+
+    @full_precision
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
-        """Count a vector as horizontal if its vertical part is small relative to it in the metric."""
+        """Count a vector as horizontal if its vertical part is at most `rtol` of it in the metric."""
+        try:
+            require_vector(x, u, self.ndim)
+            require_no_vmap("a check of values", u)
+        except ValueError as error:
+            return False, str(error)
+        if not bool(torch.isfinite(u).all()):
+            return False, "the entries of a vector must be finite. Found NaN or infinity"
         if u.numel() == 0:
             return True, None
-        if not bool(torch.isfinite(u).all()):
-            return False, "the entries of a vector should be finite; found NaN or infinity"
         space = self.at(x)
         z = space.coordinates(u)
         vertical, size = (length(part, space.dims) for part in (z - space.project(z), z))
@@ -297,3 +323,66 @@ class QuotientManifold(CheckedManifold, abc.ABC):
         if residual <= max(rtol, math.sqrt(torch.finfo(u.dtype).eps)):
             return True, None
         return False, f"{self.vertical_equation} fails: relative vertical part {residual:.3g}"
+
+    def _require(self, **tensors: Tensor) -> None:
+        """Raise TypeError or ValueError unless all have the dtype and shape of points, and go together."""
+        first, *others = tensors.values()
+        for name, x in tensors.items():
+            require_tensor(x, name)
+            self._require_shape(tuple(x.shape), name)
+        for x in others:
+            require_vector(first, x, self.ndim, "two points")
+
+    def _require_finite(self, **points: Tensor) -> None:
+        """Raise also unless all entries are finite, as far as they are known."""
+        self._require(**points)
+        if not all(map(all_finite, points.values())):
+            raise ValueError(NOT_FINITE)
+
+    def _require_points(self, **points: Tensor) -> None:
+        """Raise also unless all lie on the manifold, as far as values are known."""
+        self._require_finite(**points)
+        for x in points.values():
+            if has_values(x) and (reason := self._fault(x)):
+                raise ValueError(reason)
+
+
+class _Recent:
+    """Keep the last horizontal spaces, found again by the values of the point.
+
+    Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever wrote to
+    the tensor in whatever way. A space is of a private copy of the point and in no graph. The tuple is replaced as a
+    whole, so threads can at worst lose an entry. Copies and pickles of a manifold begin empty.
+    """
+
+    def __init__(self) -> None:
+        self._spaces: tuple[HorizontalSpace, ...] = ()
+
+    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
+        return _Recent, ()
+
+    def at(self, x: Tensor, manifold: QuotientManifold) -> HorizontalSpace:
+        """Return the space at a point of these values, remembered or new."""
+        for space in self._spaces:
+            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
+                return space
+        space = manifold.at(x.detach().as_subclass(Tensor))
+        self._spaces = (space, *self._spaces[: REMEMBERED - 1])
+        return space
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    """Tell whether shapes and bits are equal; integers of 8 bytes compare faster than floating-point numbers."""
+    if x.shape != y.shape or any(not z.is_contiguous() or z.numel() % 2 or z.storage_offset() % 2 for z in (x, y)):
+        return torch.equal(x, y)
+    return torch.equal(*(z.detach().view(-1).view(torch.int64) for z in (x, y)))
+
+
+def lasts(x: Tensor) -> bool:
+    """Tell if what is computed from x now may be used at another time: it is in no graph, under no transform."""
+    return (
+        type(x) in (Tensor, torch.nn.Parameter, geoopt.ManifoldTensor, geoopt.ManifoldParameter)
+        and in_no_graph(x)
+        and not (x.is_inference() or torch.is_inference_mode_enabled())
+        and torch._C._len_torch_dispatch_stack() == 0
+    )

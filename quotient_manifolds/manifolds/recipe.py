@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from quotient_manifolds.manifolds.arguments import broadcast, require_no_vmap, require_numbers, require_vector
+from quotient_manifolds.manifolds.arguments import require_element, require_no_vmap, require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
@@ -98,8 +98,8 @@ class Recipe(QuotientManifold):
         if algebra.shape[1:] != identity.shape:
             wanted = ", ".join(["k", *map(str, identity.shape)])
             raise ValueError(
-                f"algebra, a basis of the Lie algebra, should have shape (k, *identity.shape) = ({wanted}); "
-                f"found {tuple(algebra.shape)}"
+                f"algebra, a basis of the Lie algebra, must have shape (k, *identity.shape) = ({wanted}). "
+                f"Found {tuple(algebra.shape)}"
             )
         self._identity, self._algebra = identity, algebra
 
@@ -192,15 +192,9 @@ class Recipe(QuotientManifold):
         tensor([6., 8.])
         """
         self._require(x=x)
-        shape = tuple(self._identity.shape)
-        require_numbers(A, A if isinstance(A, Tensor) else x, complex_too=self._identity.is_complex())
-        split = A.ndim - len(shape)
-        fits = split >= 0 and tuple(A.shape[split:]) == shape
-        if not fits or not broadcast(A.shape[:split], x.shape[: x.ndim - self.ndim]):
-            raise ValueError(
-                f"A should have the shape of the group's identity, ({', '.join(['...', *map(str, shape)])}), for "
-                f"points of shape {tuple(x.shape)}; found {tuple(A.shape)}"
-            )
+        require_element(
+            A, x.flatten(-self.ndim)[..., 0], tuple(self._identity.shape), complex_too=self._identity.is_complex()
+        )
         return _each(self._act, (self._identity.ndim, self.ndim), A, x)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -212,8 +206,8 @@ class Recipe(QuotientManifold):
         self._require(x=x)
         if self._canonical is None:
             raise NotImplementedError(
-                "canonical representatives should be given as balance=..., a function of one point, when the Recipe is "
-                "built; found none, and an action and a metric alone do not tell them"
+                "balance must be given when the Recipe is built, a function of one point. Found none: an action and a "
+                "metric alone do not tell canonical representatives"
             )
         return _each(self._canonical, (self.ndim,), x)
 
@@ -229,12 +223,12 @@ class Recipe(QuotientManifold):
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         if len(shape) >= self.ndim and tuple(shape[len(shape) - self.ndim :]) == self.shape:
             return None
-        return f"this Recipe should have shape (..., {', '.join(map(str, self.shape))})"
+        return f"this Recipe must have shape (..., {', '.join(map(str, self.shape))})"
 
     def _fault(self, x: Tensor) -> str | None:
         M = self.metric_matrix(x).detach()
         if not bool(torch.isfinite(M).all()):
-            return "the metric should be finite at a point; found NaN or infinity in its matrix"
+            return "the metric must be finite at a point. Found NaN or infinity in its matrix"
         asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))
         if asymmetry > math.sqrt(torch.finfo(M.dtype).eps):
             return f"<eta, zeta> = <zeta, eta> fails: the metric's matrix is asymmetric by {asymmetry:.3g} of its size"

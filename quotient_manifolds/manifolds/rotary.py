@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length, product_gap
-from quotient_manifolds.manifolds.arguments import require_counts, require_factors, require_vector
+from quotient_manifolds.manifolds.arguments import require_element, require_nonzero, require_sizes
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
+from quotient_manifolds.manifolds.horizontal import Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
+from quotient_manifolds.manifolds.reshaped import ReshapedSpace
 
 
 @final
@@ -49,7 +50,7 @@ class RotaryQuotient(QuotientManifold):
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__()
-        require_counts(n=n, m=m)
+        require_sizes(n, m, eps)
         self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, self._real.t, self._real.eps
 
@@ -62,7 +63,7 @@ class RotaryQuotient(QuotientManifold):
         tensor(1.4142)
         """
         self._require_points(x=x)
-        return RotarySpace(self._real.at(_column(x), dtype=dtype), self.n)
+        return RotarySpace(self._real.at(RotarySpace._there(x), dtype=dtype), self.n)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
         """Move x, a point or a vector, to (g / A, k conj(A)). Shapes: A (...,) complex or real, not 0; x as it is.
@@ -72,7 +73,8 @@ class RotaryQuotient(QuotientManifold):
                 [ 0., -5.]])
         """
         g, k = self.split(x)
-        require_factors(A, x[..., 0, 0], complex_too=True)
+        require_element(A, x[..., 0, 0], (), complex_too=True)
+        require_nonzero(A)
         A = A[..., None]
         return torch.view_as_real(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
@@ -105,20 +107,11 @@ class RotaryQuotient(QuotientManifold):
         size = torch.maximum(size_g * size_k, size_p * size_q)
         return product_gap(g[..., None], k[..., None].conj(), p[..., None], q[..., None].conj()), size
 
-    def projx(self, x: Tensor) -> Tensor:
-        """Return x itself where g and k are not 0; else they are lifted to rounding level.
-
-        >>> torch.equal(manifold.projx(x), x)
-        True
-        """
-        self._require(x=x)
-        return self._real.projx(_column(x)).reshape(x.shape)
-
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         if len(shape) >= 2 and shape[-2:] == (self.n + self.m, 2):
             return None
         rows = self.n + self.m
-        return f"RotaryQuotient({self.n}, {self.m}) should have shape (..., {rows}, 2), real and imaginary parts"
+        return f"RotaryQuotient({self.n}, {self.m}) must have shape (..., {rows}, 2), real and imaginary parts"
 
     def _fault(self, x: Tensor) -> str | None:
         zero = [(part == 0).all(dim=-1) for part in self.split(x)]
@@ -135,38 +128,34 @@ class RotaryQuotient(QuotientManifold):
 
 
 @final
-class RotarySpace(HorizontalSpace):
+class RotarySpace(ReshapedSpace):
     """Represent the horizontal space of the real pair (2n + 2m, 1), less the phase direction i (g, k).
 
     The phase is orthogonal to rescaling, so it is horizontal in the real pair, and one more projection takes it away.
     """
 
     def __init__(self, real: FixedRankSpace, n: int) -> None:
-        super().__init__(_like(real.point))
+        super().__init__(real, real.point.dtype)
         self._n = n
-        self._real = real
-        turned = real.coordinates(_column(torch.stack([-self.point[..., 1], self.point[..., 0]], dim=-1)))
+        turned = self.coordinates(torch.stack([-self.point[..., 1], self.point[..., 0]], dim=-1))
         self._phase = turned / length(turned, self.dims, keepdim=True)
+
+    @staticmethod
+    def _there(x: Tensor) -> Tensor:
+        return x.flatten(-2)[..., None]
+
+    @staticmethod
+    def _back(x: Tensor) -> Tensor:
+        return x[..., 0].unflatten(-1, (-1, 2))
 
     @property
     def singular_values(self) -> Tensor:
         """Return |g| |k|, the singular value of g k^H. Shape (..., 1)."""
         return self._real.singular_values
 
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta)
-        return _like(self._real.coordinates(_column(eta)))
-
-    def vector(self, z: Tensor) -> Tensor:
-        return _like(self._real.vector(_column(z)))
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        require_vector(self.point, egrad)
-        return _like(self._real.covector(_column(egrad)))
-
     def project(self, z: Tensor) -> Tensor:
-        real = self._real.project(_column(z))
-        return _like(real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True))
+        real = self._back(self._real.project(self._there(z)))
+        return real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True)
 
     def from_balanced(self, z: Tensor) -> Tensor:
         g = torch.complex(self.point[..., : self._n, 0], self.point[..., : self._n, 1])
@@ -177,21 +166,8 @@ class RotarySpace(HorizontalSpace):
 
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max(|xi_g| / |g|, |xi_k| / |k|)."""
-        return self._real.relative_speed(_column(z))
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        return _like(self._real._step(_column(z), order))
+        return self._real.relative_speed(self._there(z))
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        y, reached = self._real._exact(_column(z))
-        return _like(y), reached
-
-
-def _column(x: Tensor) -> Tensor:
-    """View (..., n + m, 2) as a real pair of one column, (..., 2n + 2m, 1)."""
-    return x.flatten(-2)[..., None]
-
-
-def _like(x: Tensor) -> Tensor:
-    """Return what `_column` was given."""
-    return x[..., 0].unflatten(-1, (-1, 2))
+        y, reached = self._real._exact(self._there(z))
+        return self._back(y), reached

@@ -92,7 +92,7 @@ def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Ten
         drift = (energy(end) - first).abs() / first.clamp_min(torch.finfo(first.dtype).tiny)
     if not bool((drift <= ENERGY_TOLERANCE).all()):
         raise GeodesicError(
-            f"the energy of a geodesic should be constant and drifts by {float(drift.max()):.3g} of itself: {cure}"
+            f"the energy of a geodesic must be constant. Found a drift by {float(drift.max()):.3g} of itself: {cure}"
         )
 
 
@@ -126,7 +126,7 @@ def _plan(
             return state, time, plan
     earliest = float(time[live].min())
     raise GeodesicError(
-        f"a geodesic should end within {MAX_STEPS} steps, and one came no further than t = {earliest:.3g}: {cure}"
+        f"a geodesic must end within {MAX_STEPS} steps. Found one that came no further than t = {earliest:.3g}: {cure}"
     )
 
 

@@ -60,7 +60,7 @@ class OrbitAudit:
         """Read what `save` wrote; ValueError for any other file."""
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(found, dict) or set(found) != set(cls.__dataclass_fields__):
-            raise ValueError(f"{path} should hold an audit as OrbitAudit.save writes it")
+            raise ValueError(f"{path} must hold an audit as OrbitAudit.save writes it")
         held: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
         return cls(**held)
 
@@ -98,15 +98,15 @@ def orbit_audit(
     """
     listed = list(batches)
     if not listed:
-        raise ValueError("there should be at least one batch to train on; found none")
+        raise ValueError("batches must hold at least one batch to train on. Found none")
     if moves < 1 or (steps is not None and steps < 1) or not 1 <= condition < math.inf:
-        raise ValueError(f"moves and steps should be at least 1, as condition; found {moves}, {steps} and {condition}")
+        raise ValueError(f"moves, steps and condition must be at least 1. Found {moves}, {steps} and {condition}")
     steps = len(listed) if steps is None else steps
     found = _symmetries(model, listed[0]) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
-        raise ValueError(f"{type(model).__name__} should have a symmetric pair that is trained, to move; found none")
+        raise ValueError(f"{type(model).__name__} must have a symmetric pair that is trained, to move. Found none")
     outputs = outputs or (lambda network, batch: answer(network, _inputs(batch)))
     generator = torch.Generator().manual_seed(seed)
     tell = progress or (lambda what, done, total: None)
@@ -122,9 +122,7 @@ def orbit_audit(
     first, *others = runs
     travelled = float(torch.linalg.vector_norm(first.after - first.before))
     if travelled == 0:
-        raise ValueError(
-            "training should change the outputs, and left them as they were: take more steps or another lr"
-        )
+        raise ValueError("training must change the outputs. Found no change: take more steps or another lr")
     size = float(torch.linalg.vector_norm(first.before))
     return OrbitAudit(
         first.optimizer,

@@ -54,7 +54,7 @@ def pair_frame(G: Tensor, H: Tensor, *, scalar: bool = False) -> Frame:
     N, P = _gram(G, scalar), _gram(H, scalar)
     if not bool((N.isfinite() & P.isfinite()).all()):
         raise ValueError(
-            "factors of pairs should be finite, and so should their squares; found NaN or infinity: go back to an "
+            "factors of pairs must be finite, and so must their squares. Found NaN or infinity: go back to an "
             "earlier checkpoint and take a smaller lr"
         )
     frame = _from_grams(N, P, noise, scalar)

@@ -1,8 +1,8 @@
-"""Read the pairs of one shape as one batch, with their gradients and what an optimizer remembers of them."""
+"""Choose the pairs that an optimizer steps along, and read those of one shape as one batch, with what it remembers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,10 +12,54 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.optim.frame import Both
-from quotient_manifolds.symmetries import Params, SymmetricPair
+from quotient_manifolds.symmetries import BESIDE_ATTENTION, Params, SymmetricPair
+
+Parameters = Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
+"""Named parameters, as `model.named_parameters()` gives them, or groups of them with their own settings."""
 
 State = MutableMapping[Any, Any]
 """What a torch optimizer keeps: of a pair under its name, of a parameter under the parameter."""
+
+
+def listed(params: Parameters) -> list[Any]:
+    """Return named parameters, or groups of them, as a list; TypeError for a module or a tensor."""
+    if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):
+        raise TypeError(
+            "params must be named parameters, model.named_parameters(), or groups of such. Found "
+            f"{type(params).__name__}"
+        )
+    return list(params)
+
+
+def is_optimized(pair: SymmetricPair, params: Mapping[str, Tensor], place: Mapping[str, int]) -> bool:
+    """Tell whether all of a pair is trained here; ValueError for attention and adapters of which a part is."""
+    own = [name for name in pair.names if name in params and params[name].requires_grad]
+    if not own:
+        return False
+    absent = [name for name in pair.names if name not in own]
+    if absent and pair.kind in BESIDE_ATTENTION:  # neurons and bottlenecks: their parameters are moved as all others
+        return False
+    cure = "or pass symmetries without it (Symmetries.without)"
+    if absent:
+        raise ValueError(
+            f"the pair {pair.name!r} must be trained as a whole or not at all. Found that {absent[0]} is frozen or not "
+            f"among params: train or freeze all of it, {cure}"
+        )
+    if len({place[name] for name in own}) > 1:
+        raise ValueError(
+            f"the pair {pair.name!r} must be in one group of parameters. Found {', '.join(own)} in several: put them "
+            f"together, {cure}"
+        )
+    kinds = {(params[name].dtype, params[name].device) for name in own}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"the pair {pair.name!r} must be on one device in one dtype. Found {found}: move it, {cure}")
+    if pair.h > min(pair.n, pair.m):
+        raise ValueError(
+            f"the pair {pair.name!r} must have at most as many columns as rows. Found {pair.h} columns and "
+            f"{min(pair.n, pair.m)} rows: take a smaller rank, {cure}"
+        )
+    return True
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,15 @@ from torch import Tensor
 from quotient_manifolds.geometry.parameters import scales_outside
 from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
-from quotient_manifolds.optim.chosen import Parameters, is_optimized, listed
 from quotient_manifolds.optim.frame import Both
-from quotient_manifolds.optim.pairs import PairBatch
+from quotient_manifolds.optim.pairs import PairBatch, Parameters, is_optimized, listed
 from quotient_manifolds.optim.step import Point
 from quotient_manifolds.symmetries import SymmetricPair, Symmetries
 
 Closure = Callable[[], Any]
+
+_OF_EVERY_GROUP = ("params", "param_names", "initial_lr", "foreach", "capturable", "differentiable", "fused")
+"""What a group may say besides: schedulers write one of these, and the others choose how parameters of no pair go."""
 
 
 class Job:
@@ -55,12 +57,13 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     ) -> None:
         if not isinstance(symmetries, Symmetries):
             found = type(symmetries).__name__
-            raise TypeError(f"symmetries should be Symmetries, as find_symmetries returns them; found {found}")
+            raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}")
         if max_norm is not None and not 0 < max_norm < math.inf:
-            raise ValueError(f"max_norm should be a positive number or None; found {max_norm!r}")
+            raise ValueError(f"max_norm must be a positive number or None. Found {max_norm!r}")
         groups = [dict(group) if isinstance(group, Mapping) else group for group in listed(params)]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
+        self._settings = frozenset((*defaults, "metric", *_OF_EVERY_GROUP))
         self._ready = False
         super().__init__(groups, self._plain.defaults | {"metric": metric})
         self._ready = True
@@ -71,7 +74,15 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         """Return the direction of a step in orthonormal coordinates, and write to `job.memory` what to remember."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole."""
+        """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole.
+
+        Raises ValueError for settings that steps of pairs do not use.
+        """
+        for name, value in param_group.items():
+            default = name in self._plain.defaults and self._plain.defaults[name] == value
+            if name not in self._settings and not default:
+                known = ", ".join(sorted(self._settings.difference(_OF_EVERY_GROUP)))
+                raise ValueError(f"settings of a group must be among {known}. Found {name} = {value!r}")
         super().add_param_group(param_group)
         if self._ready:
             try:
@@ -180,8 +191,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             without = [name for name in pair.names if name in missing]
             if without and len(without) < len(pair.names):
                 raise ValueError(
-                    f"all parameters of the pair {pair.name!r} should have a gradient, or none; {without[0]} has none: "
-                    "if a module was replaced or frozen since, make a new optimizer from the model as it is now"
+                    f"all parameters of the pair {pair.name!r} must have a gradient, or none. Found that "
+                    f"{without[0]} has none: if a module was replaced or frozen since, "
+                    "make a new optimizer from the model as it is now"
                 )
             if not without:
                 parts.append(PairBatch((pair,), batch.params))
@@ -190,7 +202,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     def _check_gradients(self) -> None:
         named = [(name, p.grad) for name, p in self._named() if p.grad is not None]
         if sparse := [name for name, grad in named if grad.layout != torch.strided]:
-            raise ValueError(f"gradients should be dense; that of {sparse[0]} is sparse: make its layer sparse=False")
+            raise ValueError(f"gradients must be dense. Found a sparse one of {sparse[0]}: make its layer sparse=False")
         if not named:
             return
         sizes = torch._foreach_norm([grad for _, grad in named])
@@ -198,8 +210,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         for (name, grad), fine in zip(named, finite, strict=True):
             if not fine and not bool(grad.isfinite().all()):  # a norm may overflow where no entry does
                 raise ValueError(
-                    f"gradients should be finite; that of {name} holds NaN or infinity, and nothing was changed: skip "
-                    "this batch, or take a smaller lr"
+                    f"gradients must be finite. Found that of {name} holds NaN or infinity, and nothing was changed: "
+                    "skip this batch, or take a smaller lr"
                 )
 
     def _with_requirement(self) -> frozenset[str]:
@@ -215,17 +227,17 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         place: dict[str, int] = {}
         for index, group in enumerate(self.param_groups):
             if group["metric"] not in METRICS:
-                raise ValueError(f"metric should be one of {', '.join(METRICS)}; found {group['metric']!r}")
+                raise ValueError(f"metric must be one of {', '.join(METRICS)}. Found {group['metric']!r}")
             if "param_names" not in group:
                 raise ValueError(
-                    "params should be named, for pairs name theirs: give model.named_parameters(), or groups of such"
+                    "params must be named, for pairs name theirs: give model.named_parameters(), or groups of such"
                 )
             place |= dict.fromkeys(group["param_names"], index)
         params = dict(self._named())
         named = {name for pair in self._symmetries.pairs for name in pair.names}
         if named and named.isdisjoint(params):
             raise ValueError(
-                f"symmetries should be of the model whose parameters these are; none has a name like "
+                f"symmetries must be of the model whose parameters these are. Found no name like "
                 f"{min(named)!r}, but {next(iter(params))!r}, say: take names and symmetries from one module, the one "
                 "inside of any wrapper"
             )
@@ -243,38 +255,48 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return [(shape[0], PairBatch(tuple(pairs), params)) for shape, pairs in batches.items()]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready")}
+        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._batches = self._batched()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, with the names of all pairs, also those without steps so far."""
+        return {**super().state_dict(), "pairs": [pair.name for pair in self._symmetries.pairs]}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
 
         What is remembered of pairs has their names and shapes.
         """
-        pairs = {pair.name: pair for _, batch in self._batches for pair in batch.pairs}
+        pairs = {pair.name: pair for pair in self._symmetries.pairs}
+        kind = type(self).__name__
         for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if "metric" not in saved or own["param_names"] != saved.get("param_names"):
-                raise ValueError(
-                    f"the state should be that of a {type(self).__name__} of the same model; its groups have other "
-                    "settings or other parameters"
-                )
+            missing = {*self.defaults, "param_names"} - saved.keys()
+            if missing or own["param_names"] != saved["param_names"]:
+                found = f"groups without {min(missing)!r}" if missing else "groups with other parameters"
+                raise ValueError(f"the state must be that of a {kind} of the same model. Found {found}")
+        if other := pairs.keys() ^ state_dict.get("pairs", ()):
+            which = "that the state lacks" if min(other) in pairs else "only in the state"
+            raise ValueError(
+                f"the state must be that of a {kind} with the same pairs. Found a pair {which}, {min(other)!r}: make "
+                "the optimizer with the symmetries it had"
+            )
         for name, kept in state_dict["state"].items():
             if not isinstance(name, str):
                 continue
-            pair = pairs.get(name)
-            wrong = pair is not None and any(
+            pair = pairs[name]
+            if any(
                 value.shape[:2] != (pair.heads, {"G": pair.n, "H": pair.m}[key[-1]])
                 or value.shape[2] not in (1, pair.h)
                 for key, value in kept.items()
                 if value.ndim
-            )
-            if pair is None or wrong:
-                why = "is none of this model" if pair is None else "has another shape in this model"
-                raise ValueError(f"the state should be that of an optimizer of the same model; its pair {name!r} {why}")
+            ):
+                raise ValueError(
+                    f"the state must be that of a {kind} of the same model. Found another shape of the pair {name!r}"
+                )
         super().load_state_dict(state_dict)
 
 

@@ -41,15 +41,15 @@ class SAM(torch.optim.Optimizer):
     ) -> None:
         geometry = Euclidean() if geometry is None else geometry
         if not isinstance(base, torch.optim.Optimizer):
-            raise TypeError(f"base should be a torch.optim.Optimizer, made; found {base!r}")
+            raise TypeError(f"base must be a torch.optim.Optimizer, made. Found {base!r}")
         if not isinstance(geometry, Geometry):
-            raise TypeError(f"geometry should be Euclidean(), Adaptive() or Quotient(...); found {geometry!r}")
+            raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
         if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 <= radius < math.inf:
-            raise ValueError(f"radius should be a finite number >= 0; found {radius!r}")
+            raise ValueError(f"radius must be a finite number >= 0. Found {radius!r}")
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):
-            raise ValueError("base should step parameters of the model; it has some that are none of its: make it anew")
+            raise ValueError("base must step parameters of the model. Found some that are none of its: make it anew")
         measured_parameters(model)  # refuses what cannot be measured
         geometry.around(model)
         super().__init__(base.param_groups, base.defaults)
@@ -109,8 +109,8 @@ class SAM(torch.optim.Optimizer):
             if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
                 return
             raise ValueError(
-                f"the gradient should be finite in the coordinates of {self._geometry.name}, and is not: leave out "
-                "pairs that lack rank (Symmetries.without)"
+                f"the gradient must be finite in the coordinates of {self._geometry.name}. Found NaN or infinity: "
+                "leave out pairs that lack rank (Symmetries.without)"
             )
         if length == 0:
             return

@@ -6,8 +6,8 @@ from typing import final
 
 import torch
 
-from quotient_manifolds.optim.chosen import Parameters
 from quotient_manifolds.optim.frame import Both
+from quotient_manifolds.optim.pairs import Parameters
 from quotient_manifolds.optim.quotient import Job, QuotientOptimizer, combined
 from quotient_manifolds.symmetries import Symmetries
 

@@ -115,6 +115,6 @@ def _require_finite(*parts: Tensor) -> None:
     """Raise ValueError for a step that is NaN or infinite, or so near to it that its entries cannot be added up."""
     if not bool(torch.isfinite(torch.stack([part.sum() for part in parts])).all()):
         raise ValueError(
-            "steps of pairs should be finite; one overflows, and nothing was changed: go back to an earlier checkpoint "
-            "and take a smaller lr"
+            "steps of pairs must be finite. Found one that overflows, and nothing was changed: go back to an earlier "
+            "checkpoint and take a smaller lr"
         )

@@ -14,8 +14,7 @@ import pytest
 from pymanopt.manifolds import FixedRankEmbedded
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from quotient_manifolds.pymanopt import Minimum, minimize
-from studies.completion import GEOOPT, Completed, Completion, complete, random_completion
+from studies.completion import GEOOPT, Completed, Completion, Minimum, complete, minimize, random_completion
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
 TOLERANCE = 2e-9

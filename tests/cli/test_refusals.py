@@ -112,7 +112,7 @@ def test_bad_options(options: tuple[object, ...], words: str, bert: Path, texts:
 def test_a_geodesic_that_cannot_be_followed(bert: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quotient_manifolds.manifolds.runge_kutta.MAX_STEPS", 0)
     options = ("--geometry", "mix", "--geodesic", "exact", "--radius", 0.1)
-    refused(call("measure", bert, "--data", texts, *options), "a geodesic should end within")
+    refused(call("measure", bert, "--data", texts, *options), "a geodesic must end within")
 
 
 def test_measure_wants_a_text_classifier(tmp_path: Path, texts: Path) -> None:

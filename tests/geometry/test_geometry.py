@@ -587,7 +587,7 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: ty
 
 
 def test_unknown_metric_and_geodesic_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"metric should be .* found 'euclid'"):
+    with pytest.raises(ValueError, match=r"metric must be .* Found 'euclid'"):
         Quotient("euclid")
     with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
         Quotient("inv", "third")

@@ -81,7 +81,7 @@ def methods(manifold: QuotientManifold) -> list[str]:
     names = []
     for name, _ in inspect.getmembers(type(manifold), inspect.isfunction):
         ours = any(name in vars(base) for base in type(manifold).__mro__ if "Module" not in base.__name__)
-        if ours and not name.startswith("_") and name not in SKIPPED:
+        if ours and not name.startswith("_") and name not in SKIPPED and "check" not in name:
             names.append(name)
     return [n for n in names if set(inspect.signature(getattr(manifold, n)).parameters) & set(TENSORS)]
 
@@ -97,9 +97,7 @@ def good(case: Case, name: str) -> dict[str, Tensor]:
             found[argument] = case.point(1) if argument in "xy" else 0.01 * case.vector(2)
     if name.endswith("mean"):
         found["x"] = torch.stack([case.point(1), case.point(1)])
-    if name.startswith(("check_vector_on", "assert_check_vector_on")):
-        found["u"] = case.manifold.proju(found["x"], found["u"])
-    if name in ("logmap", "dist", "dist2", "alignment_dist"):
+    if name in ("logmap", "dist", "dist2"):
         found["y"] = 1.01 * found["x"]
     return found
 
@@ -125,8 +123,8 @@ def test_good_arguments_are_taken(case: Case) -> None:
         except NotImplementedError:
             assert name in ("dist", "dist2", "logmap", "mean")
         except ValueError:
-            assert name in ("dist", "dist2", "logmap", "mean", "alignment_dist")
-            assert case.manifold.eps > 0 or (name == "alignment_dist" and case.manifold.t not in (0, 1))
+            assert name in ("dist", "dist2", "logmap", "mean")
+            assert case.manifold.eps > 0
 
 
 @every_case
@@ -137,7 +135,7 @@ def test_bad_arguments_are_told_in_one_sentence(case: Case, data: st.DataObject)
     arguments = good(case, name)
     which = data.draw(st.sampled_from(sorted(arguments)), "argument")
     kind = data.draw(st.sampled_from(sorted(BAD)), "kind")
-    assume(arguments[which].ndim or kind not in ("one row more", "one column more", "no column"))
+    assume(arguments[which].ndim or kind not in ("a scalar", "one row more", "one column more", "no column"))
     bad = made(kind, arguments[which])
     try:
         call(case, name, {**arguments, which: bad})
@@ -149,18 +147,16 @@ def test_bad_arguments_are_told_in_one_sentence(case: Case, data: st.DataObject)
     else:
         sentence = None
     if sentence is not None:
-        assert re.search("should|fails|need|found", sentence)
+        assert re.search("must|fails|[Ff]ound", sentence)
         assert "\n" not in sentence
         assert len(sentence) < 400
         return
-    answers = name.startswith("check") and isinstance(bad, Tensor)
-    later = kind == "on meta" and name in ("assert_check_point", "assert_check_vector")  # parameters get values later
     norm = (name, which, kind) == ("inner", "v", "None")
-    assert answers or later or norm or kind in PASSES, f"{name} takes {which} = {kind}"
+    assert norm or kind in PASSES, f"{name} takes {which} = {kind}"
 
 
 @pytest.mark.parametrize("kind", [FixedRankQuotient, RotaryQuotient])
 @pytest.mark.parametrize("bad", [{"n": 6.5}, {"n": "6"}, {"m": True}, {"eps": "a"}, {"eps": None}])
 def test_sizes_and_relaxations_of_the_wrong_type(kind: type, bad: dict[str, object]) -> None:
-    with pytest.raises(TypeError, match=r"should be an? (integer|number); found"):
+    with pytest.raises(TypeError, match=r"must be an? (integer|number). Found"):
         kind(**{"n": 6, "m": 5, **bad})

@@ -337,7 +337,7 @@ def test_absurd_velocities_end_or_are_refused(manifold: FixedRankQuotient, x: Te
 def test_too_many_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runge_kutta, "MAX_STEPS", 2)
     it = batch("mix", 2, 10, 0)
-    with pytest.raises(GeodesicError, match=r"should end within .* steps, and one came no further than t = 0"):
+    with pytest.raises(GeodesicError, match=r"must end within .* steps. Found one that came no further than t = 0"):
         it.manifold.at(it.x).follow(it.z, "exact")
 
 

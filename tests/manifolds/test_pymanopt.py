@@ -6,19 +6,22 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
+import pymanopt
 import pytest
 import torch
 from pymanopt.manifolds import Euclidean, FixedRankEmbedded, Positive, PSDFixedRank
 from pymanopt.manifolds.manifold import Manifold
+from pymanopt.optimizers.optimizer import OptimizerResult
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.pymanopt import SOLVERS, as_pymanopt, minimize
+from quotient_manifolds.pymanopt import as_pymanopt
 from tests.cases import INVARIANT, Case
 
 small = [case for case in INVARIANT if case.dimension > 1]
 every_case = pytest.mark.parametrize("case", small, ids=str)
 Array = np.ndarray
+SOLVERS = ("TrustRegions", "ConjugateGradient", "SteepestDescent")
 
 
 class Fit:
@@ -39,6 +42,13 @@ class Fit:
 
 def fit(case: Case) -> Fit:
     return Fit(case.product, 1.5 * case.product(case.point(1)))
+
+
+def minimize(view: Manifold, start: object, problem: Fit, solver: str, **settings: float) -> OptimizerResult:
+    numpy = pymanopt.function.numpy(view)
+    derivatives = {"euclidean_gradient": numpy(problem.gradient), "euclidean_hessian": numpy(problem.hessian)}
+    function = pymanopt.Problem(view, numpy(problem.cost), **derivatives)
+    return getattr(pymanopt.optimizers, solver)(verbosity=0, **settings).run(function, initial_point=start)
 
 
 def slope(error: Callable[[float], float], rounding: float) -> float:
@@ -162,20 +172,23 @@ def test_fixed_rank_embedded_reaches_the_same_matrix(solver: str, metric: str | 
     U, s, Vt = U[:, :h], s[:h], Vt[:h]
 
     embedded = FixedRankEmbedded(n, m, h)
-    end = minimize(
+    numpy = pymanopt.function.numpy(embedded)
+    problem = pymanopt.Problem(
         embedded,
-        embedded.random_point().__class__(U, s, Vt),
-        lambda u, s, vt: float((weight * ((u * s) @ vt - target) ** 2).sum()) / 2,
-        lambda u, s, vt: embedded.projection((u, s, vt), weight * ((u * s) @ vt - target)),
-        riemannian=True,
-        min_gradient_norm=1e-9,
+        numpy(lambda u, s, vt: float((weight * ((u * s) @ vt - target) ** 2).sum()) / 2),
+        riemannian_gradient=numpy(
+            lambda u, s, vt: embedded.projection((u, s, vt), weight * ((u * s) @ vt - target)),
+        ),
+    )
+    end = pymanopt.optimizers.ConjugateGradient(verbosity=0, min_gradient_norm=1e-9).run(
+        problem, initial_point=embedded.random_point().__class__(U, s, Vt)
     )
     wanted = (end.point[0] * end.point[1]) @ end.point[2]
 
-    problem = Fit(lambda x: torch.from_numpy(weight) ** 0.5 * (x[:n] @ x[n:].T), torch.from_numpy(weight**0.5 * target))
+    fitted = Fit(lambda x: torch.from_numpy(weight) ** 0.5 * (x[:n] @ x[n:].T), torch.from_numpy(weight**0.5 * target))
     view = as_pymanopt(FixedRankQuotient(n, m, metric), (n + m, h))
     start = np.concatenate([U * s / 7, 7 * Vt.T])
-    got = minimize(view, start, problem.cost, problem.gradient, problem.hessian, solver=solver, min_gradient_norm=1e-9)
+    got = minimize(view, start, fitted, solver, min_gradient_norm=1e-9)
     np.testing.assert_allclose(got.cost, end.cost, rtol=1e-12)
     np.testing.assert_allclose(got.point[:n] @ got.point[n:].T, wanted, atol=1e-6)
     assert np.abs(wanted - (U * s) @ Vt).max() > 1e-2  # the weights matter: it is not the truncated SVD
@@ -205,13 +218,11 @@ def test_psd_fixed_rank_reaches_the_same_matrix() -> None:
     psd = PSDFixedRank(n, h)
     Y = psd.random_point()
     own = Fit(lambda y: y @ y.T, torch.from_numpy(target))
-    wanted = minimize(psd, Y, own.cost, own.gradient, own.hessian, solver="trust-regions", min_gradient_norm=1e-9).point
+    wanted = minimize(psd, Y, own, "TrustRegions", min_gradient_norm=1e-9).point
     pair = Fit(lambda x: x[:n] @ x[n:].T, torch.from_numpy(target))
     view = as_pymanopt(FixedRankQuotient(n, n, "mix"), (2 * n, h))
     start = np.concatenate([Y, Y])
-    got = minimize(
-        view, start, pair.cost, pair.gradient, pair.hessian, solver="trust-regions", min_gradient_norm=1e-9
-    ).point
+    got = minimize(view, start, pair, "TrustRegions", min_gradient_norm=1e-9).point
     np.testing.assert_allclose(got[:n] @ got[n:].T, wanted @ wanted.T, atol=1e-7)
 
 
@@ -222,11 +233,10 @@ def test_runs_do_not_see_the_representative(solver: str) -> None:
     A = case.group(torch.Generator().manual_seed(2), 30.0)
     x = case.point(6)
     ends = [
-        minimize(view, start.numpy(), problem.cost, problem.gradient, problem.hessian, solver=solver, max_iterations=6)
-        for start in (x, case.manifold.action(A, x))
+        minimize(view, start.numpy(), problem, solver, max_iterations=6) for start in (x, case.manifold.action(A, x))
     ]
     np.testing.assert_allclose(ends[0].cost, ends[1].cost, rtol=1e-6)
-    assert (ends[0].costs, ends[0].gradients) == (ends[1].costs, ends[1].gradients)
+    assert ends[0].iterations == ends[1].iterations
 
 
 def test_a_point_changed_in_place_is_a_new_point() -> None:
@@ -240,16 +250,10 @@ def test_a_point_changed_in_place_is_a_new_point() -> None:
 
 def test_bad_input() -> None:
     manifold = FixedRankQuotient(4, 3)
-    with pytest.raises(ValueError, match="shape should be that of one point, with 2 dimensions"):
+    with pytest.raises(ValueError, match="shape must be that of one point, with 2 dimensions"):
         as_pymanopt(manifold, (8, 7, 2))
-    with pytest.raises(ValueError, match=r"should have shape \(..., 7, h\)"):
+    with pytest.raises(ValueError, match=r"must have shape \(..., 7, h\)"):
         as_pymanopt(manifold, (8, 2))
-    view = as_pymanopt(manifold, (7, 2))
-    x = view.random_point()
-    with pytest.raises(ValueError, match="solver should be one of 'trust-regions'"):
-        minimize(view, x, lambda x: 0.0, lambda x: x, solver="newton")
-    with pytest.raises(ValueError, match="trust-regions needs the function `hessian`"):
-        minimize(view, x, lambda x: 0.0, lambda x: x, solver="trust-regions")
 
 
 def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,11 +286,10 @@ def test_what_is_no_real_array_is_a_type_error(bad: Callable[[Array], object], p
     view = as_pymanopt(FixedRankQuotient(6, 5), (11, 2))
     arguments = [view.random_point(), np.ones((11, 2))]
     arguments[place] = bad(arguments[place])
-    with pytest.raises(TypeError, match="should be numpy arrays of real numbers"):
+    with pytest.raises(TypeError, match="must be numpy arrays of real numbers"):
         view.norm(*arguments)
 
 
-@pytest.mark.parametrize(("manifold", "shape"), [("inv", (11, 2)), (FixedRankQuotient(6, 5), 11)])
-def test_a_view_needs_a_manifold_and_a_shape(manifold: object, shape: object) -> None:
-    with pytest.raises(TypeError, match="should be"):
-        as_pymanopt(manifold, shape)
+def test_a_view_needs_a_manifold() -> None:
+    with pytest.raises(TypeError, match="manifold must be a QuotientManifold"):
+        as_pymanopt("inv", (11, 2))

@@ -203,16 +203,16 @@ def test_geoopt_accepts_its_points_and_vectors() -> None:
 
 
 BAD = [
-    (lambda: toy().at(torch.ones(3)), r"should have shape \(..., 2\); found \(3,\)"),
+    (lambda: toy().at(torch.ones(3)), r"must have shape \(..., 2\). Found \(3,\)"),
     (lambda: toy().at(torch.tensor([0.0, 1.0])), r"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue"),
-    (lambda: toy().at(torch.tensor([math.nan, 1.0])), "should be finite; found NaN"),
+    (lambda: toy().at(torch.tensor([math.nan, 1.0])), "must be finite. Found NaN"),
     (lambda: rotations(lambda x, eta, zeta: eta[0] * zeta[1]).at(torch.ones(3)), "<eta, zeta> = <zeta, eta> fails"),
-    (lambda: toy().proju(torch.ones(2), torch.ones(3)), r"should end in one shape, \(2,\); found shape \(3,\)"),
-    (lambda: toy().proju(torch.ones(2), torch.ones(2).double()), "one dtype; found"),
-    (lambda: toy().geodesic(torch.ones(2), torch.ones(2), 1.0, "third"), "found 'third'"),
+    (lambda: toy().proju(torch.ones(2), torch.ones(3)), r"must end in one shape, \(2,\). Found shape \(3,\)"),
+    (lambda: toy().proju(torch.ones(2), torch.ones(2).double()), "one dtype and one device. Found"),
+    (lambda: toy().geodesic(torch.ones(2), torch.ones(2), 1.0, "third"), "Found 'third'"),
     (
         lambda: Recipe(rescale, mixed, shape=(2,), identity=torch.ones(3), algebra=torch.ones(4, 2)),
-        r"should have shape \(k, \*identity.shape\) = \(k, 3\); found \(4, 2\)",
+        r"must have shape \(k, \*identity.shape\) = \(k, 3\). Found \(4, 2\)",
     ),
 ]
 
@@ -225,7 +225,7 @@ def test_bad_input_gets_one_sentence(call, message: str) -> None:  # type: ignor
 
 
 def test_canonical_points_need_a_function() -> None:
-    with pytest.raises(NotImplementedError, match="should be given as balance="):
+    with pytest.raises(NotImplementedError, match="balance must be given"):
         toy().balance(torch.ones(2))
 
 
@@ -233,12 +233,12 @@ def test_a_metric_that_breaks_off_is_noticed() -> None:
     """A metric without the smoothness a geodesic needs: its energy jumps, and that is said."""
     jump = Recipe(rescale, lambda x, e, f: (e * f).sum() * (1 + (x[0] > 1.05)), shape=(2,), identity=torch.ones(()))
     x = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(GeodesicError, match="energy of a geodesic should be constant"):
+    with pytest.raises(GeodesicError, match="energy of a geodesic must be constant"):
         jump.expmap(x, 0.3 * x)
 
 
 def test_a_solver_that_gives_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runge_kutta, "MAX_STEPS", 1)
     x = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(GeodesicError, match=r"should end within .* steps, and one came no further than t = 0"):
+    with pytest.raises(GeodesicError, match=r"must end within .* steps. Found one that came no further than t = 0"):
         toy().expmap(x, -0.4 * x)

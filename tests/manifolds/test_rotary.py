@@ -196,12 +196,12 @@ def test_the_relaxed_metric_stays_invariant_under_phases() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: RotaryQuotient(0, 2), "at least 1; found n = 0"),
-        (lambda: RotaryQuotient(2, 1, "riemann"), "metric should be"),
-        (lambda: RotaryQuotient(2, 1).at(torch.ones(3, 3)), r"shape \(..., 3, 2\), real and imaginary.*found \(3, 3\)"),
+        (lambda: RotaryQuotient(0, 2), "at least 1. Found n = 0"),
+        (lambda: RotaryQuotient(2, 1, "riemann"), "metric must be"),
+        (lambda: RotaryQuotient(2, 1).at(torch.ones(3, 3)), r"shape \(..., 3, 2\), real and imaginary.*Found \(3, 3\)"),
         (lambda: RotaryQuotient(2, 1).at(torch.zeros(3, 2)), "g is 0 in every entry"),
         (lambda: RotaryQuotient(1, 1).at(torch.tensor([[1.0, 0.0], [0.0, 0.0]])), "k is 0 in every entry"),
-        (lambda: RotaryQuotient(1, 1).at(torch.full((2, 2), math.nan)), "found NaN or infinity"),
+        (lambda: RotaryQuotient(1, 1).at(torch.full((2, 2), math.nan)), "Found NaN or infinity"),
     ],
 )
 def test_bad_input_gets_one_sentence(call, message: str) -> None:  # type: ignore[no-untyped-def]

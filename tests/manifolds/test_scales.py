@@ -52,7 +52,6 @@ AT_POINTS: dict[str, tuple[Method, Degree]] = {
     "not tangent": (lambda m, x, y, u, v: torch.tensor(float(m.check_vector_on_tangent(x, u))), lambda t: 0),
     "logmap": (lambda m, x, y, u, v: m.logmap(x, y), lambda t: 1),
     "dist": (lambda m, x, y, u, v: m.dist(x, y), lambda t: 2 * t),
-    "alignment_dist": (lambda m, x, y, u, v: m.alignment_dist(x, y), lambda t: 2 * t),
     "mean": (lambda m, x, y, u, v: m.balance(m.mean(torch.stack([x, y]))), lambda t: 1),
 }
 """Methods of points x, y and vectors u, v of one size c, and the power of c that results are proportional to."""
@@ -85,8 +84,6 @@ def known(case: Case, name: str) -> bool:
     searched = name in ("dist", "logmap", "mean")
     if name in ("balance", "mean") and isinstance(case.manifold, ScaleQuotient):
         return False  # of length 1
-    if name == "alignment_dist":
-        return hasattr(case.manifold, name) and power(case.manifold) in (0, 1) and case not in RELAXED
     return not (searched and (case in RELAXED or case.name.startswith("rotary")))
 
 

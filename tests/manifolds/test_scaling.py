@@ -191,16 +191,16 @@ def test_vectors_that_are_not_horizontal_are_named(case: Case) -> None:
 
 BAD = [
     (lambda: ScaleQuotient().at(torch.zeros(2, 3)), "w != 0 fails: 2 vectors are 0"),
-    (lambda: ScaleQuotient().at(torch.tensor([math.nan, 1.0])), "finite; found NaN"),
-    (lambda: TranslationQuotient().at(torch.tensor([math.inf, 1.0])), "finite; found NaN or infinity"),
-    (lambda: ScaleQuotient().random(3, 1), r"'x' on ScaleQuotient should have shape \(..., d\) with d >= 2; found"),
-    (lambda: TranslationQuotient().at(torch.tensor(1.0)), r"on TranslationQuotient should have .* found \(\)"),
-    (lambda: ScaleQuotient().logmap(torch.ones(3), -2 * torch.ones(3)), "should not point in opposite directions"),
-    (lambda: ScaleQuotient().dist(torch.ones(3), torch.ones(2)), "should end in one shape, .*found shape"),
-    (lambda: TranslationQuotient().logmap(torch.ones(3), torch.ones(2)), "should end in one shape"),
-    (lambda: ScaleQuotient().proju(torch.ones(3), torch.ones(2)), r"one shape, \(3,\); found shape \(2,\)"),
-    (lambda: TranslationQuotient().proju(torch.ones(3), torch.ones(3).double()), "one dtype; found"),
-    (lambda: ScaleQuotient().geodesic(torch.ones(3), torch.ones(3), 1.0, "third"), "found 'third'"),
+    (lambda: ScaleQuotient().at(torch.tensor([math.nan, 1.0])), "finite. Found NaN"),
+    (lambda: TranslationQuotient().at(torch.tensor([math.inf, 1.0])), "finite. Found NaN or infinity"),
+    (lambda: ScaleQuotient().random(3, 1), r"'x' on ScaleQuotient must have shape \(..., d\) with d >= 2. Found"),
+    (lambda: TranslationQuotient().at(torch.tensor(1.0)), r"on TranslationQuotient must have .* Found \(\)"),
+    (lambda: ScaleQuotient().logmap(torch.ones(3), -2 * torch.ones(3)), "must not point in opposite directions"),
+    (lambda: ScaleQuotient().dist(torch.ones(3), torch.ones(2)), "must end in one shape, .*Found shape"),
+    (lambda: TranslationQuotient().logmap(torch.ones(3), torch.ones(2)), "must end in one shape"),
+    (lambda: ScaleQuotient().proju(torch.ones(3), torch.ones(2)), r"one shape, \(3,\). Found shape \(2,\)"),
+    (lambda: TranslationQuotient().proju(torch.ones(3), torch.ones(3).double()), "one dtype and one device. Found"),
+    (lambda: ScaleQuotient().geodesic(torch.ones(3), torch.ones(3), 1.0, "third"), "Found 'third'"),
 ]
 
 

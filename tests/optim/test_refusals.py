@@ -79,7 +79,7 @@ def spoil_weight(model: nn.Module) -> None:
         (drop_half, "0.linear1.weight has none"),
         (replace_layer, "make a new optimizer"),
         (make_sparse, "sparse"),
-        (make_plain_sparse, "that of 2.weight is sparse"),
+        (make_plain_sparse, "sparse one of 2.weight"),
         (spoil_weight, "smaller lr"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_pair_has_one_group_and_one_precision() -> None:
     model, _, _, found = made("low rank")
     named = dict(model.named_parameters())
     one, rest = "0.B.weight", [name for name in named if name != "0.B.weight"]
-    with pytest.raises(ValueError, match="should be in one group"):
+    with pytest.raises(ValueError, match="must be in one group"):
         qm.QuotientAdam([{"params": [(one, named[one])]}, {"params": [(name, named[name]) for name in rest]}], found)
     model[0].A.float()
     with pytest.raises(ValueError, match=r"torch.float32 on cpu and torch.float64 on cpu"):
@@ -145,10 +145,10 @@ def test_groups_have_settings_of_their_own() -> None:
         (lambda m, f: qm.QuotientAdam(m.named_parameters(), f, max_norm=0), "max_norm"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=-1), "radius"),
         (lambda m, f: qm.SAM(torch.optim.SGD(nn.Linear(2, 2).parameters()), m, radius=1), "none of its"),
-        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "geometry should be"),
+        (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry="mix", radius=1), "geometry must be"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, geometry=qm.Quotient(), radius=1), "find_symmetries"),
         (lambda m, f: qm.SAM(torch.optim.SGD(m.parameters()), m, radius=1).step(), "closure"),
-        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "found none"),
+        (lambda m, f: qm.orbit_audit(lambda n: None, nn.ReLU(), None, [0], symmetries=qm.Symmetries(())), "Found none"),
         (lambda m, f: qm.orbit_audit(lambda n: None, m, None, []), "at least one batch"),
     ],
 )
@@ -212,13 +212,13 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     train(model, optimizer, inputs, targets, 1)
     saved = optimizer.state_dict()
     plain = torch.optim.AdamW(model.named_parameters())
-    with pytest.raises(ValueError, match="its groups have other settings"):
+    with pytest.raises(ValueError, match="Found groups without"):
         optimizer.load_state_dict(plain.state_dict())
     for other in ("rank one", "encoder"):
         model, _, _, found = made(other)
         fresh = qm.QuotientAdam(model.named_parameters(), found)
         if other == "encoder":
-            with pytest.raises(ValueError, match="other settings or other parameters"):
+            with pytest.raises(ValueError, match="Found groups with other parameters"):
                 fresh.load_state_dict(saved)
         else:
             with pytest.raises(ValueError, match="another shape"):
@@ -242,3 +242,36 @@ def test_a_step_that_overflows_is_refused(kind: Any, metric: str) -> None:
     with pytest.raises(ValueError, match="finite"):
         optimizer.step()
     assert same(weights(model), before)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused() -> None:
+    model, inputs, targets, found = made("low rank")
+    kinds = qm.QuotientSGD, qm.QuotientAdam
+    optimizers = [kind(model.named_parameters(), found, lr=0.01) for kind in kinds]
+    for optimizer in optimizers:
+        train(model, optimizer, inputs, targets, 1)
+    for own, other in (optimizers, optimizers[::-1]):
+        before = copy.deepcopy(own.state_dict())
+        with pytest.raises(ValueError, match=f"must be that of a {type(own).__name__}"):
+            own.load_state_dict(other.state_dict())
+        assert own.state_dict()["param_groups"] == before["param_groups"]
+        train(model, own, inputs, targets, 1)
+
+
+def test_a_checkpoint_of_fewer_pairs_is_refused() -> None:
+    model, inputs, targets, found = made("low rank")
+    fewer = qm.QuotientAdam(model.named_parameters(), found.without([found.pairs[0].name]), lr=0.01)
+    whole = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
+    for optimizer, other in ((whole, fewer), (fewer, whole)):
+        train(model, other, inputs, targets, 1)
+        with pytest.raises(ValueError, match=f"Found .*{found.pairs[0].name}"):
+            optimizer.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
+@pytest.mark.parametrize("setting", [{"nonsense": 3}, {"amsgrad": True}])
+def test_a_setting_that_nothing_uses_is_refused(kind: Any, setting: dict[str, object]) -> None:
+    model, _, _, found = made("low rank")
+    group = {"params": list(model.named_parameters()), **setting}
+    with pytest.raises(ValueError, match=f"Found {next(iter(setting))}"):
+        kind([group], found)

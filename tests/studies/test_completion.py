@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from quotient_manifolds.manifolds import Metric
-from quotient_manifolds.pymanopt import SOLVERS
-from studies.completion import GEOOPT, Completion, complete, random_completion
+from studies.completion import GEOOPT, SOLVERS, Completion, complete, random_completion
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """Represent pairs (G, H) of full column rank under GL(h), of which only the product G H^T matters.
 
-`manifold` is the geoopt manifold, `space` its horizontal space in orthonormal coordinates, factored once;
-`second_order` the second-order geodesics with their adjoint, `geodesics` and `rank_one` the exact ones. `alignment`
-brings two points near each other and bounds their distance, `procrustes_mean` averages aligned points, and from there
-`logarithm` finds the geodesic that leads to a given point, by `shooting`.
+`manifold` is the geoopt manifold, `space` its horizontal space in orthonormal coordinates, factored once, `lower_rank`
+where the rank of G H^T is below h; `second_order` the second-order geodesics with their adjoint, `geodesics`, `exact`
+and `rank_one` the exact ones. `log` finds the geodesic that leads to a given point.
 """
 
 from quotient_manifolds.manifolds.fixed_rank.manifold import FixedRankQuotient

@@ -87,7 +87,7 @@ def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]
     Without it, columns in the span of left would spoil the solver's errors. along: the other part of the velocity.
     """
     if not bool(products.isfinite().all()):
-        raise GeodesicError("a geodesic should start with a velocity of finite length; found NaN or infinity in it")
+        raise GeodesicError("a geodesic must start with a velocity of finite length. Found NaN or infinity in it")
     with torch.no_grad():
         size = (products.diagonal(dim1=-2, dim2=-1) + along.square().sum(-2)).amax(-1)[..., None]
         size = torch.where(size > 0, size, 1.0)

@@ -101,7 +101,7 @@ def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxe
     None for 0, 2h for what is relaxed.
     """
     if not bool(velocity.isfinite().all()):
-        raise GeodesicError("a geodesic should start with a finite velocity; found NaN or infinity in it")
+        raise GeodesicError("a geodesic must start with a finite velocity. Found NaN or infinity in it")
     h = s.shape[-1]
     given = [s[..., None, None, :], velocity, *(() if gram is None else (gram,))]
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in given))

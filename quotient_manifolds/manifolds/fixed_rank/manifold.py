@@ -10,17 +10,16 @@ from torch import Tensor
 from quotient_manifolds.linalg import product_gap, rank_floor, relative_singular_values, singular_frame
 from quotient_manifolds.manifolds.arguments import (
     NOT_FINITE,
+    TOO_LONG,
     all_finite,
-    require_counts,
-    require_matrix,
+    require_element,
     require_no_vmap,
-    require_size,
+    require_sizes,
+    some,
 )
-from quotient_manifolds.manifolds.fixed_rank.alignment import alignment_length
-from quotient_manifolds.manifolds.fixed_rank.logarithm import logarithms
-from quotient_manifolds.manifolds.fixed_rank.procrustes_mean import procrustes_mean, require_weights
+from quotient_manifolds.manifolds.fixed_rank.log import balanced, logarithms, nearest
 from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import Metric, power, unsqueeze
+from quotient_manifolds.manifolds.horizontal import Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -53,8 +52,7 @@ class FixedRankQuotient(QuotientManifold):
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
         super().__init__()
-        require_counts(n=n, m=m)
-        require_size(eps)
+        require_sizes(n, m, eps)
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
 
     def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> FixedRankSpace:
@@ -76,7 +74,7 @@ class FixedRankQuotient(QuotientManifold):
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             largest = float(x.detach().abs().max())
             raise ValueError(
-                f"products of a point's entries should be finite; found entries up to {largest:.3g}"
+                f"products of a point's entries must be finite. Found entries up to {largest:.3g}: {TOO_LONG}"
             ) from None
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -88,7 +86,12 @@ class FixedRankQuotient(QuotientManifold):
                 [10.0000]])
         """
         G, H = self.split(x)
-        require_matrix(A, x)
+        h = x.shape[-1]
+        require_element(A, x[..., 0, 0], (h, h))
+        if A.dtype != x.dtype:
+            raise ValueError(f"A and x must have one dtype. Found {A.dtype} and {x.dtype}")
+        if some(torch.linalg.lu_factor_ex(A.detach()).info != 0):
+            raise ValueError("A must be invertible, an element of the group. Found a singular matrix")
         return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,8 +114,7 @@ class FixedRankQuotient(QuotientManifold):
                 [5.]])
         """
         self._require_finite(x=x)
-        left, right, s, *_ = singular_frame(*self.split(x)).to(x.dtype)
-        return torch.cat([left, right], dim=-2) * s.sqrt()[..., None, :]
+        return balanced(singular_frame(*self.split(x)).to(x.dtype))
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare G H^T, with the accuracy |G| |H| that the factors allow."""
@@ -131,70 +133,15 @@ class FixedRankQuotient(QuotientManifold):
         """
         self._require_finite(x=x, y=y)
         here, there = (singular_frame(*self.split(point)).to(x.dtype) for point in (x, y))
-        P, R = (torch.cat([f.left, f.right], dim=-2) * f.s.sqrt()[..., None, :] for f in (here, there))
-        U, _, Vh = torch.linalg.svd(R.mT @ P)
-        G, H = self.split(R @ (U @ Vh) / here.s.sqrt()[..., None, :])
+        G, H = self.split(nearest(here, there) / here.s.sqrt()[..., None, :])
         return torch.cat([G @ here.from_left, H @ here.from_right], dim=-2)
-
-    def alignment_dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        r"""Compute the length of a curve between the orbits of x and y, in closed form: at least the true distance.
-
-        The orbits are aligned (principal angles, Procrustes, then the gauge in which the curve starts horizontally) and
-        joined, in `inv` by a rotation of both spans beside a rotation and a stretching inside them, in `mix` by the
-        straight line of both factors, whose length comes rounded up by at most about 1e-4 of it. The shorter of the
-        curves from x to y and from y to x counts, so the result is symmetric; it is 0 on the orbit alone, and constant
-        along both. Its ratio to the distance tends to 1 as the points approach. In `mix` it is at least
-        |X - Y|_F / sqrt(2) and at most (|X|_F + |Y|_F) / sqrt(2) for the products X and Y.
-
-        Infinite for square pairs, n = m = h, whose products have determinants of opposite signs: nothing connects them.
-        Computed in float64, in O((n + m) h^2) operations; differentiable at points of two orbits. Raises ValueError for
-        other metrics and with eps > 0, for which no such curve is known. Shape (...,), or (..., 1, 1) with `keepdim`.
-
-        >>> manifold.alignment_dist(x, 4 * x)  # the product grows 16-fold: log(16) / sqrt(2)
-        tensor(1.9605)
-        """
-        if self.eps or self.t not in (0.0, 1.0):
-            raise ValueError(f"alignment_dist needs the metric 'inv' or 'mix' with eps = 0; found {self}")
-        self._require_points(x=x, y=y)
-        here, there = (singular_frame(*self.split(point)) for point in torch.broadcast_tensors(x, y))
-        return unsqueeze(alignment_length(here, there, self.t).to(x.dtype), self.ndim if keepdim else 0)
-
-    def alignment_mean(self, x: Tensor, weights: Any = None) -> Tensor:
-        """Average points x (k, ..., n + m, h) as aligned balanced representatives, whatever the metric; balanced.
-
-        Generalised Procrustes analysis: rotations and a mean in turn lower the sum of squared Frobenius distances
-        between the rotated balanced points and their mean, until it settles, at most 100 times. Depends neither on the
-        representatives nor, but for rounding, on the order of the points; the mean of copies of one point is that
-        point. It is not the Karcher mean of `mean`, for which it is a first guess, but needs no geodesic and takes
-        points that are far apart.
-
-        `weights` (k,) or (k, ...) are at least 0, by default equal; they are divided by their sum. Computed in float64.
-        Raises ValueError for a mean of rank below h and for bad weights. Shape (..., n + m, h).
-
-        >>> manifold.alignment_mean(torch.stack([x, -x, 4 * x]))  # signs are representatives
-        tensor([[ 6.],
-                [ 8.],
-                [10.]])
-        """
-        self._require_stack(x)
-        self._require_points(x=x)
-        require_no_vmap("the mean", x)
-        mean = procrustes_mean(self.balance(x.double()), require_weights(weights, x))
-        if reason := self._fault(mean):
-            raise ValueError(f"points should have a mean of their own rank: {reason.partition(';')[0]}")
-        return self.balance(mean).to(x.dtype)
-
-    def _guess_mean(self, x: Tensor) -> Tensor:
-        return x[0] if self.eps else self.alignment_mean(x)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
 
-        Found by shooting from the aligned representative of y, for a whole batch at once: the shortest geodesic if the
-        points are near, and never a longer one than the curve of `alignment_dist`. Geodesics between two points stay in
-        the span of the columns of both (it is fixed by an isometry, the reflection through it), so the size of the
-        search depends on h alone. In `inv`, where a length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about
-        the norm of G H^T away, searches with h > 1 begin to fail or to find another geodesic.
+        Found by shooting towards the aligned representative of y, for a whole batch at once: the shortest geodesic if
+        the points are near. In `inv`, where a length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the
+        norm of G H^T away, searches with h > 1 begin to fail.
         Computed in float64; not differentiable. Raises `GeodesicError` if no geodesic is found, ValueError with
         eps > 0. Shapes (..., n + m, h).
 
@@ -204,7 +151,7 @@ class FixedRankQuotient(QuotientManifold):
                 [1.3863]])
         """
         if self.eps:
-            raise ValueError(f"logmap and dist need eps = 0, an invariant metric; found eps = {self.eps:g}")
+            raise ValueError(f"eps must be 0 for logmap and dist, an invariant metric. Found eps = {self.eps:g}")
         self._require(x=x, y=y)
         require_no_vmap("logmap and dist of FixedRankQuotient", x, y)
         self._require_points(x=x, y=y)
@@ -222,14 +169,14 @@ class FixedRankQuotient(QuotientManifold):
         """
         self._require(x=x)
         if not all_finite(x):
-            raise ValueError(self._recent.explain(NOT_FINITE, x))
+            raise ValueError(NOT_FINITE)
         return x
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         rows, most = self.n + self.m, min(self.n, self.m)
         if len(shape) >= 2 and shape[-2] == rows and 1 <= shape[-1] <= most:
             return None
-        return f"FixedRankQuotient({self.n}, {self.m}) should have shape (..., {rows}, h) with 1 <= h <= {most}"
+        return f"FixedRankQuotient({self.n}, {self.m}) must have shape (..., {rows}, h) with 1 <= h <= {most}"
 
     def _fault(self, x: Tensor) -> str | None:
         """Judge the rank of G H^T by its singular values relative to the largest, which are invariants of the orbit."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.runge_kutta import FLOOR
-from quotient_manifolds.manifolds.scale import circle
+from quotient_manifolds.manifolds.vectors import circle
 
 _RANGE = 16.0  # caps the exponent 2 |t|, so that squared radii stay far from overflow
 

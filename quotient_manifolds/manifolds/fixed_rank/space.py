@@ -73,7 +73,7 @@ class FixedRankSpace(HorizontalSpace):
         if not self._relaxed and some(lower):
             if not in_no_graph(x):
                 raise ValueError(
-                    "rank(G H^T) should be h where the point itself is differentiated; found a lower rank: detach it"
+                    "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
                 )
             self._lower = lower
             frame, self._values = completed(frame, x[..., :n, :], x[..., n:, :], lower)
@@ -240,7 +240,7 @@ class FixedRankSpace(HorizontalSpace):
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if not self.full_rank:
             raise GeodesicError(
-                "an exact geodesic should start where rank(G H^T) = h; found a lower rank, where only training may be: "
+                "an exact geodesic must start where rank(G H^T) = h. Found a lower rank, where only training may be: "
                 "take order='second', a straight line there"
             )
         frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
