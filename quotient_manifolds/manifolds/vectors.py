@@ -46,12 +46,21 @@ class ScaleQuotient(_VectorQuotient):
     vertical_equation = "w^T xi = 0 (horizontal space of positive scaling)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x. Raises ValueError for a wrong shape, the zero vector or NaN."""
+        """Return the horizontal space at x. Raises ValueError for a wrong shape, the zero vector or NaN.
+
+        >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
+        tensor(1.)
+        """
         self._require_points(x=x)
         return _ScaleSpace(x)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector."""
+        """Move x to a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
+
+        >>> ScaleQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
+        tensor([[2., 2.],
+                [3., 3.]])
+        """
         self._require(x=x)
         require_element(A, x[..., 0], ())
         if some(A <= 0):
@@ -59,7 +68,11 @@ class ScaleQuotient(_VectorQuotient):
         return A[..., None] * x
 
     def balance(self, x: Tensor) -> Tensor:
-        """Return w / |w|: the representative of length 1."""
+        """Return w / |w|: the representative of length 1.
+
+        >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+        """
         self._require_points(x=x)
         return x / length(x, -1, keepdim=True)
 
@@ -71,6 +84,9 @@ class ScaleQuotient(_VectorQuotient):
         """Compute the angle between x and y, in [0, pi]. Shape (...,), or (..., 1) with `keepdim`.
 
         2 atan2(|u - v|, |u + v|) for the directions u and v: accurate at small angles, where the cosine is not.
+
+        >>> ScaleQuotient().dist(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 5.0])) / torch.pi
+        tensor(0.2500)
         """
         self._require_points(x=x, y=y)
         u, v = self.balance(x), self.balance(y)
@@ -81,6 +97,9 @@ class ScaleQuotient(_VectorQuotient):
         """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1; its norm is `dist`.
 
         Raises ValueError for opposite directions, between which every half circle is a shortest path.
+
+        >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
+        tensor([0., 2.])
         """
         angle = self.dist(x, y, keepdim=True)
         u, v = self.balance(x), self.balance(y)
@@ -161,18 +180,31 @@ class TranslationQuotient(_VectorQuotient):
     vertical_equation = "sum_i xi_i = 0 (horizontal space of translation)"
 
     def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or NaN."""
+        """Return the horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or NaN.
+
+        >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
+        tensor(5.)
+        """
         self._require_points(x=x)
         return _TranslationSpace(x, ndim=1)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors do not change."""
+        """Move x to b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors do not change.
+
+        >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
+        tensor([[3., 3.],
+                [4., 4.]])
+        """
         self._require(x=x)
         require_element(A, x[..., 0], ())
         return x + A[..., None]
 
     def balance(self, x: Tensor) -> Tensor:
-        """Return b - mean(b): the representative of mean 0."""
+        """Return b - mean(b): the representative of mean 0.
+
+        >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
+        tensor([-2., -1.,  3.])
+        """
         self._require(x=x)
         return _centred(x)
 
@@ -181,7 +213,11 @@ class TranslationQuotient(_VectorQuotient):
         return length(_centred(y - x), -1), torch.maximum(length(x, -1), length(y, -1))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1."""
+        """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
+
+        >>> TranslationQuotient().logmap(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 7.0]))
+        tensor([-3.,  3.])
+        """
         self._require_points(x=x, y=y)
         return _centred(y - x)
 

@@ -109,11 +109,10 @@ def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
     step; what is wrong does not. What does not run twice differentiated is not compared.
     """
     losses, generator = BatchLosses(model, loss, [batch]), torch.Generator().manual_seed(0)
-    params = losses.params()
+    params = dict(losses.params())
     v, away = (
         {name: typical(w) * gaussian(w, generator) for name, w in trained_parameters(model).items()} for _ in range(2)
     )
-    params = params | {name: params[name] + 1e-2 * step for name, step in away.items()}
 
     def difference(step: float) -> Params:
         steps = ({name: params[name] + sign * step * v[name] for name in v} for sign in (1.0, -1.0))
@@ -121,6 +120,7 @@ def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
         return {name: (after[name] - before[name]) / (2 * step) for name in v}
 
     try:
+        params |= {name: params[name] + 1e-2 * step for name, step in away.items()}
         with sdpa_kernel(SDPBackend.MATH):
             exact, near = losses.hessian_product(params, v, 0), difference(losses.precision**0.5)
             largest = max((float(each.norm()) for each in near.values()), default=0.0)

@@ -136,7 +136,7 @@ def test_what_cannot_be_measured_is_said_by_all_processes(fsdp: list[dict[str, A
         "no rows": "must have rows of every batch",
         "train mode": "must be in eval mode",
         "frozen apart": "must measure the same parameters",
-        "callback": "measured on whole models",
+        "callback": "The model must be whole",
     }
     for found in fsdp:
         for name, sentence in sentences.items():

@@ -81,7 +81,7 @@ def grid(problem: Scalar, *, window: float = WINDOW, resolution: int = RESOLUTIO
 
 def _riemannian(problem: Scalar, metric: str, w: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     space = DiagonalQuotient(metric).at(w)
-    unit = space.vector(torch.full_like(w, 0.5**0.5))  # horizontal, of norm 1
+    unit = w / space.norm(w)[..., None, None]  # a point, taken as a vector, is horizontal
     product = space.hessian_product(lambda p: torch.func.vmap(problem.loss)(p).sum(), unit)
     return space.norm(space.gradient(gradient)), space.inner(unit, product)
 
