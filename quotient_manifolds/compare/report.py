@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from quotient_manifolds.compare.comparison import Comparison, MeanValue, Ranking
-from quotient_manifolds.compare.export import quoted
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
@@ -21,7 +18,7 @@ from quotient_manifolds.statistics import COEFFICIENT_NAMES, COEFFICIENTS, FEW_M
 def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path) -> None:
     """Write report.html, comparison.json, models.csv (a row for a checkpoint) and units.csv (a row for a unit)."""
     comparison.save(folder / "comparison.json")
-    write_text(folder / "models.csv", _guarded(comparison.frame()).to_csv())
+    write_text(folder / "models.csv", comparison.frame().to_csv())
     write_report(comparison, folder)
     inventory.store.export(folder / "units.csv", [each.unit for each in inventory.all_tasks()])
 
@@ -29,12 +26,6 @@ def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path)
 def write_report(comparison: Comparison, folder: Path) -> None:
     """Write report.html."""
     write_text(folder / "report.html", render(comparison_page(comparison)))
-
-
-def _guarded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame as a spreadsheet may read it: see `export.quoted`."""
-    text = frame.map(lambda value: quoted(value) if isinstance(value, str) else value)
-    return text.rename(columns=quoted, index=quoted)
 
 
 def comparison_page(comparison: Comparison) -> Page:
