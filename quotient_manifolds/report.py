@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 LONG = 24  # letters from which on a text in a table may break into lines
 
@@ -51,32 +47,20 @@ class Note:
 
 @dataclass(frozen=True)
 class Table:
-    """Hold cells by row, the first the heading of its row; `numeric` says which columns are aligned right.
-
-    In a browser a reader sorts by any column. A numeric column sorts by the first number in each of its texts, or, if
-    `values` has the column's place, by those; a text without number, or None, is missing and comes last.
-    """
+    """Hold cells by row, the first the heading of its row; `numeric` says which columns are aligned right."""
 
     name: str
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     numeric: Sequence[bool]
-    values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
-    sortable: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a row, or the values to sort by, are more or fewer than they must be."""
+        """Raise ValueError if a row, or the alignments, are more or fewer than the columns."""
         width = len(self.columns)
         if len(self.numeric) != width or any(len(row) != width for row in self.rows):
             found = sorted({len(self.numeric), *(len(row) for row in self.rows)})
             raise ValueError(f"Table {self.name!r} has {width} columns, but rows or alignments of lengths {found}.")
-        for column, values in self.values.items():
-            if not 0 <= column < width or not self.numeric[column] or len(values) != len(self.rows):
-                raise ValueError(
-                    f"Table {self.name!r} has {len(self.rows)} rows; the values of column {column} must be as many, "
-                    f"and the column one of its {width} and numeric; found {len(values)} values."
-                )
 
     @classmethod
     def of(cls, name: str, caption: str, rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> Table:
@@ -88,9 +72,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """Hold a figure as an <svg> element, and the words under it; a `wide` one has a row of its own."""
+    """Hold a figure as an HTML element, and the words under it; a `wide` one has a row of its own."""
 
-    svg: str
+    html: str
     caption: str
     wide: bool = False
 
@@ -125,7 +109,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML, its text escaped; only the figures' SVG is trusted.
+    """Return the page as HTML, its text escaped; only the figures' elements are trusted.
 
     Sections without blocks are left out.
     """
@@ -140,29 +124,10 @@ def render(page: Page) -> str:
     templates = jinja2.Environment(
         loader=places, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    script = templates.get_template("sort.js.j2").render()
-    # The page itself tells the browser to load nothing, and to run this script and no other.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return templates.get_template("page.html.j2").render(
-        page=page, kind=lambda block: type(block).__name__.lower(), body=_body, script=script, digest=digest
+        page=page, kind=lambda block: type(block).__name__.lower(), style=_style
     )
 
 
-def _body(table: Table) -> list[list[tuple[str, str | None, str]]]:
-    """Return every cell's text, what it sorts by in a numeric column, and its style."""
-    return [[_cell(table, row, column, text) for column, text in enumerate(one)] for row, one in enumerate(table.rows)]
-
-
-def _cell(table: Table, row: int, column: int, text: str) -> tuple[str, str | None, str]:
-    if not table.numeric[column]:
-        return text, None, "long" if len(text) > LONG else ""
-    value = table.values[column][row] if column in table.values else first_number(text)
-    if value is None or math.isnan(value):
-        return text, None, "number missing"
-    return text, repr(float(value)), "number"
-
-
-def first_number(text: str) -> float | None:
-    """Return the first number in a text for people, −0.1 of `[−0.1, 0.5]`, 58570 of `58,570`; None without one."""
-    found = re.search(r"-?(\d[\d,]*(\.\d+)?(e[-+]?\d+)?|\binf\b)", text.replace("\N{MINUS SIGN}", "-"), re.IGNORECASE)
-    return None if found is None else float(found[0].replace(",", ""))
+def _style(table: Table, column: int, text: str) -> str:
+    return "number" if table.numeric[column] else "long" if len(text) > LONG else ""

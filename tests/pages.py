@@ -53,18 +53,17 @@ def failures() -> list[Block]:
 
 
 def tables() -> list[Table]:
-    """One to sort, one wide, one that needs no sorting, one that must not be sorted, one that sorts by given values."""
+    """One of texts and numbers, one that is wide, and small ones."""
     rows = [[name, text, str(place)] for place, (name, (text, _)) in enumerate(SHARPNESS.items())]
     wide = [[f"run-{n}-of-a-sweep-of-many/checkpoint-{n}000", *(str(n * k % 11) for k in range(14))] for n in range(5)]
     pair = [["1", "2"], ["3", "4"]]
     rounded = [["a", "0.1"], ["b", "0.1"], ["c", "0.1"]]
-    exact = {1: [0.12, None, 0.09]}
     return [
         Table("sharp", "Sharpness of each model", ["Model", "Sharpness", "Order"], rows, [False, True, True]),
         Table("wide", "Wide", ["Checkpoint", *(f"Measure {k}" for k in range(14))], wide, [False] + [True] * 14),
         Table("one", "A single row", ["A", "B"], pair[:1], [True, True]),
-        Table("fixed", "Not to be sorted", ["A", "B"], pair, [True, True], sortable=False),
-        Table("exact", "Sorted by what was rounded", ["Model", "Value"], rounded, [False, True], exact),
+        Table("fixed", "Two rows", ["A", "B"], pair, [True, True]),
+        Table("exact", "What was rounded", ["Model", "Value"], rounded, [False, True]),
     ]
 
 
@@ -80,9 +79,9 @@ def galleries() -> list[Gallery]:
         "orbit": orbit_figure([0.1, 1.0, 10.0], {"Adaptive": [1.5, 1.0, 3.0], "Quotient inv": [1.0, 1.0, 1.0]}),
         "radius": radius_figure(radii, {"Adaptive": [[r, 2 * r, 3 * r] for r in radii]}, show="band"),
     }
-    heat = agreement_figure(agreement(measures)).svg("agreement")
+    heat = agreement_figure(agreement(measures)).html()
     return [
-        Gallery([Figure(plot.svg(name), f"The figure called {name}.") for name, plot in plots.items()]),
+        Gallery([Figure(plot.html(), f"The figure called {name}.") for name, plot in plots.items()]),
         Gallery([Figure(heat, "How measures agree.", wide=True)]),
     ]
 

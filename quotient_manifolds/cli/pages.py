@@ -63,9 +63,7 @@ def orbit_page(record: SharpnessRecord) -> Page:
     worst: dict[str, float] = {}
     for _, _, each, ratio in _moves(record):
         worst[each.geometry] = max(worst.get(each.geometry, 0.0), abs(ratio - 1))
-    figure = Figure(
-        figure_of_ratios(record).svg("orbit"), "A line is a measure in one precision; 1 is no change.", wide=True
-    )
+    figure = Figure(figure_of_ratios(record).html(), "A line is a measure in one precision; 1 is no change.", wide=True)
     ratios = table_of_ratios("Sharpness after a move over sharpness before", record)
     return Page(
         title=f"{record.model} along its symmetry orbit",
@@ -141,7 +139,7 @@ def table_of_results(record: SharpnessRecord, caption: str = "Mean rise of the l
 def _ascents(record: SharpnessRecord) -> Iterator[Block]:
     """Yield the rise of the loss at every step, the mean over batches: whether the climb had ended."""
     figures: list[Figure] = []
-    for place, each in enumerate(record):
+    for each in record:
         climbs = [[loss - steps[0] for loss in steps] for steps in each.loss_steps if steps]
         if not climbs:
             continue
@@ -152,7 +150,7 @@ def _ascents(record: SharpnessRecord) -> Iterator[Block]:
         series = [Series("at the step", steps, rise, style_of(2)), Series("best so far", steps, best, style_of(1))]
         alt = f"Rise of the loss in {length - 1} steps in {_ball(each)}: {rise[0]:.3g} to {best[-1]:.3g}."
         plot = line_figure(series, x_label="step", y_label="rise of the loss", log=(False, False), alt=alt)
-        figures.append(Figure(plot.svg(f"ascent-{place}"), f"{_ball(each)}; mean over batches."))
+        figures.append(Figure(plot.html(), f"{_ball(each)}; mean over batches."))
     if figures:
         yield Text("A curve that still rises at its end means that more steps would find more: raise --steps.")
         yield Gallery(figures)
@@ -163,10 +161,10 @@ def _radii(record: SharpnessRecord) -> Iterator[Block]:
     for each in record:
         values.setdefault(each.geometry, {})[float(each.settings["radius"])] = each.mean
     figures = []
-    for place, (name, own) in enumerate(values.items()):
+    for name, own in values.items():
         if len(own) > 1:
             plot = radius_figure(sorted(own), {name: [[own[radius] for radius in sorted(own)]]})
-            figures.append(Figure(plot.svg(f"radius-{place}"), name))
+            figures.append(Figure(plot.html(), name))
     if figures:
         yield Gallery(figures)
 
@@ -232,4 +230,4 @@ def _settings(record: SharpnessRecord) -> Table:
     ascent = record[0].settings if len(record) else {}
     stated = {"model": record.model, "data": record.data, **record.settings, **ascent, "version": record.version}
     rows = [[key, str(value)] for key, value in stated.items() if value is not None and key != "radius"]
-    return Table("settings-table", "How it was measured", ["setting", "value"], rows, [False, False], sortable=False)
+    return Table("settings-table", "How it was measured", ["setting", "value"], rows, [False, False])

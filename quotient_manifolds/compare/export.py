@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from quotient_manifolds.frames import data_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-# What spreadsheets run as a formula: = + - @ at the front, after a tab or a carriage return too.
-_FORMULA = re.compile("'*[=+\\-@\t\r]")
 IDENTITY = ("key", "checkpoint", "measure", "geometry", "radius", "batch")
 
 
@@ -54,8 +51,7 @@ def frame(results: Sequence[Result]) -> pd.DataFrame:
 def export(results: Sequence[Result], path: Path) -> None:
     """Write .csv (of `rows`), .parquet (of `frame`) or .json (a list of objects, nested as they were kept).
 
-    Floats survive every one of them bit for bit; in .csv None and empty text are both empty, and text that a
-    spreadsheet would run as a formula (= + - @ at its front) stands behind an apostrophe. The file is written beside
+    Floats survive every one of them bit for bit; in .csv None and empty text are both empty. The file is written beside
     and moved, so nobody meets half of it. Raises ValueError for another suffix, ImportError where pandas or pyarrow is
     missing.
     """
@@ -89,11 +85,10 @@ def _flat(mapping: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _write_csv(results: Sequence[Result], path: Path) -> None:
     table = rows(results)
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(
-            file, fieldnames=list(guarded(table[0])) if table else [*IDENTITY, "seconds"], lineterminator="\n"
-        )
+        names = list(table[0]) if table else [*IDENTITY, "seconds"]
+        writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(map(guarded, table))
+        writer.writerows(table)
 
 
 def _write_json(results: Sequence[Result], path: Path) -> None:
@@ -110,18 +105,3 @@ def _write_parquet(results: Sequence[Result], path: Path) -> None:
             'Parquet is written by pyarrow, which is not installed: pip install "quotient-manifolds[compare]", '
             "or export to .csv or .json."
         ) from error
-
-
-def quoted(text: str) -> str:
-    """Return the text, behind an apostrophe if a spreadsheet would run it; `unquoted` is the inverse."""
-    return f"'{text}" if _FORMULA.match(text) else text
-
-
-def unquoted(text: str) -> str:
-    """Return what `quoted` was given; other text as it is."""
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
-
-
-def guarded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its text quoted, names of columns too, its numbers as they are."""
-    return {quoted(name): quoted(value) if isinstance(value, str) else value for name, value in row.items()}

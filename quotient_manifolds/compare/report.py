@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from quotient_manifolds.compare.comparison import Comparison, MeanValue, Ranking
-from quotient_manifolds.compare.export import quoted
 from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
@@ -21,7 +18,7 @@ from quotient_manifolds.statistics import COEFFICIENT_NAMES, COEFFICIENTS, FEW_M
 def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path) -> None:
     """Write report.html, comparison.json, models.csv (a row for a checkpoint) and units.csv (a row for a unit)."""
     comparison.save(folder / "comparison.json")
-    write_text(folder / "models.csv", _guarded(comparison.frame()).to_csv())
+    write_text(folder / "models.csv", comparison.frame().to_csv())
     write_report(comparison, folder)
     inventory.store.export(folder / "units.csv", [each.unit for each in inventory.all_tasks()])
 
@@ -29,12 +26,6 @@ def write_comparison(comparison: Comparison, inventory: Inventory, folder: Path)
 def write_report(comparison: Comparison, folder: Path) -> None:
     """Write report.html."""
     write_text(folder / "report.html", render(comparison_page(comparison)))
-
-
-def _guarded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame as a spreadsheet may read it: see `export.quoted`."""
-    text = frame.map(lambda value: quoted(value) if isinstance(value, str) else value)
-    return text.rename(columns=quoted, index=quoted)
 
 
 def comparison_page(comparison: Comparison) -> Page:
@@ -203,19 +194,16 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
     colour = None
     if given := sorted({name for each in comparison.rankings for name in each.given}):
         colour = Colour(given[0], comparison.column(given[0]))
-    names = [row.checkpoint for row in comparison.rows]
-    for place, target in enumerate(comparison.against):
+    for target in comparison.against:
         figures: list[Figure] = []
         for label in comparison.labels:
             if all(value is None for value in comparison.column(label)):
                 continue
             tau = _tau(comparison, label, target)
             panel = Panel(label, comparison.column(label), comparison.column(target), tau, comparison.errors(label))
-            plot = scatter_figure([panel], y_label=target, colour=colour, names=names)
-            figures.append(Figure(plot.svg(f"scatter-{place}-{len(figures)}"), label))
-        yield Text(
-            f"{target} against each measure; a point is a checkpoint, named under the pointer, with its standard error."
-        )
+            plot = scatter_figure([panel], y_label=target, colour=colour)
+            figures.append(Figure(plot.html(), label))
+        yield Text(f"{target} against each measure; a point is a checkpoint, with its standard error.")
         yield Gallery(figures)
 
 
@@ -230,14 +218,12 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
         if each.radius is not None:
             families.setdefault(each.family, {})[each.radius] = each.label
     figures: list[Figure] = []
-    for place, (family, labels) in enumerate(families.items()):
+    for family, labels in families.items():
         radii = sorted(radius for radius, label in labels.items() if set(comparison.column(label)) != {None})
         if len(radii) > 1:
             values = list(zip(*(comparison.column(labels[radius]) for radius in radii), strict=True))
-            plot = radius_figure(radii, {family: values}, names=[row.checkpoint for row in comparison.rows])
-            figures.append(
-                Figure(plot.svg(f"radius-{place}"), f"{family}: a line is a checkpoint, named under the pointer.")
-            )
+            plot = radius_figure(radii, {family: values})
+            figures.append(Figure(plot.html(), f"{family}: a line is a checkpoint."))
     if figures:
         yield Gallery(figures)
 
@@ -247,7 +233,7 @@ def _agreement(comparison: Comparison) -> Iterator[Block]:
     if agreement is None or len(comparison.rows) < 2:
         return
     numbers = tuple(str(number) for number in range(1, len(agreement.names) + 1))  # names are longer than a figure
-    figure = agreement_figure(replace(agreement, names=numbers)).svg("agreement")
+    figure = agreement_figure(replace(agreement, names=numbers)).html()
     yield Gallery([Figure(figure, "Kendall’s tau-b between every two measures, numbered as in the table.")])
     rows = [
         [number, name, *("undefined" if value is None else _signed(value) for value in values)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,7 @@ from quotient_manifolds.compare.analysis import analyse
 from quotient_manifolds.compare.cluster import cluster
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.compare.inventory import Inventory
-from quotient_manifolds.compare.report import write_comparison, write_report
+from quotient_manifolds.compare.report import write_comparison
 from quotient_manifolds.compare.spec import Spec, read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.unit import Unit
@@ -26,8 +25,6 @@ from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
 
 ATTEMPTS = 3  # workers that may die over one unit until it is a failure
-FIRST_REPORT = 10.0  # seconds of measuring after which there is a first report, if it is not over by then
-SHARE_OF_REPORTS = 0.05  # of the time, at most
 
 
 def run_comparison(
@@ -43,9 +40,9 @@ def run_comparison(
     """Measure every checkpoint of a spec that is not measured yet, and write what was found into the directory `out`.
 
     `out` receives store.sqlite (every value as it is finished), report.html, comparison.json, models.csv (a row for
-    each checkpoint) and units.csv (a row for each measure on each batch). While measuring goes on, report.html is
-    written now and then with what there is. Call it again after an interruption, a crash or a change of the spec, and
-    only what is missing is measured. What fails does not stop the rest: `Comparison.failures` says what and why.
+    each checkpoint) and units.csv (a row for each measure on each batch). Call it again after an interruption, a crash
+    or a change of the spec, and only what is missing is measured. What fails does not stop the rest:
+    `Comparison.failures` says what and why.
 
     spec: a `Spec`, or the path of a YAML file. workers: measure in so many processes on this machine (on CUDA each has
     a device of its own); scheduler: on the workers of the Dask cluster with this address; neither: in this process,
@@ -65,7 +62,7 @@ def run_comparison(
         )
         redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
         with pool as opened:
-            coordinator = _Coordinator(wanted, store, device, out, redo, progress or (lambda what, done, total: None))
+            coordinator = _Coordinator(wanted, store, device, progress or (lambda what, done, total: None))
             coordinator.measure_all(opened)
         comparison = analyse(coordinator.inventory, command=redo, progress=coordinator.progress)
         write_comparison(comparison, coordinator.inventory, out)
@@ -92,15 +89,14 @@ class _InProcess:
 
 @final
 class _Coordinator:
-    def __init__(self, spec: Spec, store: Store, device: str, out: Path, command: str, progress: Progress) -> None:
+    def __init__(self, spec: Spec, store: Store, device: str, progress: Progress) -> None:
         self.inventory = Inventory(spec, store)
         self.progress = progress
         self.measured = 0
-        self._device, self._out, self._command = device, out, command
+        self._device = device
         self._fingerprints: dict[str, str] = {}
         self._failed: set[str] = set()  # keys of units that failed in this run, which does not try them again
         self._deaths = Counter[str]()
-        self._report_at = time.monotonic() + FIRST_REPORT
 
     def measure_all(self, pool: _Pool) -> None:
         """Measure whatever has no value yet."""
@@ -153,7 +149,6 @@ class _Coordinator:
         elif message["kind"] == "finished":
             unit = Unit(**message["unit"])
             self.measured += self.inventory.store.finish(unit, message["payload"], message["seconds"])
-            self._report_now_and_then()
         else:
             self._fail(message["checkpoint"], message["key"], message["message"])
 
@@ -176,19 +171,6 @@ class _Coordinator:
         why = f"{ATTEMPTS} workers died over it, as processes do that are killed or have no memory left."
         self._fail(name, key, why)
         return None if key is None else self._without_finished(job)
-
-    def _report_now_and_then(self) -> None:
-        """Write the report of what there is so far: first figures show while the rest is being measured."""
-        start = time.monotonic()
-        if start < self._report_at:
-            return
-        quiet: Progress = lambda what, done, total: None  # noqa: E731
-        found = analyse(self.inventory, command=self._command, progress=quiet, remember=False)
-        known, values = found.known
-        note = f"Measuring goes on: {known} of {values} values are known so far, and all of this is preliminary."
-        write_report(replace(found, notes=(note, *found.notes)), self._out)
-        now = time.monotonic()
-        self._report_at = now + max(FIRST_REPORT, (now - start) / SHARE_OF_REPORTS)
 
 
 def _settings(spec: Spec) -> list[object]:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from quotient_manifolds.compare.export import unquoted
-
 Scores = dict[str, float | str | None]
 
 NAME = "checkpoint"
@@ -72,9 +70,9 @@ def read_scores(
 ) -> dict[str, Scores]:
     """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
-    Text that `export.quoted` has guarded loses its apostrophe. Raises ValueError for a file that cannot be read so,
-    lacks a name or has it twice, names none of the checkpoints, has a number that is infinite or too large, or a column
-    that is called like one of `measured`, or like one of `measures`, which would take its place.
+    Raises ValueError for a file that cannot be read so, lacks a name or has it twice, names none of the checkpoints,
+    has a number that is infinite or too large, or a column that is called like one of `measured`, or like one of
+    `measures`, which would take its place.
     """
     frame = _table(path)
     for line, name in enumerate(frame[NAME], start=2):
@@ -98,8 +96,7 @@ def _table(path: Path) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
-            header = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0].tolist()
-            names = [unquoted(name) for name in header]
+            names = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0].tolist()
             if len(set(names)) < len(names):
                 raise ValueError(f"the column {next(name for name in names if names.count(name) > 1)!r} is there twice")
             # A checkpoint may be called NA, null or 007.
@@ -122,7 +119,6 @@ def _table(path: Path) -> pd.DataFrame:
     if NAME not in names:
         raise ValueError(f"{path} needs a column {NAME}. Found {', '.join(names)}")
     frame.columns = pd.Index(names)
-    frame[NAME] = frame[NAME].map(unquoted)
     return frame
 
 
@@ -139,4 +135,4 @@ def _plain(value: object, where: str) -> float | str | None:
         return None
     if re.fullmatch(r"[-+]?[0-9]{19,}", str(value)):
         raise ValueError(f"{where} must be a number with fewer digits. Found {str(value)[:40]}")
-    return unquoted(str(value))
+    return str(value)

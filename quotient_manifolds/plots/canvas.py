@@ -1,13 +1,15 @@
-"""Set up what every figure is drawn on: own settings, colours that follow the page, and the way into a page."""
+"""Set up what every figure is drawn on: settings of its own, styles, and the way into a page."""
 
 from __future__ import annotations
 
-import hashlib
+import base64
+import html
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.files import whole
-from quotient_manifolds.plots.svg import drawable, embedded
 from quotient_manifolds.statistics.columns import Numbers
 
 LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
 
-# In a page these become the page's own colours, light or dark; nothing else is drawn in them.
-INK, PAPER, GRID = "#000001", "#fffffe", "#ddddde"
-THEME = {INK: "var(--plot-ink, #000)", PAPER: "var(--plot-paper, #fff)", GRID: "var(--plot-grid, #ddd)"}
+INK, PAPER, GRID = "#000000", "#ffffff", "#dddddd"
 
 
 @dataclass(frozen=True)
@@ -53,30 +52,29 @@ def style_of(place: int) -> Style:
 
 @dataclass(frozen=True)
 class Plot:
-    """Hold a matplotlib figure, and `alt`: what it shows, in words, for those who do not see it.
-
-    names: what its points are called, by the id of the drawn series; an SVG shows them under the pointer.
-    """
+    """Hold a matplotlib figure, and `alt`: what it shows, in words, for those who do not see it."""
 
     figure: Any
     alt: str
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    def svg(self, name: str) -> str:
-        """Return the figure as an <svg> element for a page, described by `alt`; `name` makes its ids unique there."""
-        buffer = io.StringIO()
+    def html(self) -> str:
+        """Return an <img> element that holds the figure as SVG and is described by `alt`."""
+        buffer = io.BytesIO()
         with _settings():  # ticks are made only now
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
-        return embedded(buffer.getvalue(), name, self.alt, THEME, self.names)
+        data = base64.b64encode(buffer.getvalue()).decode()
+        alt = html.escape(drawable(self.alt))
+        return f'<img class="plot" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
 
     def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
         """Write the figure alone, in the format of the path's ending: .svg, .pdf or .png; whole or not at all."""
+        form = Path(path).suffix.removeprefix(".") or None
+        told = {"metadata": {"Date": None, "Title": self.alt}} if form == "svg" else {}
         with _settings(), whole(Path(path)) as unfinished:
-            self.figure.savefig(unfinished, dpi=dots_per_inch, format=Path(path).suffix.removeprefix(".") or None)
+            self.figure.savefig(unfinished, dpi=dots_per_inch, format=form, **told)
 
     def _repr_html_(self) -> str:
-        name = f"plot-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
-        return f'<div style="max-width: {96 * self.figure.get_figwidth():.0f}px">{self.svg(name)}</div>'
+        return self.html()
 
 
 @contextmanager
@@ -127,6 +125,11 @@ def _settings() -> Iterator[None]:
             }
         )
         yield
+
+
+def drawable(text: str) -> str:
+    """Return the text with a mark for every character that XML has no place for."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def plain(text: str) -> str:

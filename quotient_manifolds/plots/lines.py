@@ -65,18 +65,16 @@ def radius_figure(
     *,
     show: Literal["models", "band"] = "models",
     styles: Mapping[str, Style] | None = None,
-    names: Sequence[str] | None = None,
 ) -> Plot:
     """Draw sharpness against radius, both logarithmic. measures: by label, for each model its values by radius.
 
     "models" draws a line for every model; "band" the median over models and, shaded, the quartiles. Values that are
-    missing, or not positive, are not drawn. names: of the models, shown under the pointer in the SVG of a page.
+    missing, or not positive, are not drawn.
     """
     if show not in ("models", "band"):
         raise ValueError(f"show must be 'models' or 'band', found {show!r}.")
     tables = {label: np.stack([numbers(row) for row in rows]) for label, rows in measures.items() if len(rows)}
     tables = {label: np.where(table > 0, table, np.nan) for label, table in tables.items()}
-    named: dict[str, list[str]] = {}
     with canvas("radius", "sharpness") as (figure, (axes,)):
         for place, (label, table) in enumerate(tables.items()):
             style = (styles or {}).get(label, style_of(place))
@@ -87,14 +85,11 @@ def radius_figure(
                 continue
             for index, row in enumerate(table):
                 look = {"color": style.colour, "linestyle": style.line, "alpha": 0.6}
-                (line,) = axes.plot(radii, row, **look, label=None if index else plain(label))
-                if names is not None:
-                    line.set_gid(f"models-{len(named)}")
-                    named[line.get_gid()] = [names[index]]
+                axes.plot(radii, row, **look, label=None if index else plain(label))
         _finish(figure, axes, (True, True))
     what = "a line for every model" if show == "models" else "median over models, quartiles shaded"
     ends = "; ".join(f"{label} ({len(table)} models) {_growth(radii, table)}" for label, table in tables.items())
-    return Plot(figure, f"Sharpness against radius, {what}. {ends}.", named)
+    return Plot(figure, f"Sharpness against radius, {what}. {ends}.")
 
 
 def _line(axes: Any, one: Series) -> None:

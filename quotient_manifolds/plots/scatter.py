@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,25 +48,18 @@ def scatter_figure(
     y_label: str,
     colour: Colour | None = None,
     columns: int = 3,
-    names: Sequence[str] | None = None,
 ) -> Plot:
     """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
-
-    names: of the models, shown under the pointer where the figure is an SVG in a page.
 
     x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
     the text alternative counts it.
     """
     if not panels:
         raise ValueError("A scatter plot needs at least one panel, found none.")
-    _check_lengths(panels, colour, names)
-    named: dict[str, list[str]] = {}
+    _check_lengths(panels, colour)
     with canvas("", y_label, panels=len(panels), columns=columns) as (figure, all_axes):
         for axes, panel in zip(all_axes, panels, strict=True):
-            for there, drawn in _points(axes, panel, colour):
-                if names is not None:
-                    drawn.set_gid(f"models-{len(named)}")
-                    named[drawn.get_gid()] = [name for name, here in zip(names, there, strict=True) if here]
+            _points(axes, panel, colour)
             x = numbers(panel.x)[_present(panel)]
             if len(x) and x.min() > 0 and x.max() > 10 * x.min():
                 axes.set_xscale("log")
@@ -76,31 +69,28 @@ def scatter_figure(
         if colour is not None:
             _key(figure, all_axes, colour)
     alt = " ".join(_words(panel, y_label) for panel in panels)
-    return Plot(figure, f"{alt} Colour shows {colour.label}." if colour else alt, named)
+    return Plot(figure, f"{alt} Colour shows {colour.label}." if colour else alt)
 
 
-def _check_lengths(panels: Sequence[Panel], colour: Colour | None, names: Sequence[str] | None) -> None:
+def _check_lengths(panels: Sequence[Panel], colour: Colour | None) -> None:
     by_model = [values for panel in panels for values in (panel.x, panel.y)]
-    lengths = {len(each) for each in (*by_model, colour.values if colour else None, names) if each is not None}
+    lengths = {len(each) for each in (*by_model, colour.values if colour else None) if each is not None}
     if len(lengths) > 1:
-        raise ValueError(
-            f"All panels, the colour and the names need one value a model, found lengths {sorted(lengths)}."
-        )
+        raise ValueError(f"All panels and the colour need one value a model, found lengths {sorted(lengths)}.")
 
 
 def _present(panel: Panel) -> NDArray[np.bool_]:
     return np.isfinite(numbers(panel.x)) & np.isfinite(numbers(panel.y))
 
 
-def _points(axes: Any, panel: Panel, colour: Colour | None) -> Iterator[tuple[NDArray[np.bool_], Any]]:
-    """Draw the points; yield which models are in each series, and what draws its markers."""
+def _points(axes: Any, panel: Panel, colour: Colour | None) -> None:
     there = _present(panel)
     series: list[tuple[str | None, Style, NDArray[np.bool_]]] = [(None, panel.style, there)]
     if colour is not None and colour.on_a_scale:
         axes.errorbar(*_bars(panel, there), fmt="none", ecolor="#808080", elinewidth=0.8)
         look = {"norm": _norm(colour), "cmap": "cividis", "edgecolors": "#808080", "plotnonfinite": True}
         values = numbers(colour.values)[there]  # type: ignore[arg-type]
-        yield there, axes.scatter(*_bars(panel, there)[:2], c=values, **look)
+        axes.scatter(*_bars(panel, there)[:2], c=values, **look)
         return
     if colour is not None:
         names = np.array(["missing" if value is None else str(value) for value in colour.values])
@@ -108,7 +98,7 @@ def _points(axes: Any, panel: Panel, colour: Colour | None) -> Iterator[tuple[ND
         series = [(plain(name), style_of(place), there & (names == name)) for place, name in enumerate(levels)]
     for label, style, some in series:
         look = {"fmt": style.marker, "color": style.colour, "markerfacecolor": f"{style.colour}55", "elinewidth": 0.8}
-        yield some, axes.errorbar(*_bars(panel, some), **look, label=label).lines[0]
+        axes.errorbar(*_bars(panel, some), **look, label=label)
 
 
 def _bars(panel: Panel, there: NDArray[np.bool_]) -> tuple[Any, Any, Any, Any]:
@@ -132,7 +122,7 @@ def _norm(colour: Colour) -> Any:
 def _key(figure: Any, axes: Sequence[Any], colour: Colour) -> None:
     if colour.on_a_scale:
         bar = figure.colorbar(axes[0].collections[-1], ax=axes, label=plain(colour.label))
-        bar.solids.set_rasterized(False)  # an SVG without pictures inside
+        bar.solids.set_rasterized(False)
         bar.solids.set_edgecolor("face")
         return
     handles, labels = axes[0].get_legend_handles_labels()

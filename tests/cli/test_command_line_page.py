@@ -26,8 +26,8 @@ FAST = {
 }
 WRITTEN = {"moved", "merged", "smaller"}
 HELD = {
-    "measure .html": ("Sharpness of", "The ascent", "Sharpness against radius", "<svg", "Every batch"),
-    "orbit .html": ("along its symmetry orbit", "<svg", "a = 10"),
+    "measure .html": ("Sharpness of", "The ascent", "Sharpness against radius", "<img", "Every batch"),
+    "orbit .html": ("along its symmetry orbit", "<img", "a = 10"),
     "orbit .svg": ("<svg",),
     "inspect .html": ("bert.encoder.layer.1.attention query/key",),
 }

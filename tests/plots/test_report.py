@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -22,10 +19,9 @@ from quotient_manifolds.report import (
     Section,
     Table,
     Text,
-    first_number,
     render,
 )
-from tests.pages import SHARPNESS, galleries, zoo_page
+from tests.pages import galleries, zoo_page
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -71,33 +67,25 @@ def page(html: str) -> Reader:
     return Reader(html)
 
 
-def test_the_page_refers_to_nothing_outside(html: str, page: Reader) -> None:
-    outside = re.sub(r"/\*.*?\*/|<script>.*</script>|'sha256-[^']*'", "", html, flags=re.DOTALL)
-    assert not re.search(r"https?:|//|@import|data:", outside)
-    assert not {"link", "iframe", "img", "image", "object", "base"} & {tag for tag, _, _ in page.elements}
+def test_the_page_refers_to_nothing_outside_and_runs_nothing(html: str, page: Reader) -> None:
+    outside = re.sub(r"/\*.*?\*/|base64,[^\"]*", "", html, flags=re.DOTALL)
+    assert not re.search(r"https?:|//|@import", outside)
+    assert not {"script", "link", "iframe", "object", "base"} & {tag for tag, _, _ in page.elements}
     for _, attributes, _ in page.elements:
         for name in ("src", "href", "srcset", "action"):
-            assert attributes.get(name, "#").startswith("#")
-
-
-def test_the_page_allows_its_own_script_and_no_other(html: str, page: Reader) -> None:
-    ((attributes, script),) = page.all("script")
-    assert attributes == {}
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+            assert attributes.get(name, "#").startswith(("#", "data:image/svg+xml"))
     (policy,) = (meta["content"] for meta, _ in page.all("meta") if "http-equiv" in meta)
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    assert f"<script>{script}</script>" in html
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def test_ids_are_unique_and_references_arrive(html: str, page: Reader) -> None:
+def test_ids_are_unique_and_references_arrive(page: Reader) -> None:
     ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     wanted = {
         *(attributes["href"][1:] for _, attributes, _ in page.elements if "href" in attributes),
         *(attributes["aria-labelledby"] for _, attributes, _ in page.elements if "aria-labelledby" in attributes),
-        *re.findall(r"url\(#([^)]+)\)", html),
     }
-    assert len(wanted) > 20
+    assert len(wanted) >= 8
     assert wanted <= set(ids)
 
 
@@ -114,14 +102,9 @@ def test_every_table_is_there_with_caption_and_scopes(page: Reader) -> None:
 
 
 def test_every_figure_says_in_words_what_it_shows(page: Reader) -> None:
-    plots = page.all("svg")
+    plots = page.all("img")
     assert len(plots) == 5
-    titles = {attributes["id"]: text for attributes, text in page.all("title") if "id" in attributes}
-    for attributes, _ in plots:
-        assert attributes["role"] == "img"
-        assert len(titles[attributes["aria-labelledby"]]) > 40
-        assert "viewbox" in attributes
-        assert "width" not in attributes
+    assert all(len(attributes["alt"]) > 40 for attributes, _ in plots)
     assert len(page.all("figcaption")) == len(plots)
 
 
@@ -150,57 +133,13 @@ def test_text_is_escaped_and_every_kind_of_block_is_shown() -> None:
         Code(evil),
         Note(evil, [evil]),
         Table("t", evil, [evil, "b"], [[evil, evil]], [False, True]),
-        Gallery([Figure("<svg></svg>", evil)]),
+        Gallery([Figure('<img alt="">', evil)]),
     )
     reader = Reader(render(Page(evil, evil, [Fact(evil, evil)], [Section("s", evil, blocks)])))
-    assert len(reader.all("script")) == 1
-    assert "alert" not in reader.all("script")[0][1]
-    assert len(reader.all("svg")) == 1
+    assert reader.all("script") == []
+    assert len(reader.all("img")) == 1
     for tag in ("title", "h1", "strong", "h2", "p", "li", "code", "caption", "th", "td", "figcaption"):
         assert any(evil in text for _, text in reader.all(tag)), tag
-
-
-def test_numbers_to_sort_by_stand_beside_what_is_shown() -> None:
-    cells = {text: attributes for attributes, text in Reader(render(zoo_page())).all("td")}
-    for text, value in SHARPNESS.values():
-        shown = cells[text]
-        assert ("missing" in shown["class"]) == (value is None)
-        assert (float(shown["data-value"]) if "data-value" in shown else None) == value
-    assert "data-value" not in cells["no loss"]
-    table = Table(
-        "t", "c", ["a", "b"], [["m", "0.1"], ["n", "0.1"], ["o", "0.1"]], [False, True], {1: [0.12, None, 0.09]}
-    )
-    found = [a.get("data-value") for a, _ in Reader(render(Page("t", "l", [], [Section("s", "s", [table])]))).all("td")]
-    assert found == ["0.12", None, "0.09"]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("[−0.10, +0.50]", -0.1),
-        ("× 7.25", 7.25),
-        ("58,570", 58570.0),
-        ("1.5e-03 ± 2", 1.5e-3),
-        ("49 × 12", 49.0),
-        ("-inf", -math.inf),
-        ("info", None),
-        ("undefined", None),
-        ("", None),
-    ],
-)
-def test_first_number(text: str, value: float | None) -> None:
-    assert first_number(text) == value
-
-
-def test_only_tables_with_something_to_sort_can_be_sorted() -> None:
-    reader = Reader(render(zoo_page()))
-    classes = [attributes.get("class") for attributes, _ in reader.all("table")]
-    captions = [text for _, text in reader.all("caption")]
-    assert [caption for caption, kind in zip(captions, classes, strict=True) if kind != "sortable"] == [
-        "A single row",
-        "Not to be sorted",
-    ]
-    assert reader.all("button") == []  # they come with the script
 
 
 def test_what_failed_is_a_note() -> None:
@@ -213,13 +152,6 @@ def test_what_failed_is_a_note() -> None:
 def test_a_crooked_table_is_refused() -> None:
     with pytest.raises(ValueError, match="'t' has 2 columns, but rows or alignments of lengths"):
         Table("t", "c", ["a", "b"], [["1"]], [False, False])
-
-
-def test_values_that_do_not_fit_a_table_are_refused() -> None:
-    rows, numeric = [["m", "1"]], [False, True]
-    for column, values in ((0, [1.0]), (2, [1.0]), (1, [1.0, 2.0])):
-        with pytest.raises(ValueError, match=f"'t' has 1 rows; the values of column {column} must be as many"):
-            Table("t", "c", ["a", "b"], rows, numeric, {column: values})
 
 
 def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def _radius(study: DiagonalStudy) -> Section:
         "Riemannian gradient, and all orders must agree. That gradient comes from what is left of the training loss, "
         "1e-5, so what tau says there is said of the residual."
     )
-    figure = Figure(tau_figure(study).svg("tau-radius"), caption, wide=True)
+    figure = Figure(tau_figure(study).html(), caption, wide=True)
     return Section("radius", "Is there a radius at which all orders agree?", (Text(words), Gallery((figure,))))
 
 
@@ -126,7 +126,7 @@ def _mechanism(study: DiagonalStudy) -> Section:
         "from the 10th to the 90th percentile. Truncation error: |L(second) − L(exact)| over the rise, at the point "
         "that the ascent along second-order geodesics found; 1 means that all of the rise is error."
     )
-    figure = Figure(mechanism_figure(study).svg("mechanism"), caption, wide=True)
+    figure = Figure(mechanism_figure(study).html(), caption, wide=True)
     title = "Why truncated mix measures something else"
     return Section("mechanism", title, (Text(words), Gallery((figure,)), mechanism_table(study)))
 
@@ -138,7 +138,7 @@ def _family(study: DiagonalStudy) -> Section:
     )
     figures = [
         Figure(
-            family_figure(study, radius).svg(f"family-{place}"),
+            family_figure(study, radius).html(),
             f"Radius {radius:g}: mean over seeds of Kendall’s tau with the test loss, and from the 10th to the 90th "
             "percentile of seeds.",
             wide=True,
@@ -191,6 +191,6 @@ def _method(study: DiagonalStudy) -> Section:
         ["Time", f"{minutes:.0f} minutes for {len(study.cells)} cells on one thread"],
         ["Version", study.version],
     ]
-    table = Table("method-table", "Settings of this run", ["What", "Value"], rows, [False, False], sortable=False)
+    table = Table("method-table", "Settings of this run", ["What", "Value"], rows, [False, False])
     note = Text("Beside this page: diagonal.json holds every number (DiagonalStudy.load reads it).")
     return Section("method", "How this page was made", (Code(study.command), table, note))

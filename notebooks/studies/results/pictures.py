@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import STYLES, Interval, Plot, interval_figure
 from quotient_manifolds.plots.canvas import canvas, numbers
 from studies.results.claims import said
@@ -35,11 +34,10 @@ def pictures(records: Records) -> dict[str, Plot]:
 
 
 def write_pictures(folder: Path, plots: Mapping[str, Plot]) -> None:
-    """Return each as NAME.svg, a file of its own."""
+    """Write each as NAME.svg, a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
-        svg = plot.svg(name).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        write_text(folder / f"{name}.svg", f"{svg}\n")
+        plot.save(folder / f"{name}.svg")
 
 
 def _mnist(zoo: Zoo) -> Plot:

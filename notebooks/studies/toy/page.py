@@ -108,13 +108,13 @@ def _levels() -> Section:
             Gallery(
                 (
                     Figure(
-                        gradients.svg("gradient-levels"),
+                        gradients.html(),
                         "Loss and gradient norm [Fig. 1]. All are 0 on the minima; the Euclidean norm bends its level "
                         "sets towards circles around the origin.",
                         wide=True,
                     ),
                     Figure(
-                        traces.svg("trace-levels"),
+                        traces.html(),
                         "Trace of the Hessian [App. D.1]. The Euclidean one, 2 (G² + H²), does not see the data at "
                         "all. In mix it is the same everywhere.",
                         wide=True,
@@ -141,7 +141,7 @@ def _orbits(found: Toy) -> Section:
             Gallery(
                 (
                     Figure(
-                        orbit_picture(found).svg("orbit"),
+                        orbit_picture(found).html(),
                         "Worst-case sharpness at the minimum after a move, over sharpness before. Three measures lie "
                         "on each other at 1; the Euclidean one grows with the larger weight.",
                     ),
@@ -188,7 +188,7 @@ def _expansions(found: Toy) -> Section:
     ]
     pictures = [
         Figure(
-            series_picture(found, metric, product).svg(f"series-{metric}-{place}"),
+            series_picture(found, metric, product).html(),
             f"{metric}, G H = {product:g}.",
         )
         for metric in ("inv", "mix")
