@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from quotient_manifolds.compare import Store, read_spec
-from quotient_manifolds.compare.identity import files_fingerprint, model_hash
-from tests.zoos import Small, compare, found, write_seeds, write_spec
+from quotient_manifolds.compare.identity import files_fingerprint
+from tests.zoos import compare, found, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz}\ntest: {path: test.npz}"
 SLOPE = "measure: gradient-norm, geometry: euclidean"
@@ -154,31 +153,6 @@ def test_a_file_replaced_with_the_same_size_and_time_is_another(zoo: Path) -> No
     os.utime(zoo / "beside", ns=(times.st_atime_ns, times.st_mtime_ns))
     os.replace(zoo / "beside", file)
     assert len({before, second, files_fingerprint(file)}) == 3
-
-
-def test_modules_without_weights_decide_too() -> None:
-    linear = nn.Linear(3, 3)
-    models = [nn.Sequential(linear, act) for act in (nn.Tanh(), nn.ReLU(), nn.ELU(0.5), nn.ELU(0.6))]
-    models += [Small(), Small("other")]
-    assert len({model_hash(model) for model in models[:4]}) == 4
-    models[5].load_state_dict(models[4].state_dict())
-    assert model_hash(models[4]) != model_hash(models[5])
-
-
-def test_points_and_lines_in_the_report_carry_the_names_of_their_models(zoo: Path) -> None:
-    (zoo / "scores.csv").write_text("checkpoint,rate\nm_0,1\nm_1,2\nm_2,3\n")  # m_3 is in no correlation with it
-    (zoo / "models" / "m_0").rename(zoo / "models" / "<script>&")
-    (zoo / "scores.csv").write_text("checkpoint,rate\n<script>&,1\nm_1,2\nm_2,3\n")
-    ball = "measure: worst-case, geometry: euclidean, radius: [0.01, 0.1], steps: 1"
-    for held, shown in (("", 3), ("\ngiven: rate", 3)):
-        spec = write_spec(zoo, ball, head=HEAD, tail=f"scores: scores.csv\nagainst: rate{held}")
-        assert compare(spec).exit_code == 0
-        page = (zoo / "results" / "zoo" / "report.html").read_text()
-        scatter = page[page.index('id="figures"') : page.index('id="radius"')]
-        assert scatter.count("<title>m_1</title>") == 2  # a panel each radius
-        assert scatter.count("<title>") == 2 * shown
-        assert "<title>&lt;script&gt;&amp;</title>" in scatter
-        assert page[page.index('id="radius"') :].count("<title>m_3</title>") == 1
 
 
 def test_the_headline_says_of_how_many_it_is_the_largest_and_that_models_are_few(zoo: Path) -> None:
