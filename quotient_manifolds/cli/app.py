@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from quotient_manifolds.cli.audit import audit
 from quotient_manifolds.cli.compare import compare
 from quotient_manifolds.cli.demo import demo
 from quotient_manifolds.cli.errors import Commands
-from quotient_manifolds.cli.export import export
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.merge import merge
@@ -24,5 +22,5 @@ def cli() -> None:
     """Find symmetries of neural networks, and measure sharpness that does not change along them."""
 
 
-for each in (audit, compare, demo, export, inspect, measure, merge, move, orbit):
+for each in (compare, demo, inspect, measure, merge, move, orbit):
     cli.add_command(each)

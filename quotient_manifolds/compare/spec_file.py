@@ -191,9 +191,11 @@ def read_yaml(path: Path) -> SpecFile:
         return found
 
     try:
-        if path.is_file() and path.stat().st_size > LARGEST:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)  # of a pipe or a device, which may have no end, too
+        if len(content) > LARGEST:
             raise ValueError(f"{path} is no spec: it has more than {LARGEST} bytes.")
-        constructor, _ = YAML(typ="safe", pure=True).get_constructor_parser(path.read_text(encoding="utf-8"))
+        constructor, _ = YAML(typ="safe", pure=True).get_constructor_parser(content.decode("utf-8"))
         top = constructor.composer.get_single_node()
         return SpecFile(path, None if top is None else value_of(top, ()), lines)
     except (OSError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from torch import nn
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import OWN_CODE, load_pretrained, loading, read_object, without_weights
-from quotient_manifolds.load.untrusted import at_most, check_regular
+from quotient_manifolds.load.untrusted import at_most, check_patterns, check_regular
 from quotient_manifolds.load.weights import Shapes, check_names, read_tensors, shapes_of
 from quotient_manifolds.messages import first_line, shown
 
@@ -47,6 +47,7 @@ def load_adapter(path: Path) -> nn.Module:
     in neither, or one in the adapter has no place; ImportError without peft.
     """
     settings = read_object(path / SETTINGS)
+    check_patterns(settings, shown(path / SETTINGS))
     base = base_directory(path, settings)
     check_regular(path)
     if not (path / WEIGHTS).is_file():

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from quotient_manifolds.load.adapters import PREFIX, SETTINGS, WEIGHTS
 from quotient_manifolds.load.huggingface import read_object, without_weights
-from quotient_manifolds.load.untrusted import check_regular
+from quotient_manifolds.load.untrusted import check_patterns, check_regular
 from quotient_manifolds.load.weights import read_tensors
 from quotient_manifolds.messages import brief, shown
 
@@ -152,6 +153,7 @@ def _plain_settings(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"No adapter at {shown(path)}: expected a directory with {SETTINGS} and {WEIGHTS}.")
     settings = read_object(file)
+    check_patterns(settings, shown(file))
     if settings.get("peft_type") != "LORA":
         raise ValueError(f"{shown(path)} is an adapter of peft of kind {settings.get('peft_type')!r}: expected LORA.")
     for name, reason in OTHER_FUNCTIONS.items():
@@ -215,6 +217,6 @@ def _matched(module: str, pattern: str, default: Any, settings: Mapping[str, Any
         if matches:
             value = own
             break
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"Rank and alpha in {shown(path / SETTINGS)} must be numbers, found {brief(value)}.")
     return value

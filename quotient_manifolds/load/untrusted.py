@@ -6,8 +6,11 @@ asks for is compared with the headers of the weights, and every request to a net
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +21,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from quotient_manifolds.load.weights import Shapes
-from quotient_manifolds.messages import shown
+from quotient_manifolds.messages import brief, shown
 
 # A model may have more parameters than its file: tied weights stand there once, quantised ones are packed.
 EXCESS = 8
 NUMBERS, TENSORS = 10_000_000, 1_000  # and that many more, for models that are small
+# Settings of peft that are matched with the names of modules as regular expressions, and how many repeats one may have.
+PATTERNS = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern")
+REPEATS = 4
 LABELS, LAYERS = 10_000, 1_000  # that any configuration may have; more only if the weights have as many
 
 _LOCK = threading.Lock()
@@ -60,6 +66,43 @@ def check_config(config: Mapping[str, Any], shapes: Shapes, where: str) -> None:
                 f"{where} asks for {name} = {value}, but its weights are {len(shapes)} tensors of at most {widest} "
                 "rows or columns; one of the two is not this model's."
             )
+
+
+def check_patterns(settings: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError if peft would match names of modules by an expression whose time may grow without bound.
+
+    Python's `re` tries all ways to split a name among repeats: exponentially many where a repeat or a choice stands in
+    a repeat, a power of the length where repeats stand side by side. Expressions that are none are left to others.
+    """
+    for key in PATTERNS:
+        given = settings.get(key)
+        for pattern in [given] if isinstance(given, str) else given if isinstance(given, (list, dict)) else []:
+            if isinstance(pattern, str) and _is_slow(pattern):
+                raise ValueError(
+                    f"{key} in {where} must be simple expressions. Found {brief(pattern)}, which may take for ever: "
+                    "name the modules instead"
+                )
+
+
+def _is_slow(pattern: str) -> bool:
+    try:
+        parsed = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse").parse(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    repeats, stack = 0, [(parsed, False)]
+    while stack:
+        part, repeated = stack.pop()
+        if isinstance(part, tuple) and len(part) == 2 and "REPEAT" in str(part[0]):
+            _, most, inside = part[1]
+            if repeated:
+                return True
+            repeats += most > 1
+            stack.append((inside, most > 1))
+        elif isinstance(part, tuple) and len(part) == 2 and str(part[0]) == "BRANCH" and repeated:
+            return True
+        elif isinstance(part, (tuple, list)) or hasattr(part, "data"):
+            stack += [(each, repeated) for each in (getattr(part, "data", None) or part)]
+    return repeats > REPEATS
 
 
 def _integers(value: Any) -> Iterator[tuple[str, int]]:

@@ -224,8 +224,16 @@ def _pattern(name: str, modules: Sequence[MergedModule]) -> str:
 
     The name itself, which other readers look up, unless it matches another module too.
     """
-    matched = [module for module in modules if re.search(rf"(^|\.){name}$", module.name)]
+    matched = [module for module in modules if _ends_with(name, module.name)]
     return name if len(matched) == 1 else f"^{re.escape(name)}"
+
+
+def _ends_with(pattern: str, name: str) -> bool:
+    """Return whether peft, which takes a module's name for an expression, finds it at the end of another name."""
+    try:
+        return re.search(rf"(^|\.){pattern}$", name) is not None
+    except re.error:
+        return False
 
 
 def _targets(settings: Mapping[str, Any]) -> list[Any]:

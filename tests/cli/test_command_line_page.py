@@ -20,7 +20,6 @@ from tests.lora_files import random_lora
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
 FAST = {
-    "audit": ["--steps", "2", "--moves", "1"],
     "measure": ["--steps", "2"],
     "orbit": ["--steps", "2", "--scale", "10"],
 }

@@ -411,17 +411,3 @@ def test_the_distance_loss_is_that_of_the_first_output() -> None:
     assert float(distance(Two(), (inputs, targets))) == pytest.approx(float(((2 - targets) ** 2).mean()))
     with pytest.raises(TypeError, match="should return a floating-point tensor"):
         first_output((torch.zeros(2, dtype=torch.long),))
-
-
-def test_export_writes_what_a_store_holds(tmp_path: Path) -> None:
-    from quotient_manifolds.compare import Store, Unit, unit_key
-
-    unit = Unit(unit_key({"x": 1}), "a model", "gradient norm", "euclidean", None, 0, {"seed": 3})
-    with Store(tmp_path / "store.sqlite") as store:
-        store.finish(unit, {"value": 0.1 + 0.2}, 1.5)
-    for place in (tmp_path, tmp_path / "store.sqlite"):
-        assert call("export", place, tmp_path / "units.json").exit_code == 0
-        (row,) = json.loads((tmp_path / "units.json").read_text())
-        assert (row["checkpoint"], row["payload"]["value"], row["settings"]) == ("a model", 0.1 + 0.2, {"seed": 3})
-    refused(call("export", tmp_path, tmp_path / "units.xlsx"), "Results are exported as .csv, .parquet, .json")
-    assert call("export", tmp_path / "nothing", tmp_path / "units.csv").exit_code == 2

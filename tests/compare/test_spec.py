@@ -449,6 +449,12 @@ def test_a_spec_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
         assert len(re.findall(r"^Error: ", done.output, re.MULTILINE)) == 1
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no such device")
+def test_a_file_without_end_is_no_spec() -> None:
+    with pytest.raises(ValueError, match="/dev/zero is no spec: it has more than"):
+        read_yaml(Path("/dev/zero"))
+
+
 def test_missing_sections_are_named_together_with_their_parent(read: Read) -> None:
     with pytest.raises(ValueError, match=r"line 1: checkpoints is missing\.$"):
         read("data: {path: train.npz}\nmeasures: [{measure: gradient-norm, geometry: inv}]\n")

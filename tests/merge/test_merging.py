@@ -161,6 +161,11 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a word for alpha": (lambda p: edit(p, alpha_pattern={}, lora_alpha="much"), "must be numbers, found 'much'"),
     "a list of ranks": (lambda p: edit(p, rank_pattern=[1]), "must be a dict of numbers"),
     "no expression": (lambda p: edit(p, rank_pattern={"(": 1}), "no regular expression"),
+    "nested repeats": (lambda p: edit(p, rank_pattern={"(a+)+b": 1}), "may take for ever"),
+    "repeats side by side": (lambda p: edit(p, alpha_pattern={"a*a*a*a*a*b": 1}), "may take for ever"),
+    "repeated branches": (lambda p: edit(p, target_modules="(a|aa)+b"), "may take for ever"),
+    "patterns of layers": (lambda p: edit(p, layers_pattern=["(a*)*b"]), "may take for ever"),
+    "an integer too large for a float": (lambda p: edit(p, alpha_pattern={}, lora_alpha=10**400), "must be numbers"),
     "no weights": (lambda p: (p / "adapter_model.safetensors").unlink(), "has no weights"),
     "no settings": (lambda p: (p / "adapter_config.json").unlink(), "No adapter at .*: expected a directory with"),
     "damaged weights": (lambda p: (p / "adapter_model.safetensors").write_text("?"), "does not load"),
@@ -177,6 +182,14 @@ def test_bad_adapters_are_refused_in_one_sentence(spoil: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=match) as said:
         qm.merge_adapters(paths)
     assert one_sentence(str(said.value)), str(said.value)
+
+
+def test_names_of_modules_are_no_expressions(tmp_path: Path) -> None:
+    """A name may hold what an expression means something by."""
+    names, patterns = {"a(": 2, "b": 3}, {r"a\(": 2}
+    settings = {"r": 3, "lora_alpha": 3, "rank_pattern": patterns, "alpha_pattern": patterns}
+    paths = [random_lora(tmp_path / str(seed), names, seed, **settings) for seed in range(2)]
+    assert {module.name for module in qm.merge_adapters(paths).modules} == set(names)
 
 
 BAD_CALLS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
