@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from quotient_manifolds.compare import Store, read_spec
-from quotient_manifolds.compare.identity import files_fingerprint
-from tests.zoos import compare, found, write_seeds, write_spec
+from quotient_manifolds.compare.identity import files_fingerprint, model_hash
+from tests.zoos import Small, compare, found, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz}\ntest: {path: test.npz}"
 SLOPE = "measure: gradient-norm, geometry: euclidean"
@@ -153,6 +154,15 @@ def test_a_file_replaced_with_the_same_size_and_time_is_another(zoo: Path) -> No
     os.utime(zoo / "beside", ns=(times.st_atime_ns, times.st_mtime_ns))
     os.replace(zoo / "beside", file)
     assert len({before, second, files_fingerprint(file)}) == 3
+
+
+def test_modules_without_weights_decide_too() -> None:
+    linear = nn.Linear(3, 3)
+    models = [nn.Sequential(linear, act) for act in (nn.Tanh(), nn.ReLU(), nn.ELU(0.5), nn.ELU(0.6))]
+    models += [Small(), Small("other")]
+    assert len({model_hash(model) for model in models[:4]}) == 4
+    models[5].load_state_dict(models[4].state_dict())
+    assert model_hash(models[4]) != model_hash(models[5])
 
 
 def test_the_headline_says_of_how_many_it_is_the_largest_and_that_models_are_few(zoo: Path) -> None:
