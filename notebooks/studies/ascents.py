@@ -24,7 +24,7 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import Result, cross_entropy, legacy_sharpness, worst_case_sharpness
 from quotient_manifolds.version import VERSION
-from studies.records import read_record, save_record
+from studies.common import Saves, numbers
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -63,8 +63,8 @@ class Case:
 
 @final
 @dataclass(frozen=True)
-class Ascents:
-    """Hold all cases; `save` and `load` are inverse to each other."""
+class Ascents(Saves):
+    """Hold all cases."""
 
     cases: tuple[Case, ...]
     passes: tuple[int, int]  # forward and backward together, of the matched and the released ascent
@@ -78,17 +78,10 @@ class Ascents:
         low, high = found.confidence_interval
         return float(np.median(ratios)), float(low), float(high)
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Ascents:
-        return read_record(cls, path)
-
 
 @one_thread()
-def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Ascents:
-    """Measure every network in every ball; with `fast` two networks, hardly trained, to try the code."""
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Ascents:
+    """Measure every network in every ball and write OUT/ascents.json; `fast`: two networks, hardly trained."""
     digits = load_digits(train_points=TRAIN_POINTS)
     images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
     batch = {"pixel_values": images, "labels": labels}
@@ -100,13 +93,18 @@ def compare_ascents(*, fast: bool = False, command: str = "", progress: Progress
     for name, make in chosen.items():
         model = make().double().eval()
         for geometry, radius in balls:
-            if progress is not None:
-                progress("ascents", len(cases), len(chosen) * len(balls))
+            progress("ascents", len(cases), len(chosen) * len(balls))
             case, passes = _case(name, model, batch, geometry, radius)
             cases.append(case)
-    if progress is not None:
-        progress("ascents", len(cases), len(cases))
-    return Ascents(tuple(cases), passes, command, VERSION)
+    progress("ascents", len(cases), len(cases))
+    found = Ascents(tuple(cases), passes, command, VERSION)
+    found.save(out / "ascents.json")
+    return found
+
+
+def load(folder: Path) -> Ascents:
+    """Read the record in a folder."""
+    return Ascents.load(folder / "ascents.json")
 
 
 def _case(
@@ -176,28 +174,24 @@ class _OnPixels(nn.Module):
         return logits
 
 
-def case_table(found: Ascents) -> Table:
-    """Return a row for each case: what each ascent finds, and how far from the other."""
-    matched, released = found.passes
-    rows = [
+def tables(found: Ascents) -> list[Table]:
+    """Return the medians of released over matched by ball, and a row for each case."""
+    ratios = []
+    for geometry in dict.fromkeys(case.geometry for case in found.cases):
+        median, low, high = found.median_ratio(geometry)
+        own = [case.ratio for case in found.cases if case.geometry == geometry]
+        less, more = sum(ratio < 0.99 for ratio in own), sum(ratio > 1.01 for ratio in own)
+        ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", str(more)])
+    cases = [
         [
             *(case.network, case.geometry, f"{case.radius:g}", f"{case.loss:.3g}"),
             *(f"{case.matched:.4g}", f"{case.released:.4g}", f"{case.ratio:.3f}", f"{case.released_norm:.3f}"),
         ]
         for case in found.cases
     ]
-    columns = ["network", "ball", "radius", "loss", "matched", "released", "released / matched", "norm / radius"]
-    title = f"Rise of the loss that is found in {matched} (matched) and {released} passes (released)"
-    return Table("cases", title, columns, rows, [False, False, *[True] * 6])
-
-
-def ratio_table(found: Ascents) -> Table:
-    """Return a row for each ball: the median of released over matched."""
-    rows = []
-    for geometry in dict.fromkeys(case.geometry for case in found.cases):
-        median, low, high = found.median_ratio(geometry)
-        less = sum(case.ratio < 0.99 for case in found.cases if case.geometry == geometry)
-        more = sum(case.ratio > 1.01 for case in found.cases if case.geometry == geometry)
-        rows.append([geometry, f"{median:.3f}", f"{low:.3f} to {high:.3f}", str(less), str(more)])
-    columns = ["ball", "median ratio", "interval (95 %)", "released finds less by 1 %", "more by 1 %"]
-    return Table("ratios", "Released over matched", columns, rows, [False, *[True] * 4])
+    columns = ["Network", "Ball", "Radius", "Loss", "Matched", "Released", "Released / matched", "Norm / radius"]
+    counts = ["Over 1 % less", "Over 1 % more"]
+    return [
+        numbers("ratios", "", ["Ball", "Released / matched, median", *counts], ratios),
+        numbers("cases", "", columns, cases, words=2),
+    ]

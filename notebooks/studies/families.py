@@ -24,9 +24,7 @@ from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
 from quotient_manifolds.version import VERSION
-from studies.encoder import pretrained_encoder
-from studies.markdown import table
-from studies.records import read_record, save_record
+from studies.common import Saves, numbers, pretrained_encoder
 
 GEOMETRIES: dict[str, Geometry] = {
     "adaptive": Adaptive(),
@@ -59,8 +57,8 @@ class FamilyMove:
 
 @final
 @dataclass(frozen=True)
-class Families:
-    """Hold all moves; `save` and `load` are inverse to each other."""
+class Families(Saves):
+    """Hold all transformations."""
 
     moves: tuple[FamilyMove, ...]
     radius: float
@@ -69,25 +67,25 @@ class Families:
     command: str
     version: str
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Families:
-        return read_record(cls, path)
-
 
 @one_thread()
-def study_families(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Families:
-    """Move every model along each of its families; with `fast` the ViT alone, hardly trained, to try the code."""
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Families:
+    """Transform every model along each of its families and write OUT/families.json; `fast`: the ViT, hardly trained."""
     moves: list[FamilyMove] = []
     models = dict(_models(load_digits(train_points=256), 5 if fast else TRAINING_STEPS))
     chosen = {name: models[name] for name in ("ViT",)} if fast else models
     for name, make in chosen.items():
         model, batch, loss = make()
         model = model.double().eval()
-        moves += _moves(name, model, batch, loss, progress or (lambda what, finished, total: None))
-    return Families(tuple(moves), RADIUS, STEPS, LOG_SCALE, command, VERSION)
+        moves += _moves(name, model, batch, loss, progress)
+    found = Families(tuple(moves), RADIUS, STEPS, LOG_SCALE, command, VERSION)
+    found.save(out / "families.json")
+    return found
+
+
+def load(folder: Path) -> Families:
+    """Read the record in a folder."""
+    return Families.load(folder / "families.json")
 
 
 def _moves(
@@ -210,22 +208,13 @@ def _distance(model: nn.Module, batch: Any) -> Tensor:
 # ---- tables
 
 
-def ratio_table(found: Families) -> Table:
-    """Return a row for every move: worst-case sharpness after / before in every geometry."""
-    columns = ["Model", "Family", "Dimension", *GEOMETRIES]
-    return Table("families", "After / before", columns, _rows(found), [False, False, *[True] * (len(columns) - 2)])
-
-
-def families_page(found: Families) -> str:
-    """Return the table in Markdown."""
-    return table(["Model", "Family", "Dimension", *GEOMETRIES], _rows(found)) + "\n"
-
-
-def _rows(found: Families) -> list[list[str]]:
-    return [
+def tables(found: Families) -> list[Table]:
+    """Return worst-case sharpness after / before in every geometry, a row for each model and family."""
+    rows = [
         [move.model, move.family, f"{move.dimension:,}", *(_ratio(move.ratios[label]) for label in GEOMETRIES)]
         for move in found.moves
     ]
+    return [numbers("ratios", "", ["Model", "Family", "Dimension", *GEOMETRIES], rows, words=2)]
 
 
 def _ratio(value: float) -> str:

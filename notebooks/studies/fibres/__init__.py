@@ -1,6 +1,7 @@
-"""How much of the fibre of small models is found: of model types of Hugging Face, and of models written by hand."""
+"""How much of the fibre of small models is found."""
 
-from studies.fibres.page import fibre_table, fibres_page
-from studies.fibres.study import Fibres, Row, study_fibres
+from __future__ import annotations
 
-__all__ = ["Fibres", "Row", "fibre_table", "fibres_page", "study_fibres"]
+from studies.fibres.study import Fibres, Row, load, run, tables
+
+__all__ = ["Fibres", "Row", "load", "run", "tables"]

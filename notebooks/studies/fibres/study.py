@@ -1,14 +1,12 @@
-"""Certify model after model, each in a process of its own and within a time limit, and go on where a run stopped."""
+"""How much of the fibre of small models is found: of model types of Hugging Face, and of models written by hand."""
 
 from __future__ import annotations
 
 import multiprocessing
-import re
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -16,8 +14,10 @@ import torch
 
 from quotient_manifolds.load import Certificate
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
-from studies.records import read_record, save_record
+from studies.common import Saves, numbers, resume
+from studies.fibres.cases import FAST, certificate, kind_of, names
 
 SECONDS = 120.0  # of one model, at most
 
@@ -56,8 +56,8 @@ class Row:
 
 @final
 @dataclass(frozen=True)
-class Fibres:
-    """Hold all rows; `save` and `load` are inverse to each other."""
+class Fibres(Saves):
+    """Hold all rows."""
 
     rows: tuple[Row, ...]
     command: str
@@ -65,66 +65,40 @@ class Fibres:
     torch: str
     transformers: str
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
 
-    @classmethod
-    def load(cls, path: Path) -> Fibres:
-        return read_record(cls, path)
-
-
-def study_fibres(out: Path, models: Sequence[str], *, command: str = "", progress: Progress | None = None) -> Fibres:
-    """Certify the models of these names; OUT/rows holds one file for each that is done, by which a run goes on."""
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Fibres:
+    """Certify all models and write OUT/fibres.json; OUT/rows holds one file for each, from which a run continues."""
     import transformers
 
-    folder = out / "rows"
-    folder.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for index, name in enumerate(models):
-        if progress is not None:
-            progress(f"fibres, {name}", index, len(models))
-        path = folder / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
-        if not path.exists():
-            save_record(path, _apart(name))
-        rows.append(read_record(Row, path))
-    if progress is not None:
-        progress("fibres", len(models), len(models))
-    return Fibres(tuple(rows), command, VERSION, torch.__version__, transformers.__version__)
+    cells = {name: partial(_apart, name) for name in (FAST if fast else names())}
+    rows = resume(out / "rows", Row, cells, what="fibres", progress=progress)
+    found = Fibres(rows, command, VERSION, torch.__version__, transformers.__version__)
+    found.save(out / "fibres.json")
+    return found
+
+
+def load(folder: Path) -> Fibres:
+    """Read the record in a folder."""
+    return Fibres.load(folder / "fibres.json")
 
 
 def _apart(name: str) -> Row:
-    """Return the row of a model from a process of its own, which is ended when its time is over."""
-    from studies.fibres.cases import kind_of
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["studies.fibres.cases", "transformers"])
-    mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_row, args=(name, theirs))
+    """Return the row of a model from a process of its own, which is killed after `SECONDS`."""
     began = time.perf_counter()
-    process.start()
-    theirs.close()
-    try:
-        row: Row = mine.recv() if mine.poll(SECONDS) else _failed(name, f"it takes longer than {SECONDS:g} seconds")
-    except EOFError:
-        row = _failed(name, "its process ended")
-    finally:
-        process.kill()
-        process.join()
-    return Row(**{**vars(row), "seconds": round(time.perf_counter() - began, 1), "kind": kind_of(name)})
-
-
-def _send_row(name: str, pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    pipe.send(row_of(name))
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        try:
+            row = pool.apply_async(row_of, (name,)).get(SECONDS)
+        except multiprocessing.TimeoutError:
+            row = _failed(name, f"no certificate within {SECONDS:g} seconds")
+    return replace(row, seconds=round(time.perf_counter() - began, 1), kind=kind_of(name))
 
 
 def row_of(name: str) -> Row:
-    """Return the row of a model, computed here; a failure is told in it."""
-    from studies.fibres.cases import certificate
-
+    """Return the row of a model; a failure is part of it."""
     try:
-        return _row(name, certificate(name))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _row(name, certificate(name))
     except Exception as error:  # of any model
         return _failed(name, " ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -149,3 +123,45 @@ def _row(name: str, found: Certificate) -> Row:
         outside=found.outside,
         doubts=found.fibre.doubts,
     )
+
+
+def tables(found: Fibres) -> list[Table]:
+    """Return the counts by kind of model, what is not found, and a row for every model."""
+    kinds = dict.fromkeys(row.kind for row in found.rows)
+    groups = {kind: [row for row in found.rows if row.kind == kind and not row.failure] for kind in kinds}
+    groups["all"] = [row for row in found.rows if not row.failure]
+    counts = [
+        [
+            kind,
+            f"{sum(row.equal for row in rows)} of {len(rows)}",
+            f"{sum(row.dimension for row in rows):,}",
+            f"{sum(row.missing or 0 for row in rows):,}",
+        ]
+        for kind, rows in groups.items()
+    ]
+    missing = [[row.name, f"{row.missing}", f"{row.dimension:,}"] for row in found.rows if row.missing]
+    models = [[row.name, *_numbers(row), _families(row), _doubts(row)] for row in found.rows]
+    columns = ["Model", "Parameters", "Fibre", "Near", "Found", "Not reached", "Not found", "By family", "Doubts"]
+    return [
+        numbers("counts", "", ["Kind", "Complete", "Dimensions", "Not found"], counts),
+        numbers("missing", "", ["Model", "Not found", "Of"], missing),
+        Table("models", "", columns, models, [False, *[True] * 6, False, False]),
+    ]
+
+
+def _numbers(row: Row) -> list[str]:
+    if row.failure:
+        return [""] * 6
+    found = sum((row.found or {}).values()) - row.shared
+    counts = (row.parameters, row.dimension, row.near, found, row.unreached, row.missing)
+    return ["?" if number is None else str(number) for number in counts]
+
+
+def _families(row: Row) -> str:
+    twice = [f"twice {-row.shared}"] if row.shared else []
+    return ", ".join([*(f"{name} {size}" for name, size in (row.found or {}).items()), *twice])
+
+
+def _doubts(row: Row) -> str:
+    outside = (f"{name} holds on some inputs only" for name in row.outside)
+    return row.failure or "; ".join([*row.doubts, *outside])

@@ -14,13 +14,29 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
+from quotient_manifolds.demo import cores
 from quotient_manifolds.demo.zoo import each_finished, make_once, one_thread, write_scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
+from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
+from studies.common import numbers
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train
+from studies.zoos.measuring import Zoo, load_zoo, run_zoo
 from studies.zoos.scores import gaps, score_of, weight_norm
+from studies.zoos.tables import (
+    GAP,
+    MAIN,
+    WORST,
+    Ranked,
+    intervals_figure,
+    pairs_table,
+    parts_table,
+    radius_table,
+    ranking_table,
+)
 
 SCORES = "scores.json"  # beside a model's weights
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
@@ -156,3 +172,72 @@ def pilot_models(folder: Path, images: int) -> dict[str, Any]:
         return load_model(folder), batch
 
     return {str(recipe): partial(load, recipe) for recipe in PILOTS}
+
+
+# ---- the study
+
+
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Zoo:
+    """Train each model once, measure it once, and write OUT/mnist; an interrupted study continues."""
+    workers, models, size = (1, 1, FAST) if fast else (cores(), 12, FULL)
+    specs = prepare(out, size, progress, workers=workers)
+    return run_zoo(
+        specs, out / "mnist", name="mnist", models=models, command=command, workers=workers, progress=progress
+    )
+
+
+def load(folder: Path) -> Zoo:
+    """Read the record in a folder."""
+    return load_zoo(folder / "mnist")
+
+
+def ranked(found: Zoo) -> Ranked:
+    """Return the design of the zoo: a task is a number of images, a share of noise and an augmentation."""
+    along = ("points", "noise", "shift", "learning_rate", "weight_decay")
+    return Ranked(found.comparison, (*along, "seed"), along, along[:3])
+
+
+def tables(found: Zoo) -> list[Table]:
+    """Return the tables of the zoo; of one without the whole design, only how far its ascents had converged."""
+    zoo = ranked(found)
+    if zoo.design.models < len(FULL.recipes):
+        return [found.convergence.table()]
+    where = {"noise": (0.0, 0.2, 0.4), "seed": (1, 2, 3)}
+    cells = {
+        factor: {f"{factor} {value:g}": zoo.within & zoo.design.where(**{factor: value}) for value in values}
+        for factor, values in where.items()
+    }
+    apart = {factor.replace("_", " "): zoo.design.along(factor) for factor in zoo.along}
+    free = (*MAIN, "norm of the weights", "training loss", "margin", "steps of training")
+    return [
+        _comparisons(zoo),
+        ranking_table(zoo),
+        pairs_table("noise", "", zoo, cells["noise"], MAIN),
+        pairs_table("factors", "", zoo, apart, free),
+        pairs_table("seeds", "", zoo, cells["seed"], MAIN),
+        radius_table(zoo),
+        parts_table(zoo),
+        found.convergence.table(),
+    ]
+
+
+def _comparisons(zoo: Ranked) -> Table:
+    """Return the primary comparison, fixed before the zoo was measured, and others."""
+    paired = "inv, pairs with biases as rows"
+    rows = {
+        "Primary: |Psi| of inv minus |Psi| of adaptive": zoo.psi_difference("inv", "adaptive"),
+        "|tau| of inv minus |tau| of inv on pairs alone": zoo.tau_difference("inv", paired, zoo.within),
+        "|tau| of inv minus |tau| of steps of training": zoo.tau_difference("inv", "steps of training", zoo.within),
+    }
+    return numbers("comparisons", "", ["Difference", "Here"], [[name, str(each)] for name, each in rows.items()])
+
+
+def figure(found: Zoo) -> Plot:
+    """Draw tau of measures at their middle radii, within cells and granulated."""
+    zoo = ranked(found)
+    names = [*WORST, "norm of the weights", "training loss", "margin", "steps of training"]
+    columns = {
+        "Within cells": {name: zoo.design.tau(zoo.measures[name], GAP, zoo.within) for name in names},
+        "Granulated": {name: zoo.psi(name) for name in names},
+    }
+    return intervals_figure(columns, f"{zoo.design.models} vision transformers on MNIST")

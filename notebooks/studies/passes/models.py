@@ -11,8 +11,8 @@ from quotient_manifolds.demo.digits import load_digits
 from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
 from quotient_manifolds.load import load_object
 from quotient_manifolds.sharpness import Loss, cross_entropy, next_token_cross_entropy
+from studies.common import pretrained_encoder
 from studies.diagonal.networks import Regression, Setting, draw_networks
-from studies.encoder import pretrained_encoder
 from studies.sentiment.sentences import fetched, read_sentences
 from studies.sentiment.training import encode, fine_tune
 from studies.sentiment.zoo import PLAIN, TRAINING

@@ -1,11 +1,11 @@
-"""Climb every ball around every model by each ascent, and keep the best rise after every pass."""
+"""How many passes each ascent needs for 99 % of the maximum, and how well a tolerance is kept."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -18,13 +18,14 @@ from quotient_manifolds import Quotient, Symmetries, declare_pair
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Adaptive, Geometry, as_geometry
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import AutoPGD, LegacyWorstCase, PreparedModel, QuasiNewton
 from quotient_manifolds.sharpness.ascent import Method
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
+from studies.common import Saves, numbers, resume
 from studies.passes import models
 from studies.passes.models import Diagonal, Made
-from studies.records import read_record, save_record
 
 BUDGETS: Final = (5, 10, 20, 40)  # steps of Auto-PGD, whose schedule depends on them
 STEPS: Final = 40  # of the quasi-Newton ascent
@@ -139,19 +140,12 @@ class Case:
 
 @final
 @dataclass(frozen=True)
-class Passes:
-    """Hold all cases; `save` and `load` are inverse to each other."""
+class Passes(Saves):
+    """Hold all cases."""
 
     cases: tuple[Case, ...]
     command: str
     version: str
-
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Passes:
-        return read_record(cls, path)
 
     def quantile(self, method: str, share: float) -> tuple[float, float, float]:
         """Return a quantile over cases of the passes to 99 % of the maximum, with a bootstrap interval (95 %)."""
@@ -174,31 +168,28 @@ def _bootstrapped(values: NDArray[np.float64], statistic: Callable[..., Any]) ->
 
 
 @one_thread()
-def study_passes(out: Path, *, fast: bool = False, command: str = "", progress: Progress | None = None) -> Passes:
-    """Climb all cases; OUT/cases holds one file for each that is done, by which a run goes on."""
-    folder = out / "cases"
-    folder.mkdir(parents=True, exist_ok=True)
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Passes:
+    """Ascend in all cases and write OUT/passes.json; OUT/cases holds one file for each, from which a run continues."""
     chosen = FAST if fast else MODELS
-    places = [
-        (name, geometry, radius)
+    make = lru_cache(maxsize=1)(lambda name: chosen[name].make())  # one model at a time
+    cells = {
+        f"{name} {geometry} {radius:g}": partial(_case, make, name, geometry, radius, model.thorough)
         for name, model in chosen.items()
         for geometry, radii in model.radii.items()
         for radius in radii
-    ]
-    cases: list[Case] = []
-    made: dict[str, Made] = {}
-    for name, geometry, radius in places:
-        if progress is not None:
-            progress(f"passes, {name}", len(cases), len(places))
-        path = folder / f"{name}_{geometry}_{radius:g}.json".replace(" ", "_")
-        if not path.exists():
-            if name not in made:
-                made = {name: chosen[name].make()}  # one at a time
-            save_record(path, climb_case(name, made[name], geometry, radius, chosen[name].thorough))
-        cases.append(read_record(Case, path))
-    if progress is not None:
-        progress("passes", len(cases), len(places))
-    return Passes(tuple(cases), command, VERSION)
+    }
+    found = Passes(resume(out / "cases", Case, cells, what="passes", progress=progress), command, VERSION)
+    found.save(out / "passes.json")
+    return found
+
+
+def load(folder: Path) -> Passes:
+    """Read the record in a folder."""
+    return Passes.load(folder / "passes.json")
+
+
+def _case(make: Callable[[str], Made], name: str, geometry: str, radius: float, thorough: tuple[int, int]) -> Case:
+    return climb_case(name, make(name), geometry, radius, thorough)
 
 
 @final
@@ -271,3 +262,75 @@ def _geometry(made: Made, name: str) -> Geometry:
         )
         return Quotient(name, "exact", symmetries=Symmetries((pair,)))
     return as_geometry(name)
+
+
+# ---- tables
+
+METHODS: Final = {
+    "quasi_newton": "quasi-Newton",
+    "20": "Auto-PGD, 20 steps",
+    "40": "Auto-PGD, 40 steps",
+    "released": "released ascent, 20 iterations",
+}
+STOPPED: Final = {"quasi_newton": "quasi-Newton", "auto_pgd": "Auto-PGD"}
+
+
+def _passes(found: Passes) -> list[list[str]]:
+    """Return a row for each ascent: median and 90th percentile of the passes, and where it does not arrive."""
+    rows = []
+    for method, name in METHODS.items():
+        kept = [case for case in found.cases if method != "released" or case.released is not None]
+        if not kept:
+            continue
+        never = sum(case.passes(method) == NEVER for case in kept)
+        spread = [_interval(*found.quantile(method, share)) for share in (0.5, 0.9)]
+        rows.append([name, *spread, f"{never} of {len(kept)}"])
+    return rows
+
+
+def _budgets(found: Passes) -> list[list[str]]:
+    """Return a row for each budget: quasi-Newton over Auto-PGD at equal passes."""
+    rows = []
+    for steps in BUDGETS:
+        ratios = np.array([case.ratio(steps) for case in found.cases])
+        less, more = int((ratios < 0.99).sum()), int((ratios > 1.01).sum())
+        numbers = [f"{ratios.min():.3f}", f"{np.median(ratios):.3f}", f"{ratios.max():.3f}"]
+        rows.append([str(steps), *numbers, f"{less} of {len(ratios)}", str(more)])
+    return rows
+
+
+def _stops(found: Passes) -> list[list[str]]:
+    """Return a row for each method: passes until the tolerance ends the climb, and how often that is too early."""
+    rows = []
+    for method, name in STOPPED.items():
+        passes = np.array([len(case.stopped[method].rises) for case in found.cases])
+        count, low, high = found.missed(method)
+        share = f"{count} of {len(found.cases)} [{100 * low:.0f} %, {100 * high:.0f} %]"
+        early = [case for case in found.cases if case.misses(method)]
+        within = sum(case.stopped[method].rises[-1] >= (1 - TOLERANCE) * _attained(case, method) for case in early)
+        rows.append(
+            [name, f"{np.median(passes):.0f}", f"{np.quantile(passes, 0.9, method='higher'):.0f}", share, str(within)]
+        )
+    return rows
+
+
+def _attained(case: Case, method: str) -> float:
+    """Return what the method finds in 40 steps without a tolerance."""
+    climbed = case.quasi_newton if method == "quasi_newton" else case.auto_pgd["40"]
+    return float(climbed.rises[-1])
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    shown = ["never" if each == NEVER else f"{each:g}" for each in (value, low, high)]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]"
+
+
+def tables(found: Passes) -> list[Table]:
+    """Return passes to the maximum, the quasi-Newton ascent at equal passes, and what a tolerance keeps."""
+    steps = ["Steps", "Smallest", "Median", "Largest", "Over 1 % less", "Over 1 % more"]
+    stops = ["Ascent", "Median of passes", "90th percentile", "More than 1 % below the maximum", "Of them as 40 steps"]
+    return [
+        numbers("passes", "", ["Ascent", "Median of passes to 99 %", "90th percentile", "Never"], _passes(found)),
+        numbers("budgets", "", steps, _budgets(found), words=0),
+        numbers("stops", "", stops, _stops(found)),
+    ]

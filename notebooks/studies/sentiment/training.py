@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.load import LabelledText, load_model, load_object, tokenised_batches
 from quotient_manifolds.load.huggingface import read_config, tokenizer_files
-from studies.encoder import pretrained_encoder
+from studies.common import pretrained_encoder
 from studies.sentiment.sentences import LONGEST, Sentence
 from studies.zoos.scores import Scores, score_of
 

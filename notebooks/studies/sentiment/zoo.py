@@ -6,21 +6,26 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
 from torch import nn
 
+from quotient_manifolds.demo import cores
 from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_scores
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
+from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
-from studies.encoder import pretrained_encoder
-from studies.sentiment.sentences import Sentence, read_sentences, write_sentences
+from quotient_manifolds.report import Table
+from studies.common import numbers, pretrained_encoder
+from studies.sentiment.sentences import Sentence, fetched, read_sentences, write_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, save, score
+from studies.zoos.measuring import Zoo, load_zoo, run_zoo
 from studies.zoos.scores import gaps, weight_norm
+from studies.zoos.tables import MAIN, WORST, Ranked, gaps_table, intervals_figure, pairs_table, radius_table
 
 TRAINING = 256
 SCORES = "scores.json"  # beside a model's weights
@@ -151,3 +156,60 @@ def pilot_models(folder: Path, archive: Path, sentences: int = 32) -> dict[str, 
         return load_model(folder), encode(train[:sentences])
 
     return {str(recipe): partial(load, recipe) for recipe in pilots().values()}
+
+
+# ---- the study
+
+ON: Final = {
+    "films (own source)": "error_gap",
+    "products": "products_error_gap",
+    "editorials": "editorials_error_gap",
+    "tweets": "tweets_error_gap",
+}
+"""By source of the test sentences, the gap."""
+
+
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Zoo:
+    """Fine-tune each model once, measure it once, and write OUT/sentiment; an interrupted study continues."""
+    workers, models, size = (1, 1, FAST) if fast else (cores(), 3, FULL)
+    specs = prepare(out, size, progress, archive=fetched(), workers=workers)
+    return run_zoo(
+        specs, out / "sentiment", name="sentiment", models=models, command=command, workers=workers, progress=progress
+    )
+
+
+def load(folder: Path) -> Zoo:
+    """Read the record in a folder."""
+    return load_zoo(folder / "sentiment")
+
+
+def ranked(found: Zoo, group: str) -> Ranked:
+    """Return one of the two groups: "settings", a factorial design, or "seeds", which differ by their seed alone."""
+    rows = tuple(row for row in found.comparison.rows if row.scores["group"] == group)
+    return Ranked(replace(found.comparison, rows=rows), tuple(GRID), tuple(GRID), ())
+
+
+def tables(found: Zoo) -> list[Table]:
+    """Return the tables of the zoo; of one without all models, only how far its ascents had converged."""
+    if len(found.comparison.rows) < len(FULL.recipes):
+        return [found.convergence.table()]
+    seeds, settings = (ranked(found, group) for group in ("seeds", "settings"))
+    difference = seeds.tau_difference("inv", "adaptive", seeds.design.everywhere)
+    primary = [["Primary: |tau| of inv minus |tau| of adaptive, by seed alone", str(difference)]]
+    apart = {factor.replace("_", " "): settings.design.along(factor) for factor in GRID}
+    return [
+        numbers("comparisons", "", ["Difference", "Here"], primary),
+        gaps_table("seeds", "", seeds, ON, [*seeds.measures]),
+        gaps_table("settings", "", settings, ON, [*MAIN, "norm of the weights", "training loss", "margin"]),
+        pairs_table("factors", "", settings, apart, MAIN),
+        radius_table(seeds),
+        found.convergence.table(),
+    ]
+
+
+def figure(found: Zoo) -> Plot:
+    """Draw tau of measures at their middle radii, with the gap on each source of sentences."""
+    zoo = ranked(found, "seeds")
+    names = [name for name in (*WORST, "norm of the weights", "training loss", "margin") if name in zoo.measures]
+    columns = {words: {name: zoo.tau(name, zoo.design.everywhere, gap) for name in names} for words, gap in ON.items()}
+    return intervals_figure(columns, f"{zoo.design.models} BERTs on film reviews that differ by seed alone")

@@ -1,1 +1,1 @@
-"""Share what the studies of zoos have in common: which measures they take, their page, their record."""
+"""Measure zoos of models and rank them, for the studies `mnist` and `sentiment`."""

@@ -25,7 +25,7 @@ def words(each: ComparedMeasure) -> str:
     geometry, settings = each.geometry or {}, each.settings or {}
     said = [str(geometry.get("metric", geometry.get("kind")))]
     if each.measure == "relative flatness":
-        return each.measure
+        return str(each.measure)
     if each.measure == "legacy worst-case sharpness":
         said.append("released ascent")
     elif each.measure != "worst-case sharpness":
@@ -72,7 +72,7 @@ class Catalogue:
         return labels[len(labels) // 2]
 
     def values(self, label: str) -> list[float]:
-        """Return those that are known."""
+        """Return the values that were computed."""
         return [value for value in self.comparison.column(label) if value is not None]
 
     def flagged(self, label: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.compare import Comparison
-from studies.results.estimates import Estimate, Floats
+from studies.common import Estimate, Floats
 
 RESAMPLES = 1000
 Pairs = NDArray[np.bool_]  # (models, models), symmetric: which of them are compared

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
@@ -18,7 +19,12 @@ from torch import nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import WorstCase, cross_entropy
+from studies.common import RECORDS, Saves, figure, numbers
+from studies.mnist.zoo import pilot_models as vision
+from studies.sentiment.sentences import fetched
+from studies.sentiment.zoo import pilot_models as language
 
 RISES: Final = (0.02, 0.2, 2.0)  # nats
 REACH: Final = 0.4
@@ -46,7 +52,7 @@ class Rise:
 
 @final
 @dataclass(frozen=True)
-class Pilots:
+class Pilots(Saves):
     """Hold what the pilots of a zoo showed: their recipes in words, and the rises in every ball."""
 
     zoo: str
@@ -110,3 +116,33 @@ def measure_pilots(
             for (name, radius), found in rises.items()
         ),
     )
+
+
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> tuple[Pilots, ...]:
+    """Measure the pilots of both zoos and write OUT/ZOO/pilots.json."""
+    models = {"mnist": (vision(out / "mnist", 100), 20), "sentiment": (language(out / "sentiment", fetched()), 10)}
+    found = []
+    for zoo, (made, steps) in models.items():
+        chosen = dict(list(made.items())[: 1 if fast else None])
+        steps = 2 if fast else steps
+        found.append(measure_pilots(chosen, zoo=zoo, command=command, steps=steps, progress=progress))
+        found[-1].save(out / zoo / "pilots.json")
+    return (*found,)
+
+
+def load(folder: Path = RECORDS) -> tuple[Pilots, ...]:
+    """Read the records in a folder."""
+    return tuple(Pilots.load(folder / zoo / "pilots.json") for zoo in ("mnist", "sentiment"))
+
+
+def tables(found: tuple[Pilots, ...]) -> list[Table]:
+    """Return the median increase in loss of each zoo's pilots by geometry and radius."""
+    return [
+        numbers(
+            each.zoo,
+            f"{each.zoo}: median increase in loss of the pilots.",
+            ["Geometry", "Radius", "Median increase (nats)"],
+            [[rise.geometry, f"{rise.radius:g}", figure(statistics.median(rise.rises))] for rise in each.rises],
+        )
+        for each in found
+    ]

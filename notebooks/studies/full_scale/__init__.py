@@ -1,1 +1,0 @@
-"""The paper's two zoos of transformers at their own size: specs that are ready to run, and what they would cost."""

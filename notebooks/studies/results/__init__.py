@@ -1,1 +1,0 @@
-"""The paper's results against ours: one page of what was found, each number from a record."""
