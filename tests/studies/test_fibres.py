@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from studies.fibres import Fibres, fibres_page
+from studies.fibres import Fibres
 from studies.fibres.cases import names
-from studies.fibres.reasons import REASONS
 from studies.fibres.study import row_of
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +28,10 @@ def test_the_record_covers_all_models_and_enough_of_them(record: Fibres) -> None
     assert record.command == "make study NAME=fibres"
 
 
-def test_every_difference_has_a_reason_and_no_other_row(record: Fibres) -> None:
-    assert {row.name for row in record.rows if row.missing} == set(REASONS)
-
-
-def test_the_documentation_shows_the_record(record: Fibres) -> None:
-    assert (ROOT / "docs" / "fibres.md").read_text(encoding="utf-8") == fibres_page(record)
+def test_the_page_names_every_model_that_misses_something(record: Fibres) -> None:
+    text = (ROOT / "docs" / "fibres.md").read_text(encoding="utf-8").partition("The missing dimensions")[2]
+    prose = " ".join(text.replace("’", "'").split())
+    assert [row.name for row in record.rows if row.missing and row.name not in prose] == []
 
 
 @pytest.mark.parametrize("name", [*TYPES, *BY_HAND])

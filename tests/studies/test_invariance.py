@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from studies.__main__ import study
 from studies.fibres.cases import FAST, names
-from studies.invariance import Invariance, Row, invariance_page
-from studies.invariance.study import MEASURES, METRICS, MOVES, TARGETS
+from studies.invariance import MEASURES, METRICS, MOVES, TARGETS, Invariance, Row, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +42,8 @@ def test_measures_agree_and_where_they_do_not_it_is_rounding(record: Invariance)
         assert not row.failure
         assert row.misses("float64") == row.cast, row.name
         assert {*row.misses("float32")} == {*row.stored_apart, *row.cancelling}, row.name
+    (misses,) = (table for table in tables(record) if table.name == "misses")
+    assert not [row for row in misses.rows if "unexplained" in row[2]]
     assert sum(not row.misses("float64") for row in record.rows) >= 95
     assert sum(not row.misses("float32") for row in record.rows) >= 80
 
@@ -53,24 +54,19 @@ def test_the_moves_are_no_small_ones(record: Invariance) -> None:
     assert ratios[len(ratios) // 2] > 2
 
 
-def test_the_documentation_shows_the_record(record: Invariance) -> None:
-    assert (ROOT / "docs" / "invariance.md").read_text(encoding="utf-8") == invariance_page(record)
-
-
 def test_a_trial_runs_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     arguments = ["invariance", "--fast", "--out", str(tmp_path)]
     done = CliRunner().invoke(study, arguments)
     assert done.exit_code == 0, done.output
     found = Invariance.load(tmp_path / "invariance.json")
-    assert (tmp_path / "invariance.md").read_text(encoding="utf-8") == invariance_page(found)
     assert [row.name for row in found.rows] == list(FAST)
     assert found.moves == MOVES[-1:]
     for row in found.rows:
         check_complete(row)
         assert not row.misses("float64")
         assert not row.misses("float32")
-    monkeypatch.setattr("studies.invariance.study.row_of", None)  # calling it would fail
+    monkeypatch.setattr("studies.invariance.row_of", lambda *_: None)  # calling it would fail
     again = CliRunner().invoke(study, [*arguments, "--quiet"])
     assert (again.exit_code, again.output) == (0, "")
     assert Invariance.load(tmp_path / "invariance.json") == found

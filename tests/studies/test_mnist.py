@@ -17,11 +17,9 @@ from studies.__main__ import study
 from studies.mnist.images import CLASSES, Images, load_mnist, training_set
 from studies.mnist.training import TARGET, Recipe, train
 from studies.mnist.zoo import FAST, FULL
-from studies.records import read_record
-from studies.zoos.convergence import Convergence
-from studies.zoos.pilots import Pilots, Rise
+from studies.pilots import Pilots, Rise
+from studies.zoos.measuring import load_zoo
 from studies.zoos.scores import score_of
-from studies.zoos.study import load_record
 
 SMALL = FAST.architecture
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -112,7 +110,7 @@ def test_radii_are_where_the_median_rise_is_what_was_asked() -> None:
     ("key", "files"), [("mnist", ["zoo.yaml", "parts.yaml"]), ("sentiment", ["zoo.yaml"])], ids=["mnist", "sentiment"]
 )
 def test_the_radii_of_a_spec_are_those_that_the_pilots_chose(key: str, files: list[str]) -> None:
-    pilots = read_record(Pilots, RECORDS / key / "pilots.json")
+    pilots = Pilots.load(RECORDS / key / "pilots.json")
     text = "".join((STUDIES / key / file).read_text(encoding="utf-8") for file in files)
     entries = [each for each in YAML(typ="safe").load(text)["measures"] if each["measure"].endswith("worst-case")]
     assert len(entries) > 8
@@ -144,11 +142,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
-    comparison, costs = load_record(small / "record")
+    found = load_zoo(small / "mnist")
+    comparison = found.comparison
     assert [row.checkpoint for row in comparison.rows] == sorted(FAST.recipes, key=lambda name: "noise0.4" in name)
     assert comparison.known == (12, 12)
     assert comparison.failures == ()
-    assert [each.units for each in costs] == [4, 4, 4]
+    costs = (small / "mnist" / "costs.csv").read_text().splitlines()
+    assert [line.split(",")[-2] for line in costs[1:]] == ["4", "4", "4"]
     parts = sorted(each.parent for each in small.glob("*/zoo.yaml"))
     assert [part.name for part in parts] == ["points64-noise0-seed1", "points64-noise0.4-seed1"]
     specs = [read_spec(part / "zoo.yaml") for part in parts]
@@ -156,21 +156,19 @@ def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
     assert (parts[0] / "train.npz").read_bytes() != (parts[1] / "train.npz").read_bytes()
     row = comparison.rows[-1].scores
     assert row["error_gap"] == pytest.approx(row["test_error"] - row["train_error"])
-    converged = read_record(Convergence, small / "record" / "convergence.json")
-    assert [each.measure for each in converged.climbs] == ["adaptive worst-case sharpness, steps 4, radius 0.5"]
-    assert all(
-        0 < share < 1 + 1e-6 for each in comparison.labels for shares in converged.shares(each) for share in shares
-    )
+    (ascent,) = found.convergence.climbs
+    assert ascent.measure == "adaptive worst-case sharpness, steps 4, radius 0.5"
+    assert all(0 < ascent.value < more * (1 + 1e-6) for more in ascent.more)
 
 
 def test_a_second_run_trains_and_measures_nothing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file: file.stat().st_mtime_ns for file in small.glob("*/models/*/*")}
-    record = load_record(small / "record")
+    record = load_zoo(small / "mnist")
     monkeypatch.setattr("studies.mnist.zoo.train", None)  # calling it would fail
     done = CliRunner().invoke(study, ["mnist", "--fast", "--out", str(small), "--quiet"])
     assert (done.exit_code, done.output) == (0, "")
     assert {file: file.stat().st_mtime_ns for file in small.glob("*/models/*/*")} == before
-    assert load_record(small / "record") == record
+    assert load_zoo(small / "mnist") == record
 
 
 def test_images_of_another_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.passes.study import FAST, NEVER, Case, Climbed, Passes, study_passes
-from studies.passes.tables import budgets_rows, passes_rows, stops_rows
+from studies.passes.study import FAST, NEVER, Case, Climbed, Passes, run
 
 CASE = Case(
     model="m",
@@ -40,7 +39,7 @@ def test_passes_ratios_and_misses_are_counted() -> None:
 
 
 def test_a_run_goes_on_and_its_record_lasts(tmp_path: Path) -> None:
-    found = study_passes(tmp_path, fast=True, command="study")
+    found = run(tmp_path, fast=True, command="study", progress=lambda what, done, total: None)
     assert len(found.cases) == sum(len(radii) for model in FAST.values() for radii in model.radii.values())
     for case in found.cases:
         assert (
@@ -51,13 +50,4 @@ def test_a_run_goes_on_and_its_record_lasts(tmp_path: Path) -> None:
     found.save(tmp_path / "passes.json")
     assert Passes.load(tmp_path / "passes.json") == found
     (tmp_path / "cases" / "diagonal_network_adaptive_0.1.json").unlink()
-    assert study_passes(tmp_path, fast=True, command="study") == found
-
-
-def test_the_documentation_says_what_the_record_holds() -> None:
-    root = Path(__file__).parents[2]
-    text = (root / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    record = Passes.load(root / "notebooks" / "records" / "passes.json")
-    assert f"{len(record.cases)} cases" in text
-    for row in (*passes_rows(record), *budgets_rows(record), *stops_rows(record)):
-        assert f"| {' | '.join(row)} |" in text
+    assert run(tmp_path, fast=True, command="study", progress=lambda what, done, total: None) == found

@@ -12,8 +12,8 @@ from scipy import stats
 from quotient_manifolds.compare import ComparedMeasure, ComparedModel, Comparison, MeanValue
 from quotient_manifolds.statistics import partial_correlation
 from studies.zoos.catalogue import Catalogue, words
+from studies.zoos.measuring import load_zoo
 from studies.zoos.ranking import Design, Term, masked_tau
-from studies.zoos.study import load_record
 
 RECORDS = Path(__file__).parents[2] / "notebooks" / "records"
 FACTORS = ("a", "b", "seed")
@@ -129,7 +129,7 @@ def test_what_has_no_value_is_undefined() -> None:
 
 @pytest.mark.parametrize("key", [each.name for each in RECORDS.iterdir() if (each / "comparison.json.gz").exists()])
 def test_words_and_radius_tell_every_measure(key: str) -> None:
-    comparison, _ = load_record(RECORDS / key)
+    comparison = load_zoo(RECORDS / key).comparison
     told = [(words(each), each.radius) for each in comparison.measures]
     assert len(set(told)) == len(told)
     catalogue = Catalogue(comparison)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from studies.__main__ import study
-from studies.encoder import pretrained_encoder
-from studies.sentiment import sentences, zoo
+from studies.common import pretrained_encoder
+from studies.sentiment import zoo
 from studies.sentiment.sentences import SOURCES, read_sentences
 from studies.sentiment.zoo import FULL, pilots
-from studies.zoos.study import load_record
+from studies.zoos.measuring import load_zoo
 from tests.studies.conftest import LONG
 
 
@@ -52,13 +52,13 @@ def test_the_design_has_a_group_that_differs_by_seed_alone() -> None:
 
 def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "TRAINING", 32)
-    monkeypatch.setattr(sentences, "fetched", lambda: archive)
+    monkeypatch.setattr(zoo, "fetched", lambda: archive)
     out = tmp_path / "out"
     done = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out)])
     assert done.exit_code == 0, done.output
-    comparison, costs = load_record(out / "record")
+    found = load_zoo(out / "sentiment")
+    comparison = found.comparison
     assert comparison.known == (8, 8)
-    assert [each.units for each in costs] == [4, 4]
     for row in comparison.rows:
         for prefix in ("", "products_", "editorials_", "tweets_"):
             test, train = row.scores[f"{prefix}test_error"], row.scores["train_error"]
@@ -70,6 +70,6 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
     again = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out), "--quiet"])
     assert (again.exit_code, again.output) == (0, "")
     assert {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")} == before
-    assert load_record(out / "record") == (comparison, costs)
+    assert load_zoo(out / "sentiment") == found
     values = np.array([comparison.column(label) for label in comparison.labels], dtype=float)
     assert (values > 0).all()

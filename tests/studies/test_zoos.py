@@ -1,56 +1,115 @@
-"""What the studies of zoos share: finding measures by what they are, the record, and what is committed."""
+"""The recorded zoos of transformers, and their tables, computed once more pair by pair."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.geometry import Quotient
-from studies.zoos.measures import METRICS, PLAIN, ZooMeasures
-from studies.zoos.study import load_record
+from studies import mnist, sentiment
+from studies.__main__ import recorded
+from studies.common import signed
+from studies.mnist.training import TARGET
+from studies.mnist.zoo import FULL as MNIST
+from studies.sentiment.zoo import FULL as SENTIMENT
 
-RECORDS = Path(__file__).parents[2] / "notebooks" / "records" / "earlier"
-
-both = pytest.mark.parametrize("key", ["vit", "bert"])
-
-
-def record(key: str) -> Comparison:
-    return load_record(RECORDS / key)[0]
-
-
-@both
-def test_a_measure_is_found_by_geometry_and_radius(key: str) -> None:
-    measures = ZooMeasures(record(key))
-    for name, geometry in PLAIN.items():
-        middle = measures.middle(name)
-        assert measures.label(geometry, middle) is not None
-        assert middle == sorted(measures.radii(geometry))[len(measures.radii(geometry)) // 2]
-    for metric in METRICS:
-        labels = [measures.label(Quotient(metric, order), measures.middle(metric)) for order in ("first", "second")]
-        assert None not in labels
-        assert labels[0] != labels[1]
-    assert measures.label(Quotient("inv"), 12.0) is None
-    assert measures.label(Quotient("inv"), None, "gradient norm") == "inv (second order) gradient norm"
+RECORDS = Path(__file__).parents[2] / "notebooks" / "records"
+ALONG = ("points", "noise", "shift", "learning_rate", "weight_decay")
+INV = "inv (second order) worst-case sharpness, steps 15, radius 0.095"
+ADAPTIVE = "adaptive worst-case sharpness, steps 15, radius 0.36"
 
 
-@both
-def test_the_committed_record_is_whole_and_its_taus_are_its_values(key: str) -> None:
-    folder = RECORDS / key
-    comparison, costs = load_record(folder)
-    assert len(comparison.rows) == {"vit": 48, "bert": 25}[key]
-    assert comparison.known[0] + len(comparison.failures) == comparison.known[1]  # what is missing is accounted for
-    assert all("normalised logits" in (failure.what or "") for failure in comparison.failures)
-    assert len(comparison.failures) == 0 or key == "bert"
-    assert [each.measure for each in costs] == list(comparison.labels)
-    rankings = [each for each in comparison.rankings if each.against == "error_gap" and not each.given]
-    assert {each.measure for each in rankings} == set(comparison.labels)
-    for each in rankings:
-        pairs = zip(comparison.column(each.measure), comparison.column("error_gap"), strict=True)
-        known = [(value, gap) for value, gap in pairs if value is not None]
-        if each.correlation.kind == "kendall-b":
-            assert each.correlation.models == len(known)
-            assert each.correlation.value == pytest.approx(stats.kendalltau(*zip(*known, strict=True)).statistic)
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 2e6
+@cache
+def zoo(key: str) -> Comparison:
+    return {"mnist": mnist, "sentiment": sentiment}[key].load(RECORDS).comparison
+
+
+def agreement(
+    comparison: Comparison,
+    label: str,
+    pairs: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
+    gap: str = "error_gap",
+) -> float:
+    """tau-b over some pairs, from its definition."""
+    values = list(zip(comparison.column(label), [row.scores for row in comparison.rows], strict=True))
+    signs = np.array(
+        [
+            (np.sign(x - y), np.sign(a[gap] - b[gap]))
+            for (x, a), (y, b) in itertools.combinations(values, 2)
+            if pairs(a, b)
+        ]
+    )
+    assert len(signs)
+    return float((signs[:, 0] * signs[:, 1]).sum() / np.sqrt((signs**2).sum(axis=0).prod()))
+
+
+def same_task(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a[each] == b[each] for each in ALONG[:3])
+
+
+def psi(label: str) -> float:
+    """The granulated coefficient, from its definition."""
+
+    def apart_in(factor: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bool]:
+        return lambda a, b: [each for each in (*ALONG, "seed") if a[each] != b[each]] == [factor]
+
+    return float(np.mean([agreement(zoo("mnist"), label, apart_in(factor)) for factor in ALONG]))
+
+
+@pytest.mark.parametrize(("key", "recipes"), [("mnist", MNIST.recipes), ("sentiment", SENTIMENT.recipes)])
+def test_every_model_of_the_design_is_recorded(key: str, recipes: Mapping[str, Any]) -> None:
+    rows = {row.checkpoint: row for row in zoo(key).rows}
+    assert set(rows) == set(recipes)
+    assert zoo(key).failures == ()
+    for name, recipe in recipes.items():
+        assert {each: rows[name].scores[each] for each in vars(recipe)} == vars(recipe)
+
+
+def test_every_vision_transformer_was_trained_to_the_same_loss() -> None:
+    assert max(zoo("mnist").column("train_loss")) < TARGET
+    gaps = {row.checkpoint: row.scores for row in zoo("mnist").rows}
+    assert all(each["error_gap"] == pytest.approx(each["test_error"] - each["train_error"]) for each in gaps.values())
+
+
+def test_what_is_measured_on_the_first_seed_alone_is_known_there() -> None:
+    comparison = zoo("mnist")
+    for label in comparison.labels:
+        known = {row.scores["seed"] for row in comparison.rows if row.values[label] is not None}
+        count = sum(row.values[label] is not None for row in comparison.rows)
+        assert (known, count) in (({1.0}, 72), ({1.0, 2.0, 3.0}, 216)), label
+
+
+# ---- the tables
+
+
+def test_correlations_are_those_of_the_table() -> None:
+    comparison = zoo("mnist")
+    rows = {row[0]: row for row in recorded("mnist")["ranking"].rows}
+    for name, label in (("inv", INV), ("adaptive", ADAPTIVE)):
+        pooled = stats.kendalltau(comparison.column(label), comparison.column("error_gap")).statistic
+        within, with_loss = (agreement(comparison, label, same_task, gap) for gap in ("error_gap", "loss_gap"))
+        for place, value in ((1, pooled), (2, within), (3, psi(label)), (5, with_loss)):
+            assert rows[name][place].startswith(signed(value))
+
+
+def test_the_primary_comparison_is_the_one_of_the_spec() -> None:
+    found = mnist.ranked(mnist.load(RECORDS)).psi_difference("inv", "adaptive")
+    assert found is not None
+    assert found.value == pytest.approx(abs(psi(INV)) - abs(psi(ADAPTIVE)), abs=1e-9)
+    assert found.sign == 0  # inconclusive, as the page says
+    assert recorded("mnist")["comparisons"].rows[0][1] == str(found)
+    assert recorded("sentiment")["comparisons"].rows[0][1] == "+0.01 [−0.28, +0.26]"
+
+
+def test_no_measure_of_berts_that_differ_by_seed_alone_is_significant() -> None:
+    zoo = sentiment.ranked(sentiment.load(RECORDS), "seeds")
+    taus = [zoo.tau(name, zoo.design.everywhere) for name in zoo.measures]
+    assert len(taus) > 20
+    assert all(tau is not None and tau.sign == 0 for tau in taus)

@@ -1,0 +1,113 @@
+"""Pages of studies: every table is that of a committed record, and the numbers in the prose stand in one of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from quotient_manifolds.compare import read_spec
+from quotient_manifolds.report import Table
+from studies.__main__ import STUDIES, recorded
+from studies.common import MARK, Estimate, csv_files, fill_page, markdown, resume, signed
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.md")) if MARK.search(path.read_text())
+)
+TAU = re.compile(r"[+−]\d\.\d\d\b")
+
+
+@cache
+def numbers_of(*studies: str) -> set[str]:
+    return {
+        number
+        for study in studies
+        for table in recorded(study).values()
+        for row in table.rows
+        for cell in row
+        for number in TAU.findall(cell)
+    }
+
+
+def test_pages_are_found() -> None:
+    assert {path.name for path in PAGES} >= {"results.md", "fibres.md", "invariance.md", "benchmarks.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_table_is_that_of_its_record(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert fill_page(page, recorded) == text, "run `PYTHONPATH=notebooks python -m studies pages`"
+    assert text.count("<!-- table ") == len(MARK.findall(text)), "a mark is not closed, or not on a line of its own"
+    for file, rows in csv_files(page, recorded).items():
+        assert file.read_text(encoding="utf-8") == rows
+
+
+@pytest.mark.parametrize("page", ["notebooks/results.md", "README.md", "docs/limits.md"])
+def test_correlations_in_the_prose_stand_in_the_tables(page: str) -> None:
+    prose = MARK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    lines = [line for line in prose.splitlines() if "(Sec. 6" not in line]  # the paper's own numbers
+    found = set(TAU.findall("\n".join(lines)))
+    assert found <= numbers_of("mnist", "sentiment", "diagonal")
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_has_a_record_and_tables(name: str) -> None:
+    tables = recorded(name)
+    assert tables
+    assert all(table.rows for table in tables.values())
+
+
+@pytest.mark.parametrize("name", ["clip_soups.yaml", "bert_mnli.yaml"])
+def test_the_specs_of_the_papers_zoos_name_what_belongs_beside_them(name: str) -> None:
+    with pytest.raises(ValueError, match="matches nothing"):
+        read_spec(ROOT / "notebooks" / "specs" / name)
+
+
+# ---- what studies have in common
+
+
+def test_a_table_between_marks_is_replaced_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- table toy x -->\nold\n<!-- end -->\nb\n")
+    table = Table("x", "", ["m", "|t|"], [["1", "+0.10"]], [False, True])
+    filled = fill_page(page, lambda study: {"x": table})
+    assert filled == f"a\n<!-- table toy x -->\n{markdown(table)}<!-- end -->\nb\n"
+    assert "| m | \\|t\\| |" in filled
+    with pytest.raises(ValueError, match=r"must have a table 'x'\. Found y"):
+        fill_page(page, lambda study: {"y": table})
+
+
+class Failing(Exception):
+    """Stop a study in the middle."""
+
+
+def test_an_interrupted_study_continues_and_other_settings_are_refused(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def cell(name: str, fail: bool = False) -> Estimate:
+        if fail:
+            raise Failing
+        made.append(name)
+        return Estimate(float(len(name)), None, None)
+
+    def study(fail: bool, settings: object = 1) -> tuple[Estimate, ...]:
+        cells = {"A a": lambda: cell("a"), "bb": lambda: cell("bb", fail)}
+        return resume(tmp_path, Estimate, cells, what="study", settings=settings)
+
+    with pytest.raises(Failing):
+        study(fail=True)
+    assert [each.value for each in study(fail=False)] == [1.0, 2.0]
+    assert made == ["a", "bb"]
+    assert [each.value for each in study(fail=True)] == [1.0, 2.0]
+    with pytest.raises(ValueError, match="must hold cells of the same settings"):
+        study(fail=False, settings=2)
+
+
+def test_numbers_are_written_as_they_are() -> None:
+    assert (signed(-0.004), signed(0.126), signed(None)) == ("−0.00", "+0.13", "undefined")
+    assert str(Estimate(0.5, -0.25, 1.0)) == "+0.50 [−0.25, +1.00]"
+    ends = ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (None, None))
+    assert [Estimate(0.0, *each).sign for each in ends] == [1, -1, 0, 0]
