@@ -20,8 +20,9 @@ from quotient_manifolds.geometry import Adaptive, Quotient
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, declare_pair
+from studies.__main__ import recorded
 from studies.__main__ import study as study_command
-from studies.diagonal import closed_form
+from studies.diagonal import closed_form, load
 from studies.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
 from studies.diagonal.measuring import (
     MEASURES,
@@ -35,7 +36,7 @@ from studies.diagonal.networks import Regression, Setting, draw_networks, train
 from studies.diagonal.objectives import GEODESICS, METRICS, Along, Objective
 from studies.diagonal.records import MIDDLE, Cell, DiagonalStudy, Mean, Plan
 from studies.diagonal.study import measure_cell, run_diagonal
-from studies.diagonal.tables import short_table, with_interval
+from studies.diagonal.summary import Grid, claims, said
 
 Floats = NDArray[np.float64]
 Blocks = dict[str, Tensor]
@@ -611,22 +612,6 @@ def test_means_over_seeds() -> None:
     assert Mean.of([0.5, 0.5]) == Mean(0.5, 0.5, 0.5, 2, 0, 2)
 
 
-def test_settings_are_counted_by_the_sign_of_their_interval(fast: tuple[Path, DiagonalStudy]) -> None:
-    study = fast[1]
-    here, there = study.plan.settings
-    values = {here: (0.2, 0.3, 0.4), there: (-0.1, 0.3, -0.2)}
-
-    def counted(flip: int) -> tuple[int, int, int]:
-        cells = tuple(
-            dataclasses.replace(cell, taus={"m": tuple(flip * values[cell.setting][cell.seed] for _ in cell.radii)})
-            for cell in study.cells
-        )
-        return dataclasses.replace(study, cells=cells).signs("m", 0.1)
-
-    assert counted(1) == (0, 1, 1)
-    assert counted(-1) == (1, 1, 0)
-
-
 def test_columns_are_read_at_their_radius(fast: tuple[Path, DiagonalStudy]) -> None:
     study = fast[1]
     first, second = study.plan.settings
@@ -639,25 +624,39 @@ def test_columns_are_read_at_their_radius(fast: tuple[Path, DiagonalStudy]) -> N
         Plan(radii=(0.2,))
 
 
-def test_the_terminal_says_truncation_error_in_place_of_a_tau() -> None:
-    record = DiagonalStudy.load(Path("notebooks/records/diagonal.json"))
-    for radius in record.plan.radii:
-        table = short_table(record, radius)
-        for setting, row in zip(record.plan.settings, table.rows, strict=True):
-            cells = dict(zip(table.columns, row, strict=True))
-            errors = {metric: np.median(record.column("truncation", metric, radius, [setting])) for metric in METRICS}
-            for metric, order in itertools.product(METRICS, ("first", "second", "exact")):
-                cut = order != "exact" and errors[metric] > 0.1
-                assert (cells[f"{metric} {order}"] == "truncation error") == cut
-            assert "(" in cells["adaptive"]
+def test_what_is_truncation_error_is_no_tau() -> None:
+    record = load(Path("notebooks/records"))
+    grid, rows = Grid(record), {row[0]: row[1:] for row in recorded("diagonal")["orders"].rows}
+    for (metric, order), place in itertools.product(itertools.product(METRICS, ("first", "second", "exact")), range(3)):
+        radius = record.plan.radii[place]
+        errors = [np.median(record.column("truncation", metric, radius, [each])) for each in grid.settings]
+        cut = sum(error > 0.1 for error in errors) if order != "exact" else 0
+        cell = rows[said(f"{metric} {order}")][place]
+        assert ("truncation error in all" in cell) == (cut == len(errors))
+        assert (f"truncation error in {cut} settings" in cell) == (0 < cut < len(errors))
 
 
-def test_the_command_writes_record_and_report(tmp_path: Path) -> None:
+def test_claims_are_held_to_the_interval_of_each_setting() -> None:
+    grid = Grid(load(Path("notebooks/records")))
+    by_number = {(claim.words, claim.about): claim for claim in claims(grid)}
+    taus = grid.taus("mix exact")
+    assert by_number["sharper is better", "tau, mix, exact geodesics"].verdicts == tuple(
+        (tau.high < 0) - (tau.low > 0) for tau in taus if tau.low is not None and tau.high is not None
+    )
+    opposite = by_number["same sign", "tau, mix, exact geodesics"]
+    assert opposite.verdicts.count(-1) == sum(
+        a.value * b.value < 0 and a.sign * b.sign != 0 for a, b in zip(taus, grid.taus("adaptive"), strict=True)
+    )
+    gaps = [abs(a.value) - abs(b.value) for a, b in zip(taus, grid.taus("adaptive"), strict=True)]
+    assert by_number["stronger than adaptive", "|tau|, mix, exact geodesics minus adaptive"].found == pytest.approx(
+        gaps
+    )
+    for claim in by_number.values():
+        assert len(claim.verdicts) == len(claim.found) == 12
+
+
+def test_the_command_writes_a_record(tmp_path: Path) -> None:
     shown = CliRunner().invoke(study_command, ["diagonal", "--fast", "--out", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "mix exact" in shown.output
-    study = DiagonalStudy.load(tmp_path / "diagonal.json")
-    assert study.command == "make study NAME=diagonal ARGS=--fast"
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert with_interval(study.tau(study.plan.settings[0], "mix exact", 0.1)) in page
-    assert page.count("<img") == 3
+    assert "mix, exact" in shown.output
+    assert load(tmp_path).command == "make study NAME=diagonal ARGS=--fast"

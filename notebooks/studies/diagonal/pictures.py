@@ -9,10 +9,11 @@ import numpy as np
 
 from quotient_manifolds.plots import STYLES, Style
 from quotient_manifolds.plots.canvas import Plot, canvas, plain_ticks
+from studies.common import signed
 from studies.diagonal.networks import Setting
 from studies.diagonal.records import DiagonalStudy, family_name
+from studies.diagonal.summary import Grid, said
 from studies.diagonal.tables import LABELS, middle
-from studies.wording import signed
 
 SIZE = (3.6, 3.7)  # inches a panel
 BAND = (0.1, 0.9)  # quantiles over seeds
@@ -139,3 +140,28 @@ def _legend(figure: Any, columns: int, *panels: Any) -> None:
     """Return one legend for all panels."""
     entries = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns, frameon=False)
+
+
+SETTINGS_SHOWN = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")  # a panel each
+
+
+def figure(study: DiagonalStudy) -> Plot:
+    """Draw the distribution of tau over seeds, a panel a measure, a column a setting in the order of the table."""
+    zoo = Grid(study)
+    label = "Kendall’s tau-b with the test loss"
+    with canvas("setting", label, panels=len(SETTINGS_SHOWN), size=(2.6, 3.6)) as (drawn, panels):
+        for axes, name in zip(panels, SETTINGS_SHOWN, strict=True):
+            axes.axhline(0, color="#808080", linewidth=0.8)
+            seeds = [np.array(zoo.by_seed(setting, name), dtype=float) for setting in zoo.settings]
+            places, colour = range(1, len(seeds) + 1), STYLES[1].colour
+            for width, ends in ((1, (0, 1)), (4, (0.1, 0.9))):
+                low, high = (np.array([np.nanquantile(taus, end) for taus in seeds]) for end in ends)
+                axes.vlines(places, low, high, color=colour, linewidth=width, alpha=0.5)
+            axes.plot(places, [np.nanmedian(taus) for taus in seeds], color=colour, linestyle="", marker="o")
+            axes.set(ylim=(-1.02, 1.02), title=said(name), xticks=places)
+            axes.tick_params(axis="x", labelsize=6)
+    words = "; ".join(
+        f"{said(name)}: " + ", ".join(str(zoo.tau(setting, name)) for setting in zoo.settings)
+        for name in SETTINGS_SHOWN
+    )
+    return Plot(drawn, f"{label} over seeds, by setting. Means: {words}.")

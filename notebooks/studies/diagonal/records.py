@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from quotient_manifolds.files import write_text
 from studies.diagonal.networks import NETWORKS, Drawing, Setting
-from studies.records import from_json
 
 FAMILY_GEODESICS = ("second", "exact")
 FORMAT = 2  # of diagonal.json; raise when a reader of the old form would misread the new one
@@ -200,13 +199,6 @@ class DiagonalStudy:
         name, place = family_name(t, geodesic), self.plan.family_radii.index(radius)
         return Mean.of(cell.family[name][place] for cell in self.of(setting))
 
-    def signs(self, measure: str, radius: float) -> tuple[int, int, int]:
-        """Count in how many settings the interval of tau lies below 0, holds 0, lies above 0."""
-        found = [self.tau(setting, measure, radius) for setting in self.plan.settings]
-        known = [mean for mean in found if mean is not None]
-        below, above = sum(mean.high < 0 for mean in known), sum(mean.low > 0 for mean in known)
-        return below, len(known) - below - above, above
-
     def column(self, name: str, key: str, radius: float, settings: Sequence[Setting] | None = None) -> list[float]:
         """Return one of the columns ("taus", "far", ...) of all cells that have the radius, of the settings given."""
         chosen = self.plan.settings if settings is None else settings
@@ -245,7 +237,7 @@ class DiagonalStudy:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 raise ValueError(f"{path} must have format {FORMAT}. Found {record['format']!r}; run the study again")
-            return from_json(cls, record)
+            return TypeAdapter(cls).validate_python(record)
         except (json.JSONDecodeError, UnicodeDecodeError, ValidationError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} must hold a study of diagonal networks. Found none ({type(error).__name__}: {error}); take a "

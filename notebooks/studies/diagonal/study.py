@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from scipy import stats
 from torch import Tensor
 
@@ -43,7 +44,6 @@ from studies.diagonal.records import (
     family_name,
     to_json,
 )
-from studies.records import from_json
 
 Floats = NDArray[np.float64]
 Climbs = dict[str, list[Climbed]]  # by measure, one a radius, of all networks
@@ -70,6 +70,18 @@ def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Progress
     return DiagonalStudy(plan, tuple(cells), command, VERSION)
 
 
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> DiagonalStudy:
+    """Take all measures and write OUT/diagonal.json; OUT/cells has a file for each cell, from which a run continues."""
+    found = run_diagonal(out, Plan.fast() if fast else Plan(), command=command, progress=progress)
+    found.save(out / "diagonal.json")
+    return found
+
+
+def load(folder: Path) -> DiagonalStudy:
+    """Read the record in a folder."""
+    return DiagonalStudy.load(folder / "diagonal.json")
+
+
 def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> Cell:
     scales, rates = ("-".join(f"{end:g}" for end in ends) for ends in (setting.scales, setting.rates))
     file = folder / f"n{setting.points}_scales{scales}_rates{rates}_seed{seed}.json"
@@ -77,10 +89,10 @@ def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> 
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["identity"] == identity:
-            return from_json(Cell, kept["cell"])
+            return TypeAdapter(Cell).validate_python(kept["cell"])
     text = to_json({"identity": identity, "cell": asdict(measure_cell(plan, setting, seed))})
     write_text(file, text)
-    return from_json(Cell, json.loads(text)["cell"])
+    return TypeAdapter(Cell).validate_python(json.loads(text)["cell"])
 
 
 def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
