@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from studies.toy.climb import climb
 from studies.toy.closed import MEASURES, first_term, reached, sharpness
-from studies.toy.landscape import GEOMETRIES, Grid, Landscape, grid, landscape
+from studies.toy.landscape import GEOMETRIES, grid, landscape
 from studies.toy.network import Point, Scalar, batch, network, squared_error
-from studies.toy.page import claim_table, spread_table, toy_page
-from studies.toy.pictures import hyperbola, landscapes, orbit_picture, series_picture
-from studies.toy.study import Toy, study_toy
+from studies.toy.study import Toy, load, run, series_picture, tables
 
 __all__ = [
     "GEOMETRIES",
     "MEASURES",
-    "Grid",
-    "Landscape",
     "Point",
     "Scalar",
     "Toy",
     "batch",
-    "claim_table",
     "climb",
     "first_term",
     "grid",
-    "hyperbola",
     "landscape",
-    "landscapes",
+    "load",
     "network",
-    "orbit_picture",
     "reached",
+    "run",
     "series_picture",
     "sharpness",
-    "spread_table",
     "squared_error",
-    "study_toy",
-    "toy_page",
+    "tables",
 ]

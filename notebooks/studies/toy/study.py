@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import final
 
 from quotient_manifolds.demo.zoo import one_thread
+from quotient_manifolds.plots import STYLES, Plot, line_figure
+from quotient_manifolds.plots import Series as Line
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
-from studies.records import read_record, save_record
-from studies.toy.claims import Claim, judge
+from studies.common import Saves, change, numbers
 from studies.toy.climb import climb
 from studies.toy.closed import MEASURES, first_term, sharpness
 from studies.toy.landscape import GEOMETRIES, landscape
@@ -76,15 +78,14 @@ class Series:
 
 @final
 @dataclass(frozen=True)
-class Toy:
-    """Hold all of the study; `save` and `load` are inverse to each other."""
+class Toy(Saves):
+    """Hold all of the study."""
 
     sizes: tuple[float, ...]
     radius: float
     along: tuple[Along, ...]
     agreements: tuple[Agreement, ...]
     series: tuple[Series, ...]
-    claims: tuple[Claim, ...]
     command: str
     version: str
 
@@ -93,31 +94,48 @@ class Toy:
         found = [one.spread for one in self.along if (one.quantity, one.geometry) == (quantity, geometry)]
         return max((spread for spread in found if spread is not None), default=None)
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Toy:
-        return read_record(cls, path)
-
 
 @one_thread()
-def study_toy(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> Toy:
-    """Measure everything; with `fast` two orbits at three points, and one case of ascent a measure, to try the code."""
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Toy:
+    """Measure everything and write OUT/toy.json; `fast`: two orbits at three points, one ascent for each measure."""
     sizes = (0.1, 1.0, 10.0) if fast else SIZES
     products = PRODUCTS[1:3] if fast else PRODUCTS
-    say = progress or (lambda what, done, total: None)
     rows: list[Along] = []
     for place, product in enumerate(products):
-        say("orbits", place, len(products))
+        progress("orbits", place, len(products))
         rows += _along(product, sizes)
-    say("orbits", len(products), len(products))
+    progress("orbits", len(products), len(products))
     agreements = []
     for place, measure in enumerate(MEASURES):
-        say("ascents", place, len(MEASURES))
+        progress("ascents", place, len(MEASURES))
         agreements.append(_agreement(measure, POINTS[:1] if fast else POINTS, RADII[1:2] if fast else RADII))
-    say("ascents", len(MEASURES), len(MEASURES))
-    return Toy(sizes, RADIUS, (*rows,), (*agreements,), _series(), judge(PROBLEM), command, VERSION)
+    progress("ascents", len(MEASURES), len(MEASURES))
+    found = Toy(sizes, RADIUS, (*rows,), (*agreements,), _series(), command, VERSION)
+    found.save(out / "toy.json")
+    return found
+
+
+def load(folder: Path) -> Toy:
+    """Read the record in a folder."""
+    return Toy.load(folder / "toy.json")
+
+
+def tables(found: Toy) -> list[Table]:
+    """Return the largest over the smallest value along orbits, and how far ascents are from the closed forms."""
+    quantities = dict.fromkeys(one.quantity for one in found.along)
+    spreads = [[name, *(_spread(found.spread(name, geometry)) for geometry in GEOMETRIES)] for name in quantities]
+    agreements = [[one.measure, str(one.cases), change(one.difference)] for one in found.agreements]
+    return [
+        numbers("spreads", "Largest over smallest value along orbits.", ["Quantity", *GEOMETRIES], spreads),
+        numbers("ascents", "Ascents against closed forms.", ["Measure", "Balls", "Largest difference"], agreements),
+    ]
+
+
+def _spread(value: float | None) -> str:
+    """Return a ratio, or how far it is from 1."""
+    if value is None:
+        return "0"
+    return f"1 + {change(value - 1)}" if value - 1 < 1e-6 else f"{value:.3g}"
 
 
 def _along(product: float, sizes: tuple[float, ...]) -> list[Along]:
@@ -158,3 +176,23 @@ def _series() -> tuple[Series, ...]:
                 found = (sharpness(PROBLEM, point, measure, radius) for measure in orders)
                 rows.append(Series(metric, product, radius, term, *found))
     return (*rows,)
+
+
+def series_picture(found: Toy, metric: str, product: float) -> Plot:
+    """Return sharpness against the radius, exact, with truncated geodesics, and the first-order term."""
+    rows = [one for one in found.series if (one.metric, one.product) == (metric, product)]
+    radii = [one.radius for one in rows]
+    lines = [
+        Line("exact", radii, [one.exact for one in rows], STYLES[0]),
+        Line("first-order geodesics", radii, [one.first for one in rows], STYLES[1]),
+        Line("second-order geodesics", radii, [one.second for one in rows], STYLES[2]),
+        Line("first-order term", radii, [one.term for one in rows], STYLES[3]),
+    ]
+    ends = "; ".join(f"{line.label} {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)
+    return line_figure(
+        lines,
+        x_label="radius",
+        y_label="sharpness",
+        log=(True, True),
+        alt=f"Sharpness in {metric} at G H = {product:g} against the radius, {radii[0]:g} to {radii[-1]:g}: {ends}.",
+    )
