@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.audit import AuditStudy, audit_page, drift_table, study_audit
+from studies.audit import AuditStudy, run
 
 ROOT = Path(__file__).parents[2]
 QUOTIENT = ("QuotientSGD", "QuotientAdam", "SAM over QuotientAdam")
@@ -26,9 +26,11 @@ def test_our_optimizers_do_not_see_the_factors_and_adamw_does(record: AuditStudy
     assert record.command == "make study NAME=audit"
 
 
-def test_the_page_shows_the_record(record: AuditStudy) -> None:
-    assert (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8") == audit_page(record)
-    assert len(drift_table(record).rows) == len(record.rows)
+def test_the_page_counts_as_the_record_does(record: AuditStudy) -> None:
+    measured = [row for row in record.rows if not row.failure]
+    below = sum(max(row.drifts) < 1e-9 for row in measured)
+    text = " ".join((ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8").split())
+    assert f"Of {len(measured)} optimizers, {below} have a drift below 1e-9" in text
 
 
 def test_a_record_survives_json(record: AuditStudy, tmp_path: Path) -> None:
@@ -36,10 +38,10 @@ def test_a_record_survives_json(record: AuditStudy, tmp_path: Path) -> None:
     assert AuditStudy.load(tmp_path / "audit.json") == record
 
 
-def test_a_short_study_has_a_row_for_every_optimizer_of_the_record(record: AuditStudy) -> None:
+def test_a_short_study_has_a_row_for_every_optimizer_of_the_record(record: AuditStudy, tmp_path: Path) -> None:
     for name in ("peft", "pytorch_optimizer", "transformers"):
         pytest.importorskip(name)
-    found = study_audit(fast=True)
+    found = run(tmp_path, fast=True, command="", progress=lambda what, done, total: None)
     assert [(row.optimizer, row.note) for row in found.rows] == [(row.optimizer, row.note) for row in record.rows]
     assert found.pairs == record.pairs
     for row in found.rows:

@@ -10,18 +10,28 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from studies.__main__ import study
-from studies.sentiment import sentences
+from studies.__main__ import recorded, study
+from studies.training import figure
 from studies.training import study as training
 from studies.training.adapters import Cell, Trained, share_of_rate
-from studies.training.choices import LEARNT, chosen, curve, difference, least, losses_of, mean_of, told_apart, width
+from studies.training.choices import (
+    LEARNT,
+    chosen,
+    curve,
+    difference,
+    interval,
+    least,
+    losses_of,
+    mean_of,
+    told_apart,
+    width,
+)
 from studies.training.optimizers import ADAMW, CANDIDATES, OURS
 from studies.training.outcome import Outcome
-from studies.training.page import FIGURE, PAGE, training_page
-from studies.training.pictures import rates_figure
 from studies.training.study import Plan, Training
 
 ROOT = Path(__file__).parents[2]
+INV = "QuotientAdam, inv"
 
 
 def cell(rate: float, *losses: float | None, validation: float | None = None) -> Trained:
@@ -74,10 +84,14 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert shares[-1] > 0
 
 
+def failing(*arguments: object) -> None:
+    raise AssertionError(f"was called again with {arguments}")
+
+
 def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("peft", "pytorch_optimizer", "transformers", "mlxtend"):
         pytest.importorskip(name)
-    monkeypatch.setattr(sentences, "fetched", lambda: archive)
+    monkeypatch.setattr(training, "fetched", lambda: archive)
     out = tmp_path / "out"
     done = CliRunner().invoke(study, ["training", "--fast", "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -94,12 +108,11 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
     for each in found.mixed:
         (ours,) = (score for score in each.scores if score.method == "merge_adapters")
         assert ours.moved == pytest.approx(ours.loss, abs=1e-5)
-    monkeypatch.setattr(training, "measure_costs", None)  # calling it again would fail, and so would these
-    monkeypatch.setattr(training, "train_cell", None)
-    page = (out / PAGE).read_text(encoding="utf-8")
+    monkeypatch.setattr(training, "measure_costs", failing)
+    monkeypatch.setattr(training, "train_cell", failing)
     again = CliRunner().invoke(study, ["training", "--fast", "--out", str(out), "--quiet"])
     assert (again.exit_code, again.output) == (0, "")
-    assert (out / PAGE).read_text(encoding="utf-8") == page
+    assert Training.load(out / "training.json") == found
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +142,16 @@ def test_starts_on_one_orbit_end_alike_where_that_is_promised(record: Training) 
             assert all(abs(a - b) < 0.005 for a, b in ends), name
 
 
-def test_the_page_and_its_figure_show_the_record(record: Training) -> None:
-    assert (ROOT / "docs" / PAGE).read_text(encoding="utf-8") == training_page(record)
-    drawn = rates_figure(record).alt
-    for name in CANDIDATES:
-        assert name in drawn
-    assert (ROOT / "docs" / FIGURE).is_file()
+def test_the_figure_shows_the_record_and_the_page_what_is_significant(record: Training) -> None:
+    drawn = figure(record).alt
+    assert all(name in drawn for name in CANDIDATES)
+    significant = [(row[0], row[2]) for row in recorded("training")["losses"].rows if row[5].endswith("*")]
+    ranks = [str(rank) for rank in record.plan.ranks]
+    assert significant == [(INV, ranks[0]), (INV, ranks[1]), ("preconditioned AdamW", ranks[2]), (INV, ranks[2])]
+    gap = difference(*(chosen(record.trained, name, 16).outcomes for name in (OURS, ADAMW)))
+    text = (ROOT / "docs" / "usefulness.md").read_text(encoding="utf-8")
+    assert f"{interval(gap)} nats, inconclusive" in text
+    assert not gap.decided
 
 
 def test_numbers_typed_in_the_guide_are_those_of_the_record(record: Training) -> None:

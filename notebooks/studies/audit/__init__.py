@@ -1,6 +1,7 @@
-"""Which optimizers see the factors of an adapter: runs of many from several points of one orbit."""
+"""How far optimizers started at different points of one orbit drift apart."""
 
-from studies.audit.page import audit_page, drift_table
-from studies.audit.study import Audited, AuditStudy, study_audit
+from __future__ import annotations
 
-__all__ = ["AuditStudy", "Audited", "audit_page", "drift_table", "study_audit"]
+from studies.audit.study import AuditStudy, load, run, tables
+
+__all__ = ["AuditStudy", "load", "run", "tables"]

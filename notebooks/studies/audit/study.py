@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.optim import orbit_audit
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.report import Table
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from quotient_manifolds.version import VERSION
 from studies.audit.optimizers import Candidate, candidates
-from studies.records import read_record, save_record
+from studies.common import Saves, numbers
 
 STEPS, MOVES, CONDITION = 60, 5, 100.0
 BATCHES, BATCH_SIZE, WORDS, LENGTH, CLASSES = 3, 16, 60, 9, 3
@@ -49,8 +50,8 @@ class Audited:
 
 @final
 @dataclass(frozen=True)
-class AuditStudy:
-    """Hold the audits of all optimizers; `save` and `load` are inverse to each other. start: the loss before."""
+class AuditStudy(Saves):
+    """Hold the audits of all optimizers. start: the loss before."""
 
     rows: tuple[Audited, ...]
     start: float
@@ -62,32 +63,23 @@ class AuditStudy:
     command: str
     version: str
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> AuditStudy:
-        return read_record(cls, path)
-
 
 @one_thread()
-def study_audit(*, fast: bool = False, command: str = "", progress: Progress | None = None) -> AuditStudy:
-    """Audit every optimizer in float64; with `fast` two steps and one move, to try the code."""
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> AuditStudy:
+    """Audit every optimizer in float64 and write OUT/audit.json; `fast`: two steps and one move."""
     model, batches = adapted_bert()
     symmetries = find_symmetries(model, {"input_ids": batches[0]["input_ids"]})
     steps, moves = (2, 1) if fast else (STEPS, MOVES)
     listed = candidates()
     rows: list[Audited] = []
     for index, candidate in enumerate(listed):
-        if progress is not None:
-            progress("optimizers", index, len(listed))
+        progress("optimizers", index, len(listed))
         rows.append(_audited(candidate, model, batches, symmetries, steps, moves))
-    if progress is not None:
-        progress("optimizers", len(listed), len(listed))
+    progress("optimizers", len(listed), len(listed))
     with torch.no_grad():
         start = float(_loss(model, batches[0]))
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    return AuditStudy(
+    found = AuditStudy(
         rows=tuple(rows),
         start=start,
         pairs=sum(trained.issuperset(pair.names) for pair in symmetries.pairs),
@@ -98,6 +90,31 @@ def study_audit(*, fast: bool = False, command: str = "", progress: Progress | N
         command=command,
         version=VERSION,
     )
+    found.save(out / "audit.json")
+    return found
+
+
+def load(folder: Path) -> AuditStudy:
+    """Read the record in a folder."""
+    return AuditStudy.load(folder / "audit.json")
+
+
+def tables(found: AuditStudy) -> list[Table]:
+    """Return a row for every optimizer."""
+    columns = ["Optimizer", "From", "Settings", "Learning rate", "Median drift", "Largest", "Final loss"]
+    return [numbers("drifts", "", columns, [_cells(row) for row in found.rows], words=3)]
+
+
+def _cells(row: Audited) -> list[str]:
+    said = [row.optimizer, row.source, row.note, f"{row.rate:g}"]
+    if row.failure or row.loss is None:
+        return [*said, "", "", row.failure]
+    return [*said, _size(row.drift), _size(max(row.drifts)), f"{row.loss:.3g}"]
+
+
+def _size(drift: float) -> str:
+    """Return a drift with two digits, and one that is rounding by its order of magnitude."""
+    return f"{drift:.2g}" if drift >= 1e-4 else f"{drift:.0e}".replace("e-0", "e-")
 
 
 def _audited(

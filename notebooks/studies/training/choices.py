@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 import scipy.stats
 
+from studies.common import minus
 from studies.training.adapters import Trained
 from studies.training.outcome import Outcome
 from studies.training.sharpness_aware import Flattened
-from studies.wording import minus
 
 GOOD = 1.02  # a loss over the least, up to which a learning rate is good
 LEARNT = 0.95 * math.log(2)  # nats: whoever ends above it has hardly left the start, which guesses between two classes
+
+
+Name = TypeVar("Name")
 
 
 @final
@@ -49,7 +52,7 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(value, float(interval.low), float(interval.high), float(tested.pvalue))
 
 
-def told_apart(gaps: Mapping[str, Mean], level: float = 0.05) -> set[str]:
+def told_apart(gaps: Mapping[Name, Mean], level: float = 0.05) -> set[Name]:
     """Return the names of means that are told from 0, whatever their number, by Holm's correction [Holm 1979]."""
     rest, found = sorted(gaps, key=lambda name: gaps[name].p), set()
     for place, name in enumerate(rest):

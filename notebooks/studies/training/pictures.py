@@ -17,13 +17,13 @@ from studies.training.tables import said_scale
 SIZE = (2.6, 3.4)  # inches a panel
 
 
-def rates_figure(found: Training) -> Plot:
+def figure(found: Training) -> Plot:
     """Draw mean test losses against learning rates; runs that left the finite numbers are not drawn."""
     starts = [(rank, 1.0) for rank in found.plan.ranks] + [
         (found.plan.middle_rank, scale) for scale in found.plan.moved
     ]
     words = []
-    with canvas("learning rate", "test loss (nats)", panels=len(starts), size=SIZE) as (figure, panels):
+    with canvas("learning rate", "test loss (nats)", panels=len(starts), size=SIZE) as (picture, panels):
         for axes, (rank, scale) in zip(panels, starts, strict=True):
             for place, name in enumerate(CANDIDATES):
                 cells, style = curve(found.trained, name, rank, scale), style_of(place)
@@ -47,8 +47,8 @@ def rates_figure(found: Training) -> Plot:
                 f"rank {rank}, A × {said_scale(scale)}: "
                 + ", ".join(f"{name} {_height(each):.3f} at {each.cell.rate:g}" for name, each in best.items())
             )
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
-    return Plot(figure, f"Mean test loss against the learning rate. Least: {'; '.join(words)}.")
+        picture.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
+    return Plot(picture, f"Mean test loss against the learning rate. Least: {'; '.join(words)}.")
 
 
 def _height(each: Trained) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import LabelledText, load_model, tokenised_batches
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from studies.encoder import pretrained_encoder
+from studies.common import pretrained_encoder
 from studies.sentiment.sentences import read_sentences
 
 LONGEST = 20  # tokens of a sentence, at most

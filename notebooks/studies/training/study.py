@@ -1,4 +1,4 @@
-"""Make all runs, each cell once, and go on where an interrupted run stopped.
+"""Whether optimizers on the quotient and geodesic SAM train better than others.
 
 Fixed before these runs. Learning rates are half a decade apart, over three decades around a middle that one run each of
 seed 0 chose (rank 16), and so are the units of the radii. Of every optimizer, rank and start the rate is that of the
@@ -10,19 +10,20 @@ Everything else is exploratory. The radii of SAM are chosen likewise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-from quotient_manifolds.demo.zoo import each_finished
+from quotient_manifolds.demo import cores
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
-from studies.records import read_record, save_record
+from studies.common import Saves, read_record, resume, save_record
+from studies.sentiment.sentences import fetched
 from studies.training.adapters import BATCH, Cell, Cost, Trained, measure_costs, train_cell
 from studies.training.choices import chosen
-from studies.training.few import TASKS, Few
+from studies.training.few import TASKS
 from studies.training.merging import Merge, Mixed, Size, merge_seed
 from studies.training.optimizers import ADAMW, CANDIDATES, HEAD_RATE, LORA_PLUS
 from studies.training.sharpness_aware import UNITS, Ball, Flattened, train_ball
@@ -91,8 +92,8 @@ class Plan:
 
 @final
 @dataclass(frozen=True)
-class Training:
-    """Hold what was run; `save` and `load` are inverse to each other. timed: as many steps as AdamW's time allows."""
+class Training(Saves):
+    """Hold what was run. timed: as many steps as AdamW's time allows."""
 
     plan: Plan
     trained: tuple[Trained, ...]
@@ -104,13 +105,6 @@ class Training:
     command: str
     version: str
 
-    def save(self, path: Path) -> None:
-        save_record(path, self)
-
-    @classmethod
-    def load(cls, path: Path) -> Training:
-        return read_record(cls, path)
-
 
 @final
 @dataclass(frozen=True)
@@ -118,46 +112,47 @@ class _Costs:
     costs: tuple[Cost, ...]
 
 
-@final
-@dataclass(frozen=True)
-class _Settings:
-    """Hold what decides runs besides their own settings: those of other settings are no runs of this study."""
-
-    sizes: tuple[int, ...]
-    rounds: int
-    ranks: tuple[int, ...]
-    batch: int
-    head_rate: float
-    lora_plus: float
-    tasks: dict[str, Few]
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Training:
+    """Make all runs and write OUT/training.json; OUT/runs has a file for each cell, from which a run continues."""
+    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cores())
+    found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
+    found.save(out / "training.json")
+    return found
 
 
-def study_training(
-    out: Path, archive: Path, plan: Plan, *, command: str, workers: int = 1, progress: Progress | None = None
-) -> Training:
+def load(folder: Path) -> Training:
+    """Read the record in a folder."""
+    return Training.load(folder / "training.json")
+
+
+def study_training(out: Path, archive: Path, plan: Plan, *, command: str, workers: int, progress: Progress) -> Training:
     """Make all runs. archive: of the sentences; out: receives a file for each cell, and those that are there stay.
 
     Raises ValueError if those are of other settings.
     """
     folder = out / "runs"
     folder.mkdir(parents=True, exist_ok=True)
-    _require_same(out / "settings.json", plan)
-    costs = _costs(out / "costs.json", archive, plan)
-    all_of = partial(_all, folder=folder, archive=archive, plan=plan, workers=workers, progress=progress)
+    costs = _costs(folder / "costs.json", archive, plan)
+    settings = [
+        plan.sizes,
+        plan.rounds,
+        plan.ranks,
+        BATCH,
+        HEAD_RATE,
+        LORA_PLUS,
+        {k: asdict(v) for k, v in TASKS.items()},
+    ]
+
+    def all_of(what: str, listed: Sequence[Any], run: Callable[..., Done], kind: type[Done]) -> tuple[Done, ...]:
+        cells = {each.name: partial(run, each, archive, plan.sizes) for each in listed}
+        return resume(folder, kind, cells, what=what, settings=settings, workers=workers, progress=progress)
+
     trained = all_of("adapters", plan.cells(), train_cell, Trained)
     timed = all_of("adapters, equal time", _timed_cells(trained, costs), train_cell, Trained)
     flattened = all_of("SAM", plan.balls(), train_ball, Flattened)
     mixed = all_of("merging", [Merge(seed, plan.merging) for seed in plan.seeds], merge_seed, Mixed)
     versions = {name: version(name) for name in PACKAGES}
     return Training(plan, trained, timed, costs, flattened, mixed, versions, command, VERSION)
-
-
-def _require_same(file: Path, plan: Plan) -> None:
-    own = _Settings(plan.sizes, plan.rounds, plan.ranks, BATCH, HEAD_RATE, LORA_PLUS, TASKS)
-    if not file.is_file():
-        save_record(file, own)
-    elif read_record(_Settings, file) != own:
-        raise ValueError(f"{file.parent} has runs of other settings, see {file.name}: give another --out.")
 
 
 def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:
@@ -183,41 +178,3 @@ def _timed_cells(trained: Sequence[Trained], costs: Sequence[Cost]) -> list[Cell
         )
         for cell in (each.cell for each in best)
     ]
-
-
-def _all(
-    what: str,
-    listed: Sequence[Any],
-    run: Callable[..., Done],
-    kind: type[Done],
-    *,
-    folder: Path,
-    archive: Path,
-    plan: Plan,
-    workers: int,
-    progress: Progress | None,
-) -> tuple[Done, ...]:
-    """Make the runs that are not there yet, and return all in the order of the list."""
-    files = [folder / f"{each.name}.json" for each in listed]
-    jobs = [
-        partial(_once, run, each, archive, plan.sizes, file)
-        for each, file in zip(listed, files, strict=True)
-        if not _is_made(file, each, kind)
-    ]
-    done = len(listed) - len(jobs)
-    for number, _ in enumerate(each_finished(jobs, workers)):
-        if progress is not None:
-            progress(what, done + number + 1, len(listed))
-    return tuple(read_record(kind, file) for file in files)
-
-
-def _is_made(file: Path, each: Any, kind: type[Done]) -> bool:
-    """Return whether a file holds the results of these runs, and not of others of its name."""
-    if not file.is_file():
-        return False
-    found = read_record(kind, file)
-    return each in (getattr(found, name, None) for name in ("cell", "ball", "merge"))
-
-
-def _once(run: Callable[..., Done], each: Any, archive: Path, sizes: tuple[int, ...], file: Path) -> None:
-    save_record(file, run(each, archive, sizes))

@@ -1,4 +1,4 @@
-"""The tables of the page."""
+"""The tables of the study, from its record alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from studies.training.choices import (
     least,
     losses_of,
     mean_of,
+    told_apart,
     width,
     without_one,
 )
@@ -35,9 +36,24 @@ from studies.training.study import Training
 NONE = "—"
 
 
+def tables(found: Training) -> list[Table]:
+    """Return all tables of the study."""
+    made = (losses_table, widths_table, starts_table, time_table, sam_table, radii_table, merging_table)
+    return [table(found) for table in made]
+
+
 def losses_table(found: Training) -> Table:
     """Return the loss of every optimizer at its chosen rate, by rank, after equal steps."""
     columns = ["optimizer", "from", "rank", "learning rate", "test loss", "less AdamW's", "error"]
+    gaps = {
+        (rank, name): difference(
+            *(chosen(found.trained, each, rank).outcomes for each in (name, ADAMW)),
+        )
+        for rank in found.plan.ranks
+        for name in CANDIDATES
+        if name != ADAMW
+    }
+    significant = told_apart(gaps)
     rows = [
         [
             name,
@@ -45,14 +61,14 @@ def losses_table(found: Training) -> Table:
             str(rank),
             rate_of(found, best),
             interval(mean_of(losses_of(best.outcomes))),
-            NONE if name == ADAMW else interval(difference(best.outcomes, chosen(found.trained, ADAMW, rank).outcomes)),
+            NONE if name == ADAMW else interval(gaps[rank, name]) + " *" * ((rank, name) in significant),
             error_of(best.outcomes),
         ]
         for rank in found.plan.ranks
         for name, candidate in CANDIDATES.items()
         for best in [chosen(found.trained, name, rank)]
     ]
-    return Table("losses", "Test loss (nats) after equal steps", columns, rows, [False] * 2 + [True] * 5)
+    return Table("losses", "", columns, rows, [False] * 2 + [True] * 5)
 
 
 def rate_of(found: Training, best: Trained) -> str:
@@ -75,7 +91,7 @@ def widths_table(found: Training) -> Table:
         ]
         for name in CANDIDATES
     ]
-    return Table("widths", "Decades of good learning rates", columns, rows, [False] + [True] * 2 * len(ranks))
+    return Table("widths", "", columns, rows, [False] + [True] * 2 * len(ranks))
 
 
 def _own_width(found: Training, optimizer: str, rank: int) -> str:
@@ -114,7 +130,7 @@ def starts_table(found: Training) -> Table:
                 *(_loss(kept[scale].outcomes) for scale in found.plan.moved),
             ]
         )
-    return Table("starts", "Starts on one orbit", columns, rows, [False] + [True] * (len(columns) - 1))
+    return Table("starts", "", columns, rows, [False] + [True] * (len(columns) - 1))
 
 
 def at_rate(found: Training, optimizer: str, scale: float, rate: float) -> Trained:
@@ -142,7 +158,7 @@ def time_table(found: Training) -> Table:
                 NONE if cost.optimizer == ADAMW else interval(difference(run.outcomes, usual.outcomes)),
             ]
         )
-    return Table("time", "Equal time", columns, rows, [False] + [True] * 6)
+    return Table("time", "", columns, rows, [False] + [True] * 6)
 
 
 def sam_table(found: Training) -> Table:
@@ -166,7 +182,7 @@ def sam_table(found: Training) -> Table:
                     error_of(best.outcomes),
                 ]
             )
-    return Table("sam", "Kinds of SAM", columns, rows, [False] * 2 + [True] * 5)
+    return Table("sam", "", columns, rows, [False] * 2 + [True] * 5)
 
 
 def _radius(found: Training, best: Flattened) -> str:
@@ -189,7 +205,7 @@ def radii_table(found: Training) -> Table:
         for kind, unit in UNITS.items()
         if unit > 0
     ]
-    return Table("radii", "All radii", columns, rows, [False] * 2 + [True] * len(found.plan.radii))
+    return Table("radii", "", columns, rows, [False] * 2 + [True] * len(found.plan.radii))
 
 
 def merging_table(found: Training) -> Table:
@@ -208,7 +224,7 @@ def merging_table(found: Training) -> Table:
         for name, scores in of.items()
     ]
     columns = ["merged by", "test loss", "less that of merge_adapters", "error", "change of the loss by refactoring"]
-    return Table("merging", "Merged adapters", columns, rows, [False] + [True] * 4)
+    return Table("merging", "", columns, rows, [False] + [True] * 4)
 
 
 def _changed(scores: Sequence[Score]) -> str:
