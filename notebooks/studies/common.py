@@ -78,7 +78,9 @@ def resume(
     """
     folder.mkdir(parents=True, exist_ok=True)
     _require_same(folder / "settings.json", json.loads(json.dumps(settings, default=asdict)))
-    files = {name: folder / f"{re.sub(r'[^a-z0-9.]+', '_', name.lower())}.json" for name in cells}
+    files = {name: folder / f"{re.sub(r'[^a-z0-9.+-]+', '_', name.lower())}.json" for name in cells}
+    if len(set(files.values())) < len(files):
+        raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
     jobs = [partial(_make, cells[name], file) for name, file in files.items() if not file.exists()]
     done = len(cells) - len(jobs)
     report = progress or (lambda what, done, total: None)

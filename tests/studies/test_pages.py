@@ -106,6 +106,13 @@ def test_an_interrupted_study_continues_and_other_settings_are_refused(tmp_path:
         study(fail=False, settings=2)
 
 
+def test_cells_of_one_file_are_refused(tmp_path: Path) -> None:
+    rates = {f"rate {rate:.0e}": lambda: Estimate(0.0, None, None) for rate in (0.1, 10.0)}
+    assert len(resume(tmp_path / "a", Estimate, rates, what="study")) == len(list((tmp_path / "a").glob("rate*"))) == 2
+    with pytest.raises(ValueError, match="must differ in letters or digits"):
+        resume(tmp_path / "b", Estimate, {"a": rates["rate 1e-01"], "A": rates["rate 1e-01"]}, what="study")
+
+
 def test_numbers_are_written_as_they_are() -> None:
     assert (signed(-0.004), signed(0.126), signed(None)) == ("−0.00", "+0.13", "undefined")
     assert str(Estimate(0.5, -0.25, 1.0)) == "+0.50 [−0.25, +1.00]"

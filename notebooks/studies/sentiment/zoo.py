@@ -210,6 +210,6 @@ def tables(found: Zoo) -> list[Table]:
 def figure(found: Zoo) -> Plot:
     """Draw tau of measures at their middle radii, with the gap on each source of sentences."""
     zoo = ranked(found, "seeds")
-    names = [name for name in (*WORST, "norm of the weights", "training loss", "margin") if name in zoo.measures]
+    names: list[str] = [*WORST, "norm of the weights", "training loss", "margin"]
     columns = {words: {name: zoo.tau(name, zoo.design.everywhere, gap) for name in names} for words, gap in ON.items()}
     return intervals_figure(columns, f"{zoo.design.models} BERTs on film reviews that differ by seed alone")
