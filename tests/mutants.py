@@ -1,7 +1,7 @@
 """Count how many small faults in the manifolds and in sharpness the tests notice: `python -m tests.mutants`.
 
-Each mutant is a copy of the package with one operator, comparison, constant or sign changed, drawn with a seed. It is killed
-when the tests of its module fail or do not end in time. Needs minutes for each mutant.
+Each mutant is a copy of the package with one operator, comparison, constant or sign changed, drawn with a seed. It is
+killed when the tests of its module fail or do not end in time. Needs minutes for each mutant.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def rooms() -> set[str]:
 
 def test_the_page_of_concepts_names_every_room_and_no_other() -> None:
     text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    table = text.partition("## The rooms of the code")[2].partition("\n## ")[0]
+    table = text.partition("## Modules")[2].partition("\n## ")[0]
     first_column = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
     assert {name for cell in first_column for name in re.findall(r"`(\w+)`", cell)} == rooms()
 
