@@ -26,8 +26,8 @@ from quotient_manifolds.sharpness import (
 from quotient_manifolds.symmetries import find_symmetries, prove_symmetries, random_move
 from quotient_manifolds.symmetries.move import act, group_element
 from studies.fibres.cases import names
-from studies.invariance.subject import Subject
-from studies.invariance.subject import loss as table_loss
+from studies.invariance import Subject
+from studies.invariance import loss as table_loss
 from tests.handwritten_models import Einsum
 
 SMALL = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from quotient_manifolds.symmetries import verify_on_batches
-from studies.invariance.study import _dimension
-from studies.invariance.subject import Subject, loss
+from studies.invariance import Subject, _dimension, loss
 
 RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "invariance.json"
 ROWS = {row["name"]: row["moved"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]}
