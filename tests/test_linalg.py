@@ -97,12 +97,12 @@ def test_a_frame_of_lower_rank(name: str, rank_G: int, rank_H: int, unbatched: b
     moved, also = pair_frame(G @ torch.linalg.inv(A), H @ A.mT)
     assert torch.equal(lost, also)
     on_G, on_H = draw(*G.shape[:-1], H.shape[-2]), draw(*H.shape[:-1], G.shape[-2])  # gradients of the product
-    for one, factors in ((frame, (G, H)), (moved, (G @ torch.linalg.inv(A), H @ A.mT))):
-        z = on_G @ factors[1] @ one.from_left.mT, on_H @ factors[0] @ one.from_right.mT
-        step = z[0] @ one.from_left @ factors[1].mT, factors[0] @ (z[1] @ one.from_right).mT
-        again = step if one is frame else again
-        for mine, its in zip(step, again, strict=True):
-            torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-9)
+    changes: list[tuple[Tensor, Tensor]] = []  # of the product, by the gradient steps of G and of H
+    for one, g, k in ((frame, G, H), (moved, G @ torch.linalg.inv(A), H @ A.mT)):
+        z, w = on_G @ k @ one.from_left.mT, on_H @ g @ one.from_right.mT
+        changes.append((z @ one.from_left @ k.mT, g @ (w @ one.from_right).mT))
+    for mine, its in zip(*changes, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-9)
 
 
 def test_pieces_of_a_batch_are_put_together_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,9 +32,8 @@ def truncated_sum(terms: Sequence[tuple[float, Tensor, Tensor]], rank: int) -> T
     the sum r of the r_i. Time O((n + m) r^2) and memory O((n + m) r), in float64. Raises ValueError on overflow.
     """
     B, A = torch.cat([c * B.double() for c, B, _ in terms], dim=1), torch.cat([A.double() for _, _, A in terms])
-    try:
-        left, s, right = product_svd(B, A.mT)
-    except torch.linalg.LinAlgError as error:
-        raise ValueError("the sum of the updates is larger than float64 can hold") from error
+    if not math.isfinite(B.shape[1] * float(B.abs().max()) * float(A.abs().max())):
+        raise ValueError("the sum of the updates is larger than float64 can hold")
+    left, s, right = product_svd(B, A.mT)
     root = s[:rank].sqrt()
     return Truncation(left[:, :rank] * root, (right[:, :rank] * root).mT, float(s.norm()), float(s[rank:].norm()))
