@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 import torch
@@ -78,6 +78,10 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         self._ready = True
         self._batches = self._batched()
 
+    @property
+    def _state(self) -> MutableMapping[Any, Any]:
+        return self.state
+
     @abc.abstractmethod
     def _direction(self, job: Job) -> Tensor:
         """Return the direction of a step in orthonormal coordinates, and write to `job.memory` what to remember."""
@@ -142,7 +146,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         for pair in batch.pairs:
             missing = [name for name in pair.names if name not in grads]
             if not missing:
-                ages.setdefault(int(self.state.get(pair.name, {}).get("step", 0)), []).append(pair)
+                ages.setdefault(int(self._state.get(pair.name, {}).get("step", 0)), []).append(pair)
             elif len(missing) < len(pair.names):
                 raise ValueError(
                     f"all parameters of the pair {pair.name!r} must have a gradient, or none. Found that {missing[0]} "
@@ -154,7 +158,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             x, gradient = (part.read(each, by_column=True) for each in (params, grads))
             x, gradient = (each.to(torch.promote_types(x.dtype, torch.float32)) for each in (x, gradient))
             point = Point(x, first.n, METRICS[group["metric"]], first.acts == "GL(1, C)")
-            kept = {name: self._recalled(part, name, x) for name in self.state.get(first.name, {}) if name != "step"}
+            kept = {name: self._recalled(part, name, x) for name in self._state.get(first.name, {}) if name != "step"}
             if (turn := point.to_balanced()) is not None:  # the same product, and the same gradients in it
                 point = Point(applied(x.double(), point.n, turn).to(x.dtype), point.n, point.t, point.complex)
                 back = turn[::-1]
@@ -175,7 +179,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
     def _recalled(self, batch: PairBatch, name: str, like: Tensor) -> Tensor:
         """Return what is remembered under the name of all pairs, (heads of all, n + m, columns)."""
-        parts = [self.state[pair.name][name] for pair in batch.pairs]
+        parts = [self._state[pair.name][name] for pair in batch.pairs]
         whole = parts[0]._base
         if (
             whole is not None
@@ -189,14 +193,11 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return torch.cat(parts).to(like)
 
     def _remember(self, job: Job) -> None:
-        names, step = list(job.memory), torch.tensor(job.steps + 1.0)
-        parts = [value.split(job.batch.heads) for value in job.memory.values()]
-        for index, pair in enumerate(job.batch.pairs):
+        step = torch.tensor(job.steps + 1.0)
+        parts = zip(*(value.split(job.batch.heads) for value in job.memory.values()), strict=True)
+        for pair, own in zip(job.batch.pairs, parts if job.memory else repeat(()), strict=False):
             # A new dict: another optimizer may have been given this one's state.
-            self.state[pair.name] = {
-                "step": step,
-                **{name: each[index] for name, each in zip(names, parts, strict=True)},
-            }
+            self._state[pair.name] = {**dict(zip(job.memory, own, strict=True)), "step": step}
 
     def _clip(self, jobs: list[Job], limit: float) -> None:
         """Shorten all gradients together to a norm that is the same along orbits, if theirs is larger."""
