@@ -95,6 +95,11 @@ def _require_same(file: Path, settings: Any) -> None:
         )
 
 
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows with the same keys as CSV."""
+    write_text(path, pd.DataFrame(list(rows)).to_csv(index=False))
+
+
 class Saves:
     """Give a dataclass `save` and `load`, which are inverse to each other."""
 

@@ -17,8 +17,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from quotient_manifolds import Quotient, Symmetries, declare_pair
-from quotient_manifolds.demo.digits import load_digits
-from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
+from quotient_manifolds.demo.zoo import draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Geometry, as_geometry
 from quotient_manifolds.load import load_object
 from quotient_manifolds.progress import Progress

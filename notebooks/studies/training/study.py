@@ -16,9 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+from joblib import cpu_count
 from pydantic import TypeAdapter
 
-from quotient_manifolds.demo import cores
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
 from studies.common import Saves, resume
@@ -116,7 +116,7 @@ class _Costs(Saves):
 
 def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Training:
     """Make all runs and write OUT/training.json; OUT/runs has a file for each cell, from which a run continues."""
-    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cores())
+    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cpu_count())
     found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
     found.save(out / "training.json")
     return found
