@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown
+from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
 
 STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
@@ -102,7 +102,7 @@ def pages(pages: tuple[Path, ...]) -> None:
                 click.echo(f"Changed: {file}")
     for name, file in FIGURES.items():
         module = module_of(name)
-        module.figure(module.load(RECORDS)).save(file)
+        save_figure(module.figure(module.load(RECORDS)), file)
 
 
 @study.command("appendix-g")
