@@ -192,7 +192,7 @@ WRONG: list[tuple[str, str, int, str]] = [
         "unknown in test",
         with_line(9, "  path: test.npz", "  x: 1"),
         10,
-        "unknown key 'x'; the keys here are path, format",
+        "unknown key 'x'; the keys here are path, batch_size",
     ),
     (
         "unknown in a measure",

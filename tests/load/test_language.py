@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no task": ("text.txt", {}, "has no labels and no columns: give the task"),
     "labels": ("text.jsonl", {"task": "causal", "labels": {"a": 0}}, "labels mean nothing for the task causal"),
     "another task": ("text.txt", {"task": "speech"}, "task must be one of"),
-    "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the kind npz"),
+    "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the format npz"),
     "columns": ("text.txt", {"task": "masked", "columns": {"text": "body"}}, "no columns"),
     "pairs of lines": ("text.txt", {"task": "seq2seq"}, "no columns"),
     "one token": ("text.txt", {"task": "causal", "max_length": 1}, "at least 2 for the task causal"),
