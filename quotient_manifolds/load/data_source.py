@@ -70,7 +70,7 @@ class DataSource:
             raise ValueError(f"task must be one of {', '.join((CLASSIFICATION, *LANGUAGE))}. Found {self.task!r}.")
         for name in SETTINGS["npz" if self.kind == "text" else "text"]:
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} means nothing for data of the format {self.kind} ({self.path}); leave it out.")
+                raise ValueError(f"{name} means nothing for data of the format {self.kind}: {self.path}. Leave it out.")
         if suffix == PLAIN and (self.task in (None, CLASSIFICATION, SEQ2SEQ) or self.columns is not None):
             raise ValueError(
                 f"A .txt file has no labels and no columns: give the task causal or masked alone. Found {self.task}."

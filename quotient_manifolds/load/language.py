@@ -76,7 +76,7 @@ def language_batches(
         chunks = (chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size))
         batches = [dict(collate([row for row, _ in chunk])) for chunk in chunks]
     if any(bool((batch["labels"] < 0).all()) for batch in batches):
-        raise ValueError(f"Each batch of the task {task} must tell a token. Found one without; use larger batches.")
+        raise ValueError(f"Each batch of the task {task} must tell a token. Found one without. Use larger batches.")
     truncated = sum(cut for _, cut in chosen)
     return batches, {"examples": len(chosen), "truncated": truncated, "max_length": encoder.max_length}
 

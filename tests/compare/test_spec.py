@@ -186,7 +186,7 @@ WRONG: list[tuple[str, str, int, str]] = [
         "unknown in data",
         with_line(7, "  batches: 2"),
         7,
-        "unknown key 'batches'; the keys here are path, format, batch_si",
+        "unknown key 'batches'; the keys here are path, batch_si",
     ),
     (
         "unknown in test",
