@@ -16,6 +16,7 @@ import click
 
 from quotient_manifolds.files import write_text
 from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
+from studies.convert import convert
 
 STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
@@ -131,6 +132,9 @@ def appendix_g(zoo: Path, layer: str, radius: float, steps: int, out: Path | Non
     )
     if not quiet:
         click.echo(f"Table: {file}")
+
+
+study.add_command(convert)
 
 
 if __name__ == "__main__":
