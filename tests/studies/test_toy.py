@@ -11,7 +11,6 @@ import torch
 from scipy.optimize import minimize_scalar
 
 import quotient_manifolds as qm
-from quotient_manifolds.plots import Curve, Field, Plot, contour_figure
 from quotient_manifolds.symmetries import find_symmetries
 from studies.toy import (
     MEASURES,
@@ -316,47 +315,6 @@ def test_the_command_shows_what_changes(found: Toy) -> None:
 
 
 # --- level sets as a figure ------------------------------------------------------------------------------------------
-
-
-def level_sets() -> Plot:
-    x, y = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
-    fields = [Field("one <&>", x + y[:, None]), Field("two", np.full((10, 12), -4.0)), Field("three", y[:, None] * x)]
-    return contour_figure(
-        x, y, fields, x_label="a", y_label="b", columns=2, curves=[Curve("the line", x, np.where(x < 0, np.nan, x))]
-    )
-
-
-def test_level_sets_stand_in_a_page_and_are_told_in_words() -> None:
-    plot = level_sets()
-    assert plot.html() == level_sets().html()
-    assert plot.alt == (
-        "Level sets over a from −1 to 1 and b from −2 to 2. one <&> from −3 to 3; two constant, −4; "
-        "three from −2 to 2. Dashed: the line."
-    )
-
-
-def test_a_panel_a_field_and_as_many_points_between_any_two_levels() -> None:
-    axes = level_sets().figure.axes
-    panels = [one for one in axes if one.get_xlabel() == "a"]
-    assert [one.get_title() for one in panels] == ["one <&>", "two", "three"]
-    assert [text.get_text() for text in panels[1].texts] == ["−4 everywhere"]
-    assert len(axes) == 3 + 2  # a bar of colours for each that is not constant
-    (filled,) = panels[0].collections
-    values = np.linspace(-1, 1, 12) + np.linspace(-2, 2, 10)[:, None]
-    counts = np.histogram(values, [-np.inf, *filled.levels, np.inf])[0]
-    assert counts.sum() == 120
-    assert counts.max() <= 2 * counts.min()
-    np.testing.assert_array_equal(panels[0].get_lines()[0].get_ydata()[:6], np.nan)
-
-
-def test_level_sets_of_bad_fields_are_refused() -> None:
-    x = np.linspace(0, 1, 3)
-    with pytest.raises(ValueError, match="at least one field, found none"):
-        contour_figure(x, x, [], x_label="", y_label="")
-    with pytest.raises(ValueError, match=r"'f' needs finite values of shape \(3, 3\), found shape \(3, 2\)"):
-        contour_figure(x, x, [Field("f", np.zeros((3, 2)))], x_label="", y_label="")
-    with pytest.raises(ValueError, match="1 values not finite"):
-        contour_figure(x, x, [Field("f", np.array([[0, 0, 0], [0, np.nan, 0], [0, 0, 0]]))], x_label="", y_label="")
 
 
 def test_the_network_is_the_problem() -> None:
