@@ -17,7 +17,7 @@ from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.compare.worker import SPLITS, Identity, Job, Task, tasks_of
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import BatchResult
-from quotient_manifolds.statistics import COEFFICIENTS, Correlation, correlation, holm, partial_correlation
+from quotient_manifolds.statistics import COEFFICIENTS, Correlation, correlation, holm
 from quotient_manifolds.version import VERSION
 
 FEWEST = 5  # models that a ranking is of; fewer have no interval either
@@ -97,8 +97,7 @@ def _rankings(
         ]
         for name in spec.given:
             held = [None if pd.isna(value) else value for value in frame[name]]
-            compute = partial(partial_correlation, x, y, {f"the score {name}": held})  # which may be called x
-            computed.append((name, [name, held, x, y], compute))
+            computed.append((name, [name, held, x, y], partial(correlation, x, y, given={name: held})))
         for given, columns, compute in computed:
             found = _remembered(store, columns, compute)
             if found.models >= FEWEST:

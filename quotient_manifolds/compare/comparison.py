@@ -77,7 +77,7 @@ class Comparison:
         return len(self.values), len(self.scores) * len(self.measures)
 
     def column(self, name: str) -> list[Any]:
-        """Return a score, or the means of a measure by its label, in the order of `scores`; None where there is none."""
+        """Return a score, or the means of a measure by its label, in the order of `scores`; None: not known."""
         values = self.values[self.values["label"] == name].set_index("checkpoint")["mean"]
         column = values.reindex(self.scores.index) if name in self.measures.index else self.scores[name]
         return [None if pd.isna(value) else value for value in column]

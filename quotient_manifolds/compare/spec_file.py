@@ -206,7 +206,7 @@ def _said(error: ErrorDetails) -> str:
         top = str(error["loc"][0])
         section = Schema if len(error["loc"]) == 1 else sections.get(top, DataSection)
         near = difflib.get_close_matches(key, section.model_fields, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
+        meant = f"; did you mean {near[0]!r}?" if near else "."
         return f"unknown key {place!r}{meant} The keys here are {', '.join(section.model_fields)}"
     if error["type"] == "missing":
         return f"{place} is missing"

@@ -242,18 +242,16 @@ def test_a_zoo_of_causal_models_is_compared(causal: Path, tmp_path: Path) -> Non
     done = invoke("compare", tmp_path / "spec.yaml", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     found = Comparison.load(tmp_path / "out")
-    for row, folder in zip(found.rows, (causal, other), strict=True):
+    for (_, row), folder in zip(found.frame().iterrows(), (causal, other), strict=True):
         model = load_model(folder)
         batches = list(DataSource(file, task="causal", max_length=8, batch_size=5).batches(model))
         own = worst_case_sharpness(model, next_token_cross_entropy, batches, geometry="mix", radius=0.05, steps=2)
-        measured = row.values[found.labels[0]]
-        assert measured is not None
-        assert measured.mean == pytest.approx(own.mean, rel=1e-4)
+        assert row[found.labels[0]] == pytest.approx(own.mean, rel=1e-4)
         counts = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
         losses = [float(own_loss(model, batch)) for batch in batches]
         loss = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
-        assert row.scores["loss"] == pytest.approx(loss, rel=1e-5)
-        assert 0 < row.scores["test_error"] <= 1
+        assert row["loss"] == pytest.approx(loss, rel=1e-5)
+        assert 0 < row["test_error"] <= 1
 
 
 def test_the_command_line_measures_a_causal_model(causal: Path, tmp_path: Path) -> None:
