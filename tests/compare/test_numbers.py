@@ -148,7 +148,7 @@ def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
         model, expected = zoos.small(zoo / "models" / name), {}
         for prefix, file in (("", "train.npz"), ("test_", "test.npz")):
             images, labels = arrays(zoo / file)
-            logits = model(images)
+            logits = model(images).detach()
             expected[f"{prefix}loss"] = float(F.cross_entropy(logits, labels))
             expected[f"{prefix}error"] = float((logits.argmax(1) != labels).double().mean())
         expected |= {f"{what}_gap": expected[f"test_{what}"] - expected[what] for what in ("error", "loss")}
@@ -176,7 +176,7 @@ def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
     assert found.column(found.labels[0])[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
     losses = [zoos.squares(model, batch).item() for batch in batches]
     assert found.scores.loc["m_2"].to_dict() == {"loss": pytest.approx(np.mean(losses))}
-    assert told[-1] == ("checkpoints", 2, 2)
+    assert ("checkpoints", 2, 2) in told
     assert ("euclidean gradient norm", 1, 1) in told
     head = SMALL.replace("{path: train.npz, batch_size: 4}", "tests.zoos:two_batches")
     again = run(write_spec(zoo, SLOPE, head=head, tail="loss: tests.zoos:squares"))

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,7 @@ def table(out: Path) -> Table:
     finally:
         connection.close()
     found = Comparison.load(out)
-    found.values.drop(columns="seconds", inplace=True)
-    return rows, found.to_dict()
+    return rows, replace(found, values=found.values.drop(columns="seconds")).to_dict()
 
 
 def count(out: Path) -> int:
@@ -244,11 +244,11 @@ def test_a_second_process_says_that_there_is_a_first(spec: Path, tmp_path: Path)
         run_comparison(spec, tmp_path)
 
 
-def script(spec: Path, out: Path, options: str, tmp_path: Path, guard: str = 'if __name__ == "__main__":') -> Path:
+def script(spec: Path, out: Path, options: str, tmp_path: Path, guard: str = 'if __name__ == "__main__": ') -> Path:
     """A program of the user's that compares."""
     path = tmp_path / "program.py"
     call = f"run_comparison({str(spec)!r}, {str(out)!r}, {options})"
-    path.write_text(f"from quotient_manifolds.compare import run_comparison\n{guard} {call}\n")
+    path.write_text(f"from quotient_manifolds.compare import run_comparison\n{guard}{call}\n")
     return path
 
 
