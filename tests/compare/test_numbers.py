@@ -327,7 +327,9 @@ def test_values_to_read_with_care_are_said(tmp_path: Path) -> None:
     rising, far, near = found.cautions
     said = f"{found.labels[1]}, {len(late)} of 2 values not converged (up to {late.max():.0%} of the increase"
     assert rising.startswith(said)
-    assert far.startswith(f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up")
+    assert far.startswith(
+        f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up"
+    )
     assert f" {values['reach'].max():.3g})" in far
     assert near.startswith(f"{found.labels[2]}, 2 of 2 values near rounding")
 
