@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, extent, numbers, plain, plain_ticks, style_of
-from quotient_manifolds.statistics.columns import Numbers
+from quotient_manifolds.statistics import Numbers
 
 
 @dataclass(frozen=True)
