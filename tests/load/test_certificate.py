@@ -119,12 +119,6 @@ def test_what_two_families_share_counts_once() -> None:
     assert "counted twice: 1" in str(certificate)
 
 
-def test_the_copy_is_of_the_class_and_the_settings_of_the_model() -> None:
-    wide, deep = (BertModel(BertConfig(hidden_size=size, num_attention_heads=4)) for size in (16, 32))
-    sizes = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9}
-    assert certify(wide, **sizes).to_dict() == certify(deep, **sizes).to_dict()
-
-
 def gaussians(count: int, *shape: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator) for _ in range(count)]
@@ -240,11 +234,6 @@ def test_a_symmetry_of_the_first_inputs_alone_is_named() -> None:
     certificate = certify(model, [*gaussians(20, 4, 3), *(100 * x for x in gaussians(20, 4, 3))])
     assert (certificate.fibre.dimension, certificate.found.families, certificate.missing) == (2, {}, 2)
     assert certificate.outside == ("both bottleneck in/out",)
-
-
-def test_a_model_without_a_configuration_is_refused() -> None:
-    with pytest.raises(ValueError, match="Sequential has none"):
-        certify(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_what_moves_frozen_parameters_alone_is_no_part_of_the_fibre() -> None:
