@@ -3,89 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from quotient_manifolds.compare import Comparison
 from studies.common import Estimate, Floats
 
 RESAMPLES = 1000
 Pairs = NDArray[np.bool_]  # (models, models), symmetric: which of them are compared
-
-
-@final
-@dataclass(frozen=True)
-class Term:
-    """Name a tau: of a measure and a gap, over some pairs of models."""
-
-    measure: str
-    gap: str
-    pairs: Pairs
+Term = tuple[str, str, Pairs]  # a tau: of a measure with a gap, over some pairs
 
 
 @final
 @dataclass(frozen=True)
 class Design:
-    """Answer how measures rank the models of a factorial design; factors: the columns that make it up.
+    """Rank the models of a factorial design by measures.
 
-    Intervals are bootstraps: models are drawn with replacement, the same for all taus of a design. A model that is
-    drawn twice is no pair with itself.
+    frame: a row for each model, with factors, measures and gaps in columns, NaN where a value is missing. factors: the
+    columns that make up the design. Intervals are bootstraps: models are drawn with replacement, the same for all taus
+    of a design. A model that is drawn twice is no pair with itself.
     """
 
-    comparison: Comparison
+    frame: pd.DataFrame
     factors: tuple[str, ...]
+    _known: dict[tuple[str, str, bytes], tuple[Floats, Floats]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def models(self) -> int:
-        return len(self.comparison.rows)
+        return len(self.frame)
 
     def column(self, name: str) -> Floats:
-        """Return a measure or a score, NaN where it is missing."""
-        return np.array([np.nan if each is None else each for each in self.comparison.column(name)], dtype=np.float64)
+        """Return a measure or a score."""
+        return self.frame[name].to_numpy(dtype=np.float64)
 
-    @cached_property
-    def _equal(self) -> dict[str, Pairs]:
-        """Return by factor which two models have it in common."""
-        columns = {factor: np.array(self.comparison.column(factor)) for factor in self.factors}
-        return {factor: values[:, None] == values for factor, values in columns.items()}
+    def within(self, *factors: str) -> Pairs:
+        """Return the pairs that have these factors in common: those of one stratum, all if there are no factors."""
+        equal = [self.frame[factor].to_numpy()[:, None] == self.frame[factor].to_numpy() for factor in factors]
+        return np.logical_and.reduce([np.ones((self.models, self.models), dtype=bool), *equal])
 
     @property
     def everywhere(self) -> Pairs:
-        return np.ones((self.models, self.models), dtype=bool)
-
-    def within(self, *factors: str) -> Pairs:
-        """Return the pairs that have these factors in common: those of one stratum."""
-        return np.logical_and.reduce([self.everywhere, *(self._equal[factor] for factor in factors)])
+        return self.within()
 
     def along(self, factor: str) -> Pairs:
         """Return the pairs that differ in this factor and agree in all others (Jiang et al., 2020)."""
-        return ~self._equal[factor] & self.within(*(other for other in self.factors if other != factor))
+        return ~self.within(factor) & self.within(*(other for other in self.factors if other != factor))
 
     def where(self, **values: Any) -> Pairs:
         """Return the pairs of models that both have these values."""
-        columns = [np.array(self.comparison.column(name)) == value for name, value in values.items()]
-        here = np.logical_and.reduce(columns)
+        here = np.logical_and.reduce([self.frame[name] == value for name, value in values.items()])
         return np.logical_and.outer(here, here)
 
     def tau(self, measure: str, gap: str, pairs: Pairs) -> Estimate | None:
         """Return tau over these pairs; None where it is not defined."""
-        return self.estimate([Term(measure, gap, pairs)], lambda tau: tau)
+        return self.estimate([(measure, gap, pairs)], lambda tau: tau)
 
     def granulated(self, measure: str, gap: str, along: Sequence[str]) -> Estimate | None:
         """Return the mean over factors of tau along each: the granulated coefficient of Jiang et al. (2020)."""
-        return self.estimate(self.terms(measure, gap, along), lambda *taus: np.mean(taus, axis=0))
+        return self.estimate([(measure, gap, self.along(each)) for each in along], lambda *taus: np.mean(taus, axis=0))
 
-    def terms(self, measure: str, gap: str, along: Sequence[str]) -> list[Term]:
-        """Return the taus along each of some factors."""
-        return [Term(measure, gap, self.along(factor)) for factor in along]
+    def difference(self, first: Sequence[Term], second: Sequence[Term]) -> Estimate | None:
+        """Return |mean of some taus| minus |mean of others|."""
+
+        def statistic(*taus: Floats) -> Floats:
+            parts = taus[: len(first)], taus[len(first) :]
+            one, other = (np.abs(np.mean(part, axis=0)) for part in parts)
+            return one - other
+
+        return self.estimate([*first, *second], statistic)
 
     def estimate(self, terms: Sequence[Term], statistic: Callable[..., Floats]) -> Estimate | None:
         """Return a function of some taus with its interval; None where it is not defined."""
-        values, draws = zip(*(self._drawn(term) for term in terms), strict=True)
+        values, draws = zip(*(self._drawn(*term) for term in terms), strict=True)
         value = float(statistic(*values)[0])
         return None if np.isnan(value) else Estimate.of(value, statistic(*draws))
 
@@ -97,18 +90,13 @@ class Design:
         value, draws = (_partial(signs, counts[:, known]) for counts in (self._once, self._counts))
         return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
 
-    def _drawn(self, term: Term) -> tuple[Floats, Floats]:
+    def _drawn(self, measure: str, gap: str, pairs: Pairs) -> tuple[Floats, Floats]:
         """Return a tau, (1,), and its value for every resample, (RESAMPLES,); computed once, asked for often."""
-        key = (term.measure, term.gap, term.pairs.tobytes())
+        key = (measure, gap, pairs.tobytes())
         if key not in self._known:
-            x, y = self.column(term.measure), self.column(term.gap)
-            once, draws = (masked_tau(x, y, term.pairs, counts) for counts in (self._once, self._counts))
-            self._known[key] = once, draws
+            x, y = self.column(measure), self.column(gap)
+            self._known[key] = masked_tau(x, y, pairs, self._once), masked_tau(x, y, pairs, self._counts)
         return self._known[key]
-
-    @cached_property
-    def _known(self) -> dict[tuple[str, str, bytes], tuple[Floats, Floats]]:
-        return {}
 
     @property
     def _once(self) -> Floats:
@@ -130,14 +118,7 @@ def masked_tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
     a, b = (np.sign(values[known][:, None] - values[known]) for values in (x, y))
     kept, mask = counts[..., known], pairs[np.ix_(known, known)]
     both, left, right = (_summed(mask * signs, kept) for signs in (a * b, a * a, b * b))
-    norm = np.sqrt(left * right)
-    return np.where(norm > 0, both / np.where(norm > 0, norm, 1), np.nan)
-
-
-def _summed(signs: Floats, counts: Floats) -> Floats:
-    """Compute sum_ij c_i c_j s_ij for every row of counts."""
-    found: Floats = ((counts @ signs) * counts).sum(axis=-1)
-    return found
+    return _ratio(both, np.sqrt(left * right))
 
 
 def _partial(signs: Sequence[Floats], counts: Floats) -> Floats:
@@ -149,5 +130,15 @@ def _partial(signs: Sequence[Floats], counts: Floats) -> Floats:
             gram[:, i, j] = gram[:, j, i] = _summed(signs[i] * signs[j], counts)
     fit = gram[:, :2, 2:] @ np.linalg.pinv(gram[:, 2:, 2:])
     left = gram[:, :2, :2] - fit @ gram[:, 2:, :2]
-    norm = np.sqrt(np.maximum(left[:, 0, 0] * left[:, 1, 1], 0))
-    return np.where(norm > 0, left[:, 0, 1] / np.where(norm > 0, norm, 1), np.nan)
+    return _ratio(left[:, 0, 1], np.sqrt(np.maximum(left[:, 0, 0] * left[:, 1, 1], 0)))
+
+
+def _summed(signs: Floats, counts: Floats) -> Floats:
+    """Compute sum_ij c_i c_j s_ij for every row of counts."""
+    found: Floats = ((counts @ signs) * counts).sum(axis=-1)
+    return found
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    """Return part / whole, NaN where whole is 0."""
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1), np.nan)
