@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,11 @@ def save_record(path: Path, record: Any) -> None:
 def read_record(kind: type[Record], path: Path) -> Record:
     """Return what `save_record` wrote. Raises ValueError for anything else."""
     return TypeAdapter(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows with the same keys as CSV."""
+    write_text(path, pd.DataFrame(list(rows)).to_csv(index=False))
 
 
 class Saves:

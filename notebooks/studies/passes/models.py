@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.demo.digits import load_digits
-from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
+from quotient_manifolds.demo.zoo import draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.load import load_object
 from quotient_manifolds.sharpness import Loss, cross_entropy, next_token_cross_entropy
 from studies.common import pretrained_encoder

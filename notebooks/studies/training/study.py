@@ -16,7 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, final
 
-from quotient_manifolds.demo import cores
+from joblib import cpu_count
+
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
 from studies.common import Saves, read_record, resume, save_record
@@ -114,7 +115,7 @@ class _Costs:
 
 def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Training:
     """Make all runs and write OUT/training.json; OUT/runs has a file for each cell, from which a run continues."""
-    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cores())
+    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cpu_count())
     found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
     found.save(out / "training.json")
     return found
