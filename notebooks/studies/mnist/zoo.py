@@ -20,7 +20,7 @@ from studies.common import Tables, table
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train
 from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
-from studies.zoos.models import Model, make_zoo, score_of, held_out_scores, training_scores
+from studies.zoos.models import Model, held_out_scores, make_zoo, score_of, training_scores
 from studies.zoos.tables import (
     MAIN,
     WORST,
@@ -86,7 +86,7 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -> list[Path]:
-    """Train (once) and write, for every training set, models/, train.npz, scores.csv and zoo.yaml; return the latter."""
+    """Train (once) and write, for each training set, models/, train.npz, scores.csv and zoo.yaml; return the latter."""
     pool, test = load_mnist()
     texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in size.specs]
     models: list[Model] = []

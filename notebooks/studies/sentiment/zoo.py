@@ -23,7 +23,7 @@ from studies.common import Tables, pretrained_encoder, table
 from studies.sentiment.sentences import Sentence, fetched, read_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, score
 from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
-from studies.zoos.models import Model, make_zoo, held_out_scores, training_scores
+from studies.zoos.models import Model, held_out_scores, make_zoo, training_scores
 from studies.zoos.tables import MAIN, WORST, Ranked, gaps_table, intervals_figure, pairs_table, radius_table
 
 TRAINING = 256

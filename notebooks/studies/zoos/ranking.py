@@ -55,7 +55,7 @@ class Design:
 
     def where(self, **values: Any) -> Pairs:
         """Return the pairs of models that both have these values."""
-        here = np.logical_and.reduce([self.frame[name] == value for name, value in values.items()])
+        here = np.logical_and.reduce([self.frame[name].to_numpy() == value for name, value in values.items()])
         return np.logical_and.outer(here, here)
 
     def tau(self, measure: str, gap: str, pairs: Pairs) -> Estimate | None:

@@ -76,7 +76,9 @@ class Ranked:
     def labels(self) -> dict[str, dict[float, str]]:
         """Return by words, and radius in ascending order, the label of a measure; no radius: 0."""
         found: dict[str, dict[float, str]] = {}
-        for label, each in self.comparison.measures.sort_values("radius", kind="stable").iterrows():
+        for label, each in self.comparison.measures.sort_values(
+            "radius", kind="stable", na_position="first"
+        ).iterrows():
             found.setdefault(words(each), {})[float(np.nan_to_num(each["radius"]))] = str(label)
         return found
 
@@ -182,7 +184,8 @@ def parts_table(zoo: Ranked) -> pd.DataFrame:
 def _against(zoo: Ranked, label: str, whole: str | None) -> list[str]:
     """Return value, its relative difference from another measure, share beyond reach, tau, and its difference."""
     design, found = zoo.design, zoo.design.frame[label]
-    pairs = zoo.within & np.logical_and.outer(found.notna(), found.notna())
+    known = found.notna().to_numpy()
+    pairs = zoo.within & np.logical_and.outer(known, known)
     here: Term = (label, GAP, pairs)
     median, beyond, tau = figure(found.median()), percent(zoo.flagged(label)[0]), str(design.tau(*here))
     if whole is None:
