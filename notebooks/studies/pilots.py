@@ -8,7 +8,7 @@ second order have a median reach of `REACH`: there truncation shows and does not
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -45,9 +45,12 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> dict[str,
     found = {}
     for zoo, (made, steps) in models.items():
         chosen, steps = (dict(list(made.items())[:1]), 2) if fast else (made, steps)
-        rises = measure_pilots(chosen, steps=steps, progress=progress)
-        record = {"zoo": zoo, "models": [*chosen], "rises": rises}
-        found[zoo] = write_record(out / zoo / "pilots.json", record, command)
+        rises = [
+            {"model": place, **rise}
+            for place, pilot in enumerate(chosen.values())
+            for rise in rises_of(*pilot(), steps=steps, progress=progress)
+        ]
+        found[zoo] = write_record(out / zoo / "pilots.json", {"models": [*chosen], "rises": rises}, command)
     return found
 
 
@@ -56,63 +59,51 @@ def load(folder: Path) -> dict[str, Record]:
     return {zoo: read_record(folder / zoo / "pilots.json") for zoo in ("mnist", "sentiment")}
 
 
-def measure_pilots(
-    models: Mapping[str, Callable[[], tuple[nn.Module, Any]]], *, steps: int, progress: Progress
-) -> list[Record]:
-    """Measure the increase in loss (nats) in balls of every geometry, and the reach of geodesics, model by model.
+def rises_of(model: nn.Module, batch: Any, *, steps: int, progress: Progress) -> Iterator[Record]:
+    """Yield the increase in loss (nats) in balls of every geometry, and the reach of geodesics, None without any."""
+    for place, (name, (geometry, least)) in enumerate(GEOMETRIES.items()):
+        progress("geometries of a pilot", place, len(GEOMETRIES))
+        if isinstance(geometry, Quotient):  # whose symmetries are found and verified once
+            verified: Any = geometry.verified(model, cross_entropy, [batch])
+            geometry = replace(verified, verify="none")
+        for radius in (least * 2**power for power in range(DOUBLINGS)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SharpnessWarning)  # the largest radii are there to be too large
+                found = worst_case_sharpness(
+                    model, cross_entropy, [batch], geometry=geometry, radius=radius, steps=steps
+                )
+            yield {"geometry": name, "radius": radius, "rise": found.mean, "reach": found.reach}
 
-    models: by recipe, in words, what returns a model and the batch it is measured on.
-    """
-    rises: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
-    for place, load_pilot in enumerate(models.values()):
-        model, batch = load_pilot()
-        for number, (name, (geometry, least)) in enumerate(GEOMETRIES.items()):
-            progress("pilots", place * len(GEOMETRIES) + number, len(models) * len(GEOMETRIES))
-            if isinstance(geometry, Quotient):  # whose symmetries are found and verified once
-                verified: Any = geometry.verified(model, cross_entropy, [batch])
-                geometry = replace(verified, verify="none")
-            for radius in (least * 2**power for power in range(DOUBLINGS)):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", SharpnessWarning)  # the largest radii are there to be too large
-                    found = worst_case_sharpness(
-                        model, cross_entropy, [batch], geometry=geometry, radius=radius, steps=steps
-                    )
-                rises.setdefault((name, radius), []).append((found.mean, found.reach))
-    return [
-        {
-            "geometry": name,
-            "radius": radius,
-            "rises": [rise for rise, _ in found],
-            "reaches": [reach for _, reach in found if reach is not None],
-        }
-        for (name, radius), found in rises.items()
-    ]
+
+def medians(found: Record) -> pd.DataFrame:
+    """Return the median rise and reach over the pilots of a zoo, by geometry and radius."""
+    rises = pd.DataFrame(found["rises"]).astype({"reach": float})
+    return rises.groupby(["geometry", "radius"], sort=False)[["rise", "reach"]].median()
 
 
 def radii(found: Record, geometry: str) -> tuple[float, ...]:
     """Return the radii at which the median increase in loss is one of `RISES`."""
-    return tuple(_radius(found, geometry, "rises", rise) for rise in RISES)
+    return tuple(_radius(medians(found).loc[geometry, "rise"], rise) for rise in RISES)
 
 
 def reaching(found: Record, geometry: str) -> float:
     """Return the radius at which the median reach is `REACH`."""
-    return _radius(found, geometry, "reaches", REACH)
+    return _radius(medians(found).loc[geometry, "reach"], REACH)
 
 
-def _radius(found: Record, geometry: str, column: str, wanted: float) -> float:
-    every = pd.DataFrame(found["rises"]).query("geometry == @geometry").set_index("radius")[column]
-    medians = every[every.map(len) > 0].map(np.median).cummax()
-    if not medians.iloc[0] <= wanted <= medians.iloc[-1]:
-        raise ValueError(f"{geometry}: no measured radius is below or above a median of {wanted:g}: {dict(medians)}")
-    return float(f"{np.exp(np.interp(np.log(wanted), np.log(medians), np.log(medians.index))):.2g}")
+def _radius(column: pd.Series, wanted: float) -> float:
+    increasing = column.cummax()
+    if not increasing.iloc[0] <= wanted <= increasing.iloc[-1]:
+        raise ValueError(f"A median of {wanted:g} must lie between those of measured radii. Found {dict(column)}")
+    return float(f"{np.exp(np.interp(np.log(wanted), np.log(increasing), np.log(increasing.index))):.2g}")
 
 
 def tables(found: dict[str, Record]) -> Tables:
     """Return the median increase in loss of each zoo's pilots by geometry and radius."""
+    columns = ["Geometry", "Radius", "Median increase (nats)"]
     return {
         zoo: table(
-            ["Geometry", "Radius", "Median increase (nats)"],
-            [[each["geometry"], f"{each['radius']:g}", figure(np.median(each["rises"]))] for each in record["rises"]],
+            columns, [[name, f"{radius:g}", figure(rise)] for (name, radius), rise in medians(record)["rise"].items()]
         )
         for zoo, record in found.items()
     }

@@ -14,23 +14,14 @@ from joblib import cpu_count
 from torch import nn
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
 from studies.common import Tables, table
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train
 from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
-from studies.zoos.models import Model, held_out_scores, make_zoo, score_of, training_scores
-from studies.zoos.tables import (
-    MAIN,
-    WORST,
-    Ranked,
-    intervals_figure,
-    pairs_table,
-    parts_table,
-    radius_table,
-    ranking_table,
-)
+from studies.zoos.models import Model, make_zoo, score_of, scores_of
+from studies.zoos.ranking import GAP
+from studies.zoos.tables import COMPETITORS, MAIN, Ranked, parts_table, radius_table, ranking_table, tau_table
 
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
     "points": (100, 250),
@@ -117,9 +108,8 @@ def make_model(recipe: Recipe, images: Images, test: Images, size: Size, folder:
     model.save_pretrained(folder, safe_serialization=True)
     here = score_of(model(pixel_values=images.images).logits, images.labels)
     logits = model(pixel_values=test.images).logits
-    there, clean = score_of(logits, test.labels, recipe.noise), score_of(logits, test.labels)
-    found = training_scores(model, here) | held_out_scores(here, there)
-    return {"steps": steps, "clean_test_error": clean.error, **found}
+    found = scores_of(model, here, {"": score_of(logits, test.labels, recipe.noise)})
+    return {"steps": steps, "clean_test_error": score_of(logits, test.labels).error, **found}
 
 
 def pilot_models(images: int) -> dict[str, Any]:
@@ -151,45 +141,34 @@ def load(folder: Path) -> Zoo:
 
 def ranked(found: Zoo) -> Ranked:
     """Return the design of the zoo: a task is a number of images, a share of noise and an augmentation."""
-    along = ("points", "noise", "shift", "learning_rate", "weight_decay")
-    return Ranked(found.comparison, (*along, "seed"), along, along[:3])
+    return Ranked(found.comparison, tuple(FACTORS), tuple(FACTORS)[:-1], tuple(FACTORS)[:3])
 
 
 def tables(found: Zoo) -> Tables:
     """Return the tables of the zoo; of one without the whole design, only how far its ascents had converged."""
     zoo = ranked(found)
-    if zoo.design.models < len(FULL.recipes):
+    design, rows = zoo.design, "inv, pairs with biases as rows"
+    if len(design.frame) < len(FULL.recipes):
         return {"convergence": convergence_table(found)}
+    differences = {
+        "Primary: |Psi| of inv minus |Psi| of adaptive": design.psi_difference("inv", "adaptive"),
+        "|tau| of inv minus |tau| of inv on pairs alone": design.tau_difference("inv", rows, design.within),
+        "|tau| of inv minus |tau| of steps of training": design.tau_difference(
+            "inv", "steps of training", design.within
+        ),
+    }
     cells = {
-        factor: {f"{factor} {value:g}": zoo.within & zoo.design.where(**{factor: value}) for value in FACTORS[factor]}
+        factor: {f"{factor} {value:g}": (design.within & design.where(factor, value), GAP) for value in FACTORS[factor]}
         for factor in ("noise", "seed")
     }
-    apart = {factor.replace("_", " "): zoo.design.along(factor) for factor in zoo.along}
-    free = (*MAIN, "norm of the weights", "training loss", "margin", "steps of training")
-    paired = zoo.tau_difference("inv", "inv, pairs with biases as rows", zoo.within)
-    differences = {
-        "Primary: |Psi| of inv minus |Psi| of adaptive": zoo.psi_difference("inv", "adaptive"),
-        "|tau| of inv minus |tau| of inv on pairs alone": paired,
-        "|tau| of inv minus |tau| of steps of training": zoo.tau_difference("inv", "steps of training", zoo.within),
-    }
+    apart = {factor.replace("_", " "): (design.apart(factor), GAP) for factor in design.along}
     return {
         "comparisons": table(["Difference", "Here"], [[name, str(each)] for name, each in differences.items()]),
         "ranking": ranking_table(zoo),
-        "noise": pairs_table(zoo, cells["noise"], MAIN),
-        "factors": pairs_table(zoo, apart, free),
-        "seeds": pairs_table(zoo, cells["seed"], MAIN),
+        "noise": tau_table(zoo, cells["noise"], MAIN),
+        "factors": tau_table(zoo, apart, [*MAIN, *COMPETITORS]),
+        "seeds": tau_table(zoo, cells["seed"], MAIN),
         "radius": radius_table(zoo),
         "parts": parts_table(zoo),
         "convergence": convergence_table(found),
     }
-
-
-def figure(found: Zoo) -> Plot:
-    """Draw tau of measures at their middle radii, within cells and granulated."""
-    zoo = ranked(found)
-    names = [*WORST, "norm of the weights", "training loss", "margin", "steps of training"]
-    columns = {
-        "Within cells": {name: zoo.tau(name, zoo.within) for name in names},
-        "Granulated": {name: zoo.psi(name) for name in names},
-    }
-    return intervals_figure(columns, f"{zoo.design.models} vision transformers on MNIST")

@@ -17,14 +17,14 @@ from torch import nn
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load.huggingface import load_tokenizer
-from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
 from studies.common import Tables, pretrained_encoder, table
 from studies.sentiment.sentences import Sentence, fetched, read_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, score
 from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
-from studies.zoos.models import Model, held_out_scores, make_zoo, training_scores
-from studies.zoos.tables import MAIN, WORST, Ranked, gaps_table, intervals_figure, pairs_table, radius_table
+from studies.zoos.models import Model, make_zoo, scores_of
+from studies.zoos.ranking import GAP
+from studies.zoos.tables import COMPETITORS, MAIN, Ranked, radius_table, tau_table
 
 TRAINING = 256
 TESTS = {"films": 1500, "products": 500, "editorials": 300, "tweets": 500}
@@ -109,11 +109,8 @@ def _make(
     model = fine_tune(recipe, train, architecture)
     model.save_pretrained(folder, safe_serialization=True)
     load_tokenizer(pretrained_encoder()).save_pretrained(folder)
-    here = score(model, train)
-    found = training_scores(model, here)
-    for source, sentences in tests.items():
-        found |= held_out_scores(here, score(model, sentences), "" if source == OWN else f"{source}_")
-    return found
+    there = {"" if name == OWN else f"{name}_": score(model, sentences) for name, sentences in tests.items()}
+    return scores_of(model, score(model, train), there)
 
 
 def pilot_models(archive: Path, sentences: int = 32) -> dict[str, Any]:
@@ -162,22 +159,17 @@ def tables(found: Zoo) -> Tables:
     if len(found.comparison.scores) < len(FULL.recipes):
         return {"convergence": convergence_table(found)}
     seeds, settings = (ranked(found, group) for group in ("seeds", "settings"))
-    difference = seeds.tau_difference("inv", "adaptive", seeds.design.everywhere)
+    difference = seeds.design.tau_difference("inv", "adaptive", seeds.design.same())
     primary = [["Primary: |tau| of inv minus |tau| of adaptive, by seed alone", str(difference)]]
-    apart = {factor.replace("_", " "): settings.design.along(factor) for factor in GRID}
+    apart = {factor.replace("_", " "): (settings.design.apart(factor), GAP) for factor in GRID}
+    free = [name for name in COMPETITORS if name in settings.measures]
     return {
         "comparisons": table(["Difference", "Here"], primary),
-        "seeds": gaps_table(seeds, ON, seeds.measures),
-        "settings": gaps_table(settings, ON, [*MAIN, "norm of the weights", "training loss", "margin"]),
-        "factors": pairs_table(settings, apart, MAIN),
+        "seeds": tau_table(seeds, {name: (seeds.design.same(), gap) for name, gap in ON.items()}, seeds.measures),
+        "settings": tau_table(
+            settings, {name: (settings.design.same(), gap) for name, gap in ON.items()}, [*MAIN, *free]
+        ),
+        "factors": tau_table(settings, apart, MAIN),
         "radius": radius_table(seeds),
         "convergence": convergence_table(found),
     }
-
-
-def figure(found: Zoo) -> Plot:
-    """Draw tau of measures at their middle radii, with the gap on each source of sentences."""
-    zoo = ranked(found, "seeds")
-    names: list[str] = [*WORST, "norm of the weights", "training loss", "margin"]
-    columns = {words: {name: zoo.tau(name, zoo.design.everywhere, gap) for name in names} for words, gap in ON.items()}
-    return intervals_figure(columns, f"{zoo.design.models} BERTs on film reviews that differ by seed alone")

@@ -100,15 +100,13 @@ def score_of(logits: Tensor, labels: Tensor, noise: float = 0.0) -> Scores:
     )
 
 
-def training_scores(model: nn.Module, train: Scores) -> dict[str, float]:
-    """Return loss, error and margin on the training data, and the Euclidean norm of all parameters together."""
+def scores_of(model: nn.Module, train: Scores, tests: Mapping[str, Scores]) -> dict[str, float]:
+    """Return scores on training data, the norm of all parameters, and scores and gaps on test data by prefix."""
     norms = torch.stack([each.detach().double().norm() for each in model.parameters()])
     found = {"train_loss": train.loss, "train_error": train.error, "margin": train.margin}
-    return found | {"weight_norm": float(norms.norm())}
-
-
-def held_out_scores(train: Scores, test: Scores, prefix: str = "") -> dict[str, float]:
-    """Return loss and error on test data, and by how much they exceed those on the training data, with a prefix."""
-    found = {"test_loss": test.loss, "test_error": test.error}
-    found |= {"error_gap": test.error - train.error, "loss_gap": test.loss - train.loss}
-    return {prefix + name: value for name, value in found.items()}
+    found["weight_norm"] = float(norms.norm())
+    for prefix, test in tests.items():
+        found |= {f"{prefix}test_loss": test.loss, f"{prefix}test_error": test.error}
+        gaps = {"error_gap": test.error - train.error, "loss_gap": test.loss - train.loss}
+        found |= {prefix + name: gap for name, gap in gaps.items()}
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
@@ -11,13 +11,10 @@ import numpy as np
 import pandas as pd
 
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.plots import STYLES, Interval, Plot, interval_figure
 from quotient_manifolds.sharpness.result import CONVERGED
 from studies.common import Estimate, figure, percent, table
-from studies.zoos.ranking import Design, Pairs, Term
+from studies.zoos.ranking import Design, Pairs
 
-GAP: Final = "error_gap"
-LOSS_GAP: Final = "loss_gap"
 MAIN: Final = ("euclidean", "adaptive", "inv", "mix")
 WORST: Final = (
     *("euclidean", "adaptive", "adaptive, linf", "adaptive, released ascent", "adaptive, released ascent, linf"),
@@ -41,8 +38,8 @@ COMPETITORS: Final = {
 def words(measure: pd.Series) -> str:
     """Return what a measure is, without its radius: its geometry first, and only what is not as usual."""
     settings = {name.removeprefix("geometry."): value for name, value in measure.dropna().items()}
-    name = {"worst-case sharpness": "", "legacy worst-case sharpness": "released ascent"}
-    kind, what = settings["kind"], name.get(measure["measure"], measure["measure"])
+    short = {"worst-case sharpness": "", "legacy worst-case sharpness": "released ascent"}
+    kind, what = settings["kind"], short.get(measure["measure"], measure["measure"])
     if what == "relative flatness":
         return what
     if kind != "quotient":
@@ -57,11 +54,7 @@ def words(measure: pd.Series) -> str:
 @final
 @dataclass(frozen=True)
 class Ranked:
-    """Hold a zoo's models and its design.
-
-    factors: the columns of the design; along: those that the granulated coefficient is the mean over. cells: the
-    factors that define the task; within a cell, models differ only in how they were trained.
-    """
+    """Hold a zoo's models and its design, see `Design`."""
 
     comparison: Comparison
     factors: tuple[str, ...]
@@ -69,16 +62,11 @@ class Ranked:
     cells: tuple[str, ...]
 
     @cached_property
-    def design(self) -> Design:
-        return Design(self.comparison.frame(), self.factors)
-
-    @cached_property
     def labels(self) -> dict[str, dict[float, str]]:
         """Return by words, and radius in ascending order, the label of a measure; no radius: 0."""
         found: dict[str, dict[float, str]] = {}
-        for label, each in self.comparison.measures.sort_values(
-            "radius", kind="stable", na_position="first"
-        ).iterrows():
+        measures = self.comparison.measures.sort_values("radius", kind="stable", na_position="first")
+        for label, each in measures.iterrows():
             found.setdefault(words(each), {})[float(np.nan_to_num(each["radius"]))] = str(label)
         return found
 
@@ -88,79 +76,52 @@ class Ranked:
         parts = {part for parts in PARTS.values() for part in parts}
         found = {name: list(radii.values())[:3] for name, radii in self.labels.items() if name not in parts}
         middle = {name: labels[len(labels) // 2] for name, labels in found.items()}
-        frame = self.design.frame
+        scores = self.comparison.scores
         middle |= {
-            name: column for name, column in COMPETITORS.items() if frame.get(column, frame[GAP][:1]).nunique() > 1
+            name: column for name, column in COMPETITORS.items() if column in scores and scores[column].nunique() > 1
         }
         return {name: middle[name] for name in (*WORST, *middle) if name in middle}
 
-    @property
-    def within(self) -> Pairs:
-        """Return the pairs of models of one task."""
-        return self.design.within(*self.cells)
+    @cached_property
+    def design(self) -> Design:
+        """Return the design, whose frame has a column for each label and one for each name in `measures`."""
+        frame = self.comparison.frame()
+        named = pd.DataFrame({name: frame[label] for name, label in self.measures.items() if name not in frame})
+        return Design(frame.join(named), self.factors, self.along, self.cells)
 
-    def tau(self, name: str, pairs: Pairs, gap: str = GAP) -> Estimate | None:
-        """Return tau of a measure over some pairs of models."""
-        return self.design.tau(self.measures[name], gap, pairs)
-
-    def psi(self, name: str) -> Estimate | None:
-        """Return the granulated coefficient of a measure [Jiang et al., 2020]."""
-        return self.design.granulated(self.measures[name], GAP, self.along)
-
-    def psi_difference(self, first: str, second: str) -> Estimate | None:
-        """Return |Psi| of the first minus |Psi| of the second."""
-        terms = [
-            [(self.measures[name], GAP, self.design.along(each)) for each in self.along] for name in (first, second)
-        ]
-        return self.design.difference(*terms)
-
-    def tau_difference(self, first: str, second: str, pairs: Pairs) -> Estimate | None:
-        """Return |tau| of the first minus |tau| of the second over some pairs."""
-        one, other = ([(self.measures[name], GAP, pairs)] for name in (first, second))
-        return self.design.difference(one, other)
-
-    def flagged(self, label: str) -> tuple[float, float]:
+    def flagged(self, label: str) -> tuple[str, str]:
         """Return the shares of values beyond reach, and of those whose ascent had not converged."""
         values = self.comparison.values.query("label == @label")
-        return values["beyond_reach"].mean(), (values["late_rise"] > CONVERGED).mean()
+        return percent(values["beyond_reach"].mean()), percent((values["late_rise"] > CONVERGED).mean())
 
 
-def pairs_table(zoo: Ranked, columns: Mapping[str, Pairs], names: Iterable[str]) -> pd.DataFrame:
-    """Return tau of measures with the gap in error, a column for each set of pairs."""
-    rows = [[name, *(str(zoo.tau(name, pairs)) for pairs in columns.values())] for name in names]
+def tau_table(zoo: Ranked, columns: Mapping[str, tuple[Pairs, str]], names: Iterable[str]) -> pd.DataFrame:
+    """Return tau of measures, a column for each set of pairs and gap."""
+    rows = [[name, *(str(zoo.design.tau(name, *column)) for column in columns.values())] for name in names]
     return table(["Measure", *columns], rows)
 
 
-def gaps_table(zoo: Ranked, gaps: Mapping[str, str], names: Iterable[str]) -> pd.DataFrame:
-    """Return tau of measures over all pairs, a column for each gap."""
-    rows = [[name, *(str(zoo.tau(name, zoo.design.everywhere, gap)) for gap in gaps.values())] for name in names]
-    return table(["Measure", *gaps], rows)
-
-
 def ranking_table(zoo: Ranked) -> pd.DataFrame:
-    """Return tau of every measure at its middle radius: pooled, within cells, granulated, partial."""
-    partial = (*WORST, *COMPETITORS)
-    rows = [
-        [
-            name,
-            str(zoo.tau(name, zoo.design.everywhere)),
-            str(zoo.tau(name, zoo.within)),
-            str(zoo.psi(name)),
-            str(zoo.design.partial(column, GAP, zoo.along)) if name in partial else "",
-            str(zoo.tau(name, zoo.within, LOSS_GAP)),
-        ]
-        for name, column in zoo.measures.items()
-    ]
-    return table(["Measure", "Pooled", "Within cells", "Granulated", "Partial", "Within cells, gap in loss"], rows)
+    """Return tau of every measure at its middle radius: pooled, within cells, granulated."""
+    design = zoo.design
+    columns: dict[str, Callable[[str], Estimate | None]] = {
+        "Pooled": lambda name: design.tau(name, design.same()),
+        "Within cells": lambda name: design.tau(name, design.within),
+        "Granulated": design.psi,
+        "Within cells, gap in loss": lambda name: design.tau(name, design.within, "loss_gap"),
+    }
+    rows = [[name, *(str(column(name)) for column in columns.values())] for name in zoo.measures]
+    return table(["Measure", *columns], rows)
 
 
 def radius_table(zoo: Ranked) -> pd.DataFrame:
     """Return tau by radius, the median increase in loss, and the shares of values that are in doubt."""
+    design = zoo.design
     rows = []
     for name in MAIN:
         for radius, label in list(zoo.labels[name].items())[:3]:
-            tau, median = zoo.design.tau(label, GAP, zoo.within), zoo.design.frame[label].median()
-            rows.append([name, f"{radius:g}", figure(median), str(tau), *map(percent, zoo.flagged(label))])
+            median, tau = design.frame[label].median(), design.tau(label, design.within)
+            rows.append([name, f"{radius:g}", figure(median), str(tau), *zoo.flagged(label)])
     return table(["Measure", "Radius", "Median increase (nats)", "tau", "Beyond reach", "Still increasing"], rows)
 
 
@@ -169,44 +130,19 @@ def parts_table(zoo: Ranked) -> pd.DataFrame:
 
     Parts that the zoo does not have are left out; those of Appendix G are measured by a command of their own.
     """
-    rows = []
+    design, rows = zoo.design, []
     for metric, parts in PARTS.items():
         at = {name: next(iter(zoo.labels[name].items())) for name in parts if name in zoo.labels}
         radius = at[parts[0]][0]
-        rows.append([metric, f"{radius:g}", *_against(zoo, zoo.labels[metric][radius], None)])
-        for name, (own, label) in at.items():
-            same = None if "norm" in name else zoo.labels[metric].get(own)
-            rows.append([name, f"{own:g}", *_against(zoo, label, same)])
+        for name, (own, label) in {metric: (radius, zoo.labels[metric][radius]), **at}.items():
+            found = design.frame[label]
+            known = found.notna().to_numpy()
+            pairs = design.within & np.logical_and.outer(known, known)
+            differences = ["", ""]
+            if name != metric and (same := zoo.labels[metric].get(own)) and "norm" not in name:
+                apart = 100 * (found / design.frame[same] - 1).abs().median()
+                differences = [f"{apart:.2g} %", str(design.tau_difference(label, same, pairs, absolute=False))]
+            cells = [differences[0], zoo.flagged(label)[0], str(design.tau(label, pairs)), differences[1]]
+            rows.append([name, f"{own:g}", figure(found.median()), *cells])
     columns = ["Measure", "Radius", "Median increase (nats)", "Difference", "Beyond reach", "tau", "Difference of tau"]
     return table(columns, rows)
-
-
-def _against(zoo: Ranked, label: str, whole: str | None) -> list[str]:
-    """Return value, its relative difference from another measure, share beyond reach, tau, and its difference."""
-    design, found = zoo.design, zoo.design.frame[label]
-    known = found.notna().to_numpy()
-    pairs = zoo.within & np.logical_and.outer(known, known)
-    here: Term = (label, GAP, pairs)
-    median, beyond, tau = figure(found.median()), percent(zoo.flagged(label)[0]), str(design.tau(*here))
-    if whole is None:
-        return [median, "", beyond, tau, ""]
-    apart = 100 * (found / design.frame[whole] - 1).abs().median()
-    minus = design.estimate([here, (whole, GAP, pairs)], lambda a, b: a - b)
-    return [median, f"{apart:.2g} %", beyond, tau, str(minus)]
-
-
-def intervals_figure(columns: Mapping[str, Mapping[str, Estimate | None]], models: str) -> Plot:
-    """Draw estimates with their intervals, a panel for each column."""
-    groups = {
-        group: [
-            Interval(name, tau.value, tau.low, tau.high, STYLES[place % len(STYLES)])
-            for place, (name, tau) in enumerate(taus.items())
-            if tau is not None
-        ]
-        for group, taus in columns.items()
-    }
-    said = "; ".join(
-        f"{group}: " + ", ".join(f"{name} {tau}" for name, tau in taus.items()) for group, taus in columns.items()
-    )
-    label = "Kendall’s tau-b with the gap in error"
-    return interval_figure(groups, x_label=label, alt=f"{label}, {models}. {said}.")
