@@ -18,10 +18,19 @@ from quotient_manifolds.progress import Progress
 from studies.common import Tables, table
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train
-from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
+from studies.zoos.measuring import Zoo, load_zoo, run_zoo
 from studies.zoos.models import Model, make_zoo, score_of, scores_of
 from studies.zoos.ranking import GAP
-from studies.zoos.tables import COMPETITORS, MAIN, Ranked, parts_table, radius_table, ranking_table, tau_table
+from studies.zoos.tables import (
+    COMPETITORS,
+    MAIN,
+    Ranked,
+    convergence_table,
+    parts_table,
+    radius_table,
+    ranking_table,
+    tau_table,
+)
 
 FACTORS: Final[dict[str, tuple[Any, ...]]] = {
     "points": (100, 250),
@@ -164,7 +173,8 @@ def tables(found: Zoo) -> Tables:
     apart = {factor.replace("_", " "): (design.apart(factor), GAP) for factor in design.along}
     return {
         "comparisons": table(["Difference", "Here"], [[name, str(each)] for name, each in differences.items()]),
-        "ranking": ranking_table(zoo),
+        "ranking": ranking_table(zoo, zoo.shown),
+        "measures": ranking_table(zoo, zoo.measures),
         "noise": tau_table(zoo, cells["noise"], MAIN),
         "factors": tau_table(zoo, apart, [*MAIN, *COMPETITORS]),
         "seeds": tau_table(zoo, cells["seed"], MAIN),

@@ -21,10 +21,10 @@ from quotient_manifolds.progress import Progress
 from studies.common import Tables, pretrained_encoder, table
 from studies.sentiment.sentences import Sentence, fetched, read_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, score
-from studies.zoos.measuring import Zoo, convergence_table, load_zoo, run_zoo
+from studies.zoos.measuring import Zoo, load_zoo, run_zoo
 from studies.zoos.models import Model, make_zoo, scores_of
 from studies.zoos.ranking import GAP
-from studies.zoos.tables import COMPETITORS, MAIN, Ranked, radius_table, tau_table
+from studies.zoos.tables import MAIN, WORST, Ranked, convergence_table, radius_table, tau_table
 
 TRAINING = 256
 TESTS = {"films": 1500, "products": 500, "editorials": 300, "tweets": 500}
@@ -160,14 +160,18 @@ def tables(found: Zoo) -> Tables:
         return {"convergence": convergence_table(found)}
     seeds, settings = (ranked(found, group) for group in ("seeds", "settings"))
     difference = seeds.design.tau_difference("inv", "adaptive", seeds.design.same())
-    primary = [["Primary: |tau| of inv minus |tau| of adaptive, by seed alone", str(difference)]]
     apart = {factor.replace("_", " "): (settings.design.apart(factor), GAP) for factor in GRID}
-    free = [name for name in COMPETITORS if name in settings.measures]
+    own = {name: (seeds.design.same(), gap) for name, gap in ON.items()}
     return {
-        "comparisons": table(["Difference", "Here"], primary),
-        "seeds": tau_table(seeds, {name: (seeds.design.same(), gap) for name, gap in ON.items()}, seeds.measures),
+        "comparisons": table(
+            ["Difference", "Here"], [["Primary: |tau| of inv minus |tau| of adaptive", str(difference)]]
+        ),
+        "seeds": tau_table(seeds, own, seeds.shown),
+        "measures": tau_table(seeds, own, seeds.measures),
         "settings": tau_table(
-            settings, {name: (settings.design.same(), gap) for name, gap in ON.items()}, [*MAIN, *free]
+            settings,
+            {name: (settings.design.same(), gap) for name, gap in ON.items()},
+            [*MAIN, *settings.shown[len(WORST) :]],
         ),
         "factors": tau_table(settings, apart, MAIN),
         "radius": radius_table(seeds),

@@ -22,7 +22,7 @@ from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import WorstCase
-from studies.common import Record, read_record, table, write_record
+from studies.common import Record, read_record, write_record
 
 COMPARISON, CONVERGENCE = "comparison.json.gz", "convergence.json"
 MORE: Final = {"four times the steps": (4, 0), "these and two restarts": (4, 2)}
@@ -111,14 +111,3 @@ def _middles(entries: Iterable[Any]) -> dict[str, WorstCase]:
         if isinstance(measure, WorstCase) and every:
             families.setdefault(each.family, {})[each.label] = measure
     return dict(list(family.items())[:3][1] for family in families.values() if len(family) > 1)
-
-
-def convergence_table(found: Zoo) -> pd.DataFrame:
-    """Return what the zoo's ascents found over what longer ones found: the median over models, and the least."""
-    climbs = pd.DataFrame(found.convergence["climbs"])
-    rows = []
-    for measure, chosen in climbs.groupby("measure", sort=False):
-        shares = chosen["value"].to_numpy()[:, None] / np.array([*chosen["more"]])
-        cells = [f"{np.median(column):.3f} ({column.min():.3f})" for column in shares.T]
-        rows.append([str(measure), *cells])
-    return table(["Measure", *(f"over {words}" for words in MORE)], rows)

@@ -42,10 +42,10 @@ def make_zoo(
 
     specs: the text of zoo.yaml by part. A model that is there and was made in the same way stays as it is.
     """
-    places = {each: folder / each.part / "models" / each.name for each in models}
+    places = [folder / each.part / "models" / each.name for each in models]
     jobs = [
         partial(make_once, place, {"recipe": asdict(each.recipe), **each.others}, partial(_scored, each.make))
-        for each, place in places.items()
+        for each, place in zip(models, places, strict=True)
     ]
     progress("training", 0, len(jobs))
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
@@ -53,7 +53,7 @@ def make_zoo(
     for part, spec in specs.items():
         rows = [
             {"checkpoint": each.name, **asdict(each.recipe), **json.loads((place / SCORES).read_text("utf-8"))}
-            for each, place in places.items()
+            for each, place in zip(models, places, strict=True)
             if each.part == part
         ]
         write_text(folder / part / "scores.csv", pd.DataFrame(rows).to_csv(index=False))

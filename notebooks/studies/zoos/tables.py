@@ -13,6 +13,7 @@ import pandas as pd
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.sharpness.result import CONVERGED
 from studies.common import Estimate, figure, percent, table
+from studies.zoos.measuring import MORE, Zoo
 from studies.zoos.ranking import Design, Pairs
 
 MAIN: Final = ("euclidean", "adaptive", "inv", "mix")
@@ -82,6 +83,11 @@ class Ranked:
         }
         return {name: middle[name] for name in (*WORST, *middle) if name in middle}
 
+    @property
+    def shown(self) -> list[str]:
+        """Return the measures that pages show: worst cases, and what costs nothing."""
+        return [name for name in self.measures if name in WORST or name in COMPETITORS]
+
     @cached_property
     def design(self) -> Design:
         """Return the design, whose frame has a column for each label and one for each name in `measures`."""
@@ -101,8 +107,8 @@ def tau_table(zoo: Ranked, columns: Mapping[str, tuple[Pairs, str]], names: Iter
     return table(["Measure", *columns], rows)
 
 
-def ranking_table(zoo: Ranked) -> pd.DataFrame:
-    """Return tau of every measure at its middle radius: pooled, within cells, granulated."""
+def ranking_table(zoo: Ranked, names: Iterable[str]) -> pd.DataFrame:
+    """Return tau of measures at their middle radii: pooled, within cells, granulated."""
     design = zoo.design
     columns: dict[str, Callable[[str], Estimate | None]] = {
         "Pooled": lambda name: design.tau(name, design.same()),
@@ -110,7 +116,7 @@ def ranking_table(zoo: Ranked) -> pd.DataFrame:
         "Granulated": design.psi,
         "Within cells, gap in loss": lambda name: design.tau(name, design.within, "loss_gap"),
     }
-    rows = [[name, *(str(column(name)) for column in columns.values())] for name in zoo.measures]
+    rows = [[name, *(str(column(name)) for column in columns.values())] for name in names]
     return table(["Measure", *columns], rows)
 
 
@@ -146,3 +152,14 @@ def parts_table(zoo: Ranked) -> pd.DataFrame:
             rows.append([name, f"{own:g}", figure(found.median()), *cells])
     columns = ["Measure", "Radius", "Median increase (nats)", "Difference", "Beyond reach", "tau", "Difference of tau"]
     return table(columns, rows)
+
+
+def convergence_table(found: Zoo) -> pd.DataFrame:
+    """Return what the zoo's ascents found over what longer ones found: the median over models, and the least."""
+    rows = []
+    for label, chosen in pd.DataFrame(found.convergence["climbs"]).groupby("measure", sort=False):
+        measure = found.comparison.measures.loc[label]
+        shares = chosen["value"].to_numpy()[:, None] / np.array([*chosen["more"]])
+        cells = [f"{np.median(column):.3f} ({column.min():.3f})" for column in shares.T]
+        rows.append([words(measure), f"{measure['radius']:g}", *cells])
+    return table(["Measure", "Radius", *(f"over {longer}" for longer in MORE)], rows)
