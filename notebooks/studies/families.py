@@ -19,16 +19,12 @@ from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, random_move
 from studies.common import Record, Tables, pretrained_encoder, read_record, write_record
-from studies.invariance import Subject, group_dimension, loss
+from studies.invariance import METRICS, Subject, group_dimension, loss
 
 GEOMETRIES: Final[dict[str, Geometry]] = {
     "adaptive": Adaptive(),
-    "inv, paper": Quotient("inv", symmetries="paper"),
-    "mix, paper": Quotient("mix", symmetries="paper"),
-    "inv, pairs": Quotient("inv", symmetries="pairs"),
-    "mix, pairs": Quotient("mix", symmetries="pairs"),
-    "inv": Quotient("inv"),
-    "mix": Quotient("mix"),
+    **{f"{metric}, {scope}": Quotient(metric, symmetries=scope) for scope in ("paper", "pairs") for metric in METRICS},
+    **{metric: Quotient(metric) for metric in METRICS},
 }
 RADIUS, STEPS, LOG_SCALE = 0.05, 5, 1.0
 SMALL: Final = {"ViT": "vit with a head", "GPT-2": "gpt2 with a head", "Llama": "llama with a head"}
