@@ -44,10 +44,10 @@ def test_nothing_is_written_when_something_is_wrong(pair: list[Path], tmp_path: 
         ((*pair, pair[0]), "is there already"),
         ((*pair, tmp_path / "a" / "b"), "is no directory to write"),
         ((tmp_path / "nowhere", out), "No adapter at"),
-        ((*pair, out, "--weights", "1"), "a weight for each of 2 adapters, found 1"),
+        ((*pair, out, "--weights", "1"), "a number for each of 2 adapters"),
         ((*pair, out, "--weights", "1,x"), "expected numbers with commas between them"),
         ((*pair, out, "--weights", "1,nan"), "must be finite"),
-        ((*pair, out, "--rank", 0), "rank must be from 1 to 12"),
+        ((*pair, out, "--rank", 0), "rank must be an integer from 1 to 12"),
         ((out,), "Missing argument 'ADAPTER...'"),
     ):
         refused(call("merge", *arguments), sentence)
