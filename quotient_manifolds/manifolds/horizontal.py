@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ Metric = str | float
 GEODESICS = ("first", "second", "exact")
 """How far a geodesic is followed: its Taylor polynomial of degree 1 or 2 ([paper, Eq. 4]), or the curve itself."""
 
-
 Rows = Sequence[Tensor]
 """A point whose rows lie in several tensors, (..., k, h) each, as the weights of a network do."""
 
@@ -31,13 +29,6 @@ PullBack = Callable[[Rows, Tensor], None]
 
 Linearised = Callable[[Tensor, Rows], PullBack]
 """Writes the point that z moves to into the second argument, and returns the pull-back there."""
-
-
-class Estimate(NamedTuple):
-    """Hold a mean over random samples and its standard error."""
-
-    mean: float
-    standard_error: float
 
 
 class GeodesicError(ValueError):
@@ -58,15 +49,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
         self.point = point.clone()  # later writes to the caller's tensor would part it from what was factored
         self.dims = tuple(range(-ndim, 0))  # the dimensions of one point; those before are the batch
-
-    @property
-    def full_rank(self) -> bool:
-        """Tell whether all of the batch are points of the manifold, not only of its closure, where training may pass.
-
-        >>> space.full_rank
-        True
-        """
-        return True
 
     @abc.abstractmethod
     def coordinates(self, eta: Tensor) -> Tensor:
@@ -116,10 +98,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def _step(self, z: Tensor, order: str) -> Tensor:
         """Compute gamma_z(1) - x for the Taylor polynomial of degree 1, xi, or 2, xi - Gamma(xi, xi) / 2."""
 
-    def _polynomial(self, z: Tensor, order: str) -> Tensor:
-        """Compute gamma_z(1) for the Taylor polynomial."""
-        return self.point + self._step(z, order)
-
     @abc.abstractmethod
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the end of the exact geodesic, and the time in (0, 1] at which it is there, shape (...,)."""
@@ -151,7 +129,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             names = ", ".join(map(repr, GEODESICS))
             raise ValueError(f"order of the geodesic must be one of {names}. Found {order!r}")
         if order != "exact":
-            y = self._polynomial(z, order)
+            y = self.point + self._step(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
         y, reached = self._exact(z)
         if has_values(y) and has_values(reached):
@@ -261,12 +239,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             )
         return y
 
-    def retract(self, xi: Tensor) -> Tensor:
-        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast.
-
-        >>> torch.equal(space.retract(x), space.geodesic(x))
-        True
-        """
+    def _retract(self, xi: Tensor) -> Tensor:
+        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast."""
         return self.geodesic(xi)
 
     def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
@@ -313,24 +287,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             (slope,) = torch.autograd.grad(loss(self.follow(self.project(z))[0]), z, create_graph=True)
             (product,) = torch.autograd.grad(slope, z, self.project(self.coordinates(xi)))
         return self.vector(product)
-
-    def hessian_trace(
-        self, loss: Callable[[Tensor], Tensor], samples: int = 64, generator: torch.Generator | None = None
-    ) -> Estimate:
-        """Estimate the trace of the Riemannian Hessian on the horizontal space, summed over the batch.
-
-        Hutchinson's estimator: mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
-
-        >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 4  # half the squared distance to 1
-        >>> estimate = manifold.at(x).hessian_trace(f, samples=100, generator=torch.Generator().manual_seed(0))
-        >>> abs(estimate.mean - 2) < 4 * estimate.standard_error
-        True
-        """
-        if samples < 2:
-            raise ValueError(f"samples must be at least 2, for a standard error. Found {samples}")
-        draws = [self.sample(generator) for _ in range(samples)]
-        values = torch.stack([self.inner(v, self.hessian_product(loss, v)).sum() for v in draws])
-        return Estimate(float(values.mean()), float(values.std() / math.sqrt(samples)))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw a standard Gaussian vector of the horizontal space, in the metric at the point.

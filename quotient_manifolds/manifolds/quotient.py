@@ -52,7 +52,10 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recent = _Recent()
+        self._recent: tuple[HorizontalSpace, ...] = ()  # replaced as a whole: threads can at worst lose an entry
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_recent": ()}  # copies and pickles begin empty
 
     def _key(self) -> tuple[Any, ...]:
         """Return what two manifolds of one class must share to be equal."""
@@ -127,7 +130,16 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def _at(self, x: Tensor) -> HorizontalSpace:
         """Return `at(x)`, or the space kept of an equal point; neither it nor its memory may be handed out."""
         self._require(x=x)
-        return self._recent.at(x, self) if lasts(x) else self.at(x)
+        if not lasts(x):
+            return self.at(x)
+        # Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever
+        # wrote to the tensor in whatever way. A space is of a private copy of the point and in no graph.
+        for space in self._recent:
+            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
+                return space
+        space = self.at(x.detach().as_subclass(Tensor))
+        self._recent = (space, *self._recent[: REMEMBERED - 1])
+        return space
 
     # geoopt's interface
 
@@ -165,27 +177,16 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         return self._at(x).gradient(u)
 
-    @__scaling__(ScalingInfo.NotCompatible)
-    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
-        """Apply the horizontal Riemannian Hessian to u, from the Euclidean gradient and the Euclidean Hessian times u.
-
-        >>> f = lambda p: (p[0] * p[1]).log().sum()
-        >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
-        >>> bool(manifold.ehess2rhess(x, egrad, ehess, x).norm() < 1e-5)
-        True
-        """
-        return self._at(x).hessian(egrad, ehess, u)
-
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the second-order geodesic, x + u - Gamma(u, u) / 2 [paper, Eq. 4].
 
-        Steps that are too fast for it are shortened where the space has a rule for that (`HorizontalSpace.retract`).
+        Steps that are too fast for it are shortened where the space has a rule for that.
 
         >>> manifold.retr(x, 0.5 * x)
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
         """
-        return self._at(x).retract(u)
+        return self._at(x)._retract(u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the exact geodesic to t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
@@ -345,30 +346,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         for x in points.values():
             if has_values(x) and (reason := self._fault(x)):
                 raise ValueError(reason)
-
-
-class _Recent:
-    """Keep the last horizontal spaces, found again by the values of the point.
-
-    Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever wrote to
-    the tensor in whatever way. A space is of a private copy of the point and in no graph. The tuple is replaced as a
-    whole, so threads can at worst lose an entry. Copies and pickles of a manifold begin empty.
-    """
-
-    def __init__(self) -> None:
-        self._spaces: tuple[HorizontalSpace, ...] = ()
-
-    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
-        return _Recent, ()
-
-    def at(self, x: Tensor, manifold: QuotientManifold) -> HorizontalSpace:
-        """Return the space at a point of these values, remembered or new."""
-        for space in self._spaces:
-            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
-                return space
-        space = manifold.at(x.detach().as_subclass(Tensor))
-        self._spaces = (space, *self._spaces[: REMEMBERED - 1])
-        return space
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

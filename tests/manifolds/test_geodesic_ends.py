@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, RotaryQuotient, runge_kutta
-from quotient_manifolds.manifolds.fixed_rank.geodesics import integrate
-from quotient_manifolds.manifolds.fixed_rank.rank_one import rank_one
+from quotient_manifolds.manifolds.exact import integrate
+from quotient_manifolds.manifolds.closed_forms import rank_one
 from quotient_manifolds.manifolds.runge_kutta import FLOOR, inside, invert
 
 METRICS = ["mix", 0.75, "inv", -0.5]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, quotient
-from quotient_manifolds.manifolds.fixed_rank import space as fixed_rank
+from quotient_manifolds.manifolds import fixed_rank_space as fixed_rank
 from tests.cases import Case
 from tests.manifolds.test_arguments import EVERY
 

@@ -1,14 +1,14 @@
-"""Follow exact geodesics of the pair (G, H), in the singular frame of G H^T.
+"""Compute exact geodesics of the pair (G, H) where they have no closed form, with the adjoint of their derivative.
 
-In that frame a point is (left, right) with orthonormal columns, the core s its singular values, and a velocity is
-relative: a = xi_G to_left, b = xi_H to_right. All formulas are the paper's after this change of basis.
+The way to their ends is rest turn + basis bend, as that of second order with z in place of its rest, z - basis inside.
+Here turn and bend, all h x h, come from an ODE (`integrate`), which z enters by `inside`, left^T z, and by `square`, the
+Gram matrix of the rest. That makes adjoints a matter of h x h too: only turn and bend are differentiated by autograd,
+as functions of these two.
 """
 
 from __future__ import annotations
 
-import abc
 import math
-from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -16,68 +16,102 @@ from torch import Tensor
 from quotient_manifolds.linalg import apart
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 from quotient_manifolds.manifolds.runge_kutta import invert, require_constant, solve
+from quotient_manifolds.manifolds.second_order import Adjoint, Both, Pairing, Step, cores, plus, slope, split, times
 
 _CACHED = 2**16
 """How many numbers of a state are worked on at a time: half a megabyte."""
+_LENGTHS = 1e8
+"""How much longer squared lengths of columns may be than those that products tell, free of rounding, to 1e-8."""
 _CONDITION = 1e5
 """Up to which condition number of Gram matrices their inverses serve: errors stay below those of a step."""
 
 
-class Slope(NamedTuple):
-    """Say how the weights of the metric change with the Gram matrices: dW_G = own * V_G + other * V_H, entry by entry.
+def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
+    """Follow the exact geodesic of metric t: the rest of z, the step that it takes, and the time reached. (...)
 
-    W_G = (G^T G)^-1 #_t H^T H in the frame, where it is diag(s^2t), and V = a^T left + left^T a, alike for H.
+    s: the singular values in float64. With `relaxed`, left and right are not orthonormal.
     """
+    rest, inside = _rest(at, z)
+    return rest, *_expand(at, s, t, inside, cores(rest, rest), rest, relaxed)
 
-    own: Tensor  # (..., h, h)
-    other: Tensor  # (..., h, h)
+
+def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
+    """Compute the same, with turn and bend in a graph that begins at `inside` and `square`."""
+    rest, inside = _rest(at, z)
+    with torch.enable_grad():
+        leaves = inside.requires_grad_(), cores(rest, rest).requires_grad_()
+        return rest, *_expand(at, s, t, *leaves, rest, relaxed)
 
 
-def slope(s: Tensor, t: float) -> Slope:
-    r"""Compute (m^t sinh((t - 1) d) / sinh d, m^t sinh(t d) / sinh d), m = s_i s_j, d = log(s_i / s_j).
+def adjoint(at: Pairing, rest: Both, step: Step, grad: Both, relaxed: bool) -> Adjoint:
+    """Apply the adjoint of the derivative at z to the gradient at the point that was reached; once for a step."""
+    # The product rule, backwards: the rest stands in front of turn and, twice, in `square`.
+    below, beside = cores(at.basis, grad), cores(rest, grad)
+    along, square = torch.autograd.grad((step.bend, step.turn), (step.inside, step.square), (below, beside))
+    turn, square = step.turn.detach().mT, square + square.mT
+    tall = plus(times(grad, turn), rest, square, mine=True)
+    within = below @ turn  # left^T tall
+    if relaxed:  # where left^T rest is not 0
+        inside = step.inside.detach()
+        within = within + (inside - cores(at.basis, at.basis) @ inside) @ square
+    return Adjoint(tall, along - within, within)  # from the rest to z: less left left^T
 
-    The derivative of the weighted geometric mean A #_t B at A = I, B = diag(s)^2, by the Daletskii-Krein formula: the
-    divided difference of x^t between s_i^2 and s_j^2 is m^(t-1) sinh(t d) / sinh d. For t = 0 (inv) the two are -1 and
-    0, for t = 1 (mix) 0 and s_i s_j.
+
+def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
+    """Compute z - basis inside, which must not come from a difference of Gram matrices.
+
+    Where a geodesic goes straight to the end of its domain, what rounding left would turn it aside.
     """
-    d = s.log()[..., :, None] - s.log()[..., None, :]
-    power = (s[..., :, None] * s[..., None, :]) ** t
-    return Slope(power * _sinh_ratio(t - 1, d), power * _sinh_ratio(t, d))
+    inside = cores(at.basis, z)
+    return split(plus(torch.cat(z, dim=-2), at.basis, -inside, mine=True), z), inside
 
 
-def _sinh_ratio(k: float, d: Tensor) -> Tensor:
-    """Compute sinh(k d) / sinh d, with its limit k at d = 0."""
-    small = d.abs() < 1e-4
-    safe = torch.where(small, 1.0, d)
-    return torch.where(small, k * (1 + (k * k - 1) * d * d / 6), torch.sinh(k * safe) / torch.sinh(safe))
+def _expand(
+    at: Pairing, s: Tensor, t: float, inside: Tensor, square: Tensor, rest: Both, relaxed: bool
+) -> tuple[Step, Tensor]:
+    unit, back, M = (x.double() for x in (at.unit, at.back, inside))
+    products = unit.mT * square.double() * unit
+    basis, start, clear = _orthonormal(products, M * unit)
+    gram = None if clear and not relaxed and not products.requires_grad else basis.mT @ products @ basis
+    if gram is not None and (relaxed or not clear):
+        gram = _whole_gram(at, M, gram, unit.mT * basis, None if clear else rest, relaxed)
+    c, reached = integrate(t, s, torch.cat([M * unit, start], dim=-2), gram, relaxed)
+    on_point, on_rest = c.tensor_split(2, dim=-2)
+    turn = unit.mT * (basis @ on_rest)
+    bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device)
+    turn, bend, reached = (x.to(at.back.dtype) for x in (turn @ back, bend @ back, reached))
+    return Step(turn, bend, inside, square), reached
 
 
-Both = tuple[Tensor, Tensor]  # one tensor for G, one for H
+def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Return a basis that makes columns of these products with each other orthonormal, its inverse, and if they are.
 
-
-def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
-    r"""Compute expm(Om) left expm(M^T), Om = a left^T - left a^T: the exact geodesic of `inv`, one factor, t = 1.
-
-    The Lagrangian tr((G^T G)^{-1} G'^T G') / 2 is invariant under O(n) from the left and GL(h) from the right. The two
-    conserved momenta are Om = xi_G (G^T G)^{-1} G^T - transpose and C = (G^T G)^{-1} xi_G^T G, and
-    G(t) = expm(t Om) G expm(t C) solves the geodesic equation: G' = Om G + G C with both momenta constant.
-
-    Om acts on the span of left and Y = a - left M, M = left^T a, where in the basis (left, Y / c) it is
-    [[M - M^T, -Y^T Y / c], [c I, 0]] for any c > 0; so one 2h x 2h and one h x h exponential suffice, and nothing is
-    divided by the norm of a velocity that may be 0. Shapes (..., n, h).
-
-    For square G this is the geodesic of the right-invariant metric on GL(n), a product of two exponentials, on which
-    Vandereycken, Absil and Vandewalle (IMA J. Numer. Anal. 33, 2013) build that of semidefinite matrices of fixed rank.
+    Where columns are short beside the whole velocity, rounding is what they are made of: they may get any length then.
+    The basis takes no part in differentiation: no geodesic depends on it, and so a velocity of 0 has a gradient.
+    Without it, columns in the span of left would spoil the solver's errors. along: the other part of the velocity.
     """
-    h = a.shape[-1]
-    M = left.mT @ a
-    Y = a - left @ M
-    gram = Y.mT @ Y
-    c = torch.linalg.matrix_norm(gram.detach()).sqrt().clamp_min(torch.finfo(a.dtype).eps)[..., None, None]
-    eye = torch.eye(h, dtype=a.dtype, device=a.device).expand_as(M)
-    rows = torch.cat([M - M.mT, -gram / c], dim=-1), torch.cat([c * eye, torch.zeros_like(eye)], dim=-1)
-    rotation = torch.linalg.matrix_exp(torch.cat(rows, dim=-2))[..., :h]
-    return (left @ rotation[..., :h, :] + Y @ (rotation[..., h:, :] / c)) @ torch.linalg.matrix_exp(M.mT)
+    if not bool(products.isfinite().all()):
+        raise GeodesicError("a geodesic must start with a velocity of finite length. Found NaN or infinity in it")
+    with torch.no_grad():
+        size = (products.diagonal(dim1=-2, dim2=-1) + along.square().sum(-2)).amax(-1)[..., None]
+        size = torch.where(size > 0, size, 1.0)
+        lam, E = torch.linalg.eigh(products / size[..., None])
+        root = (lam.clamp_min(torch.finfo(lam.dtype).eps ** 2) * size).sqrt()
+        return E / root[..., None, :], root[..., :, None] * E.mT, bool((lam * _LENGTHS > 1).all())
+
+
+def _whole_gram(at: Pairing, M: Tensor, lower: Tensor, basis: Tensor, rest: Both | None, relaxed: bool) -> Tensor:
+    """Compute the Gram matrix of left and rest basis, of which `lower` is known; to the last digit if rest is given."""
+    left: Both = at.basis[0].double(), at.basis[1].double()
+    own = cores(left, left) if relaxed else torch.eye(M.shape[-1], dtype=M.dtype, device=M.device).expand_as(lower)
+    across = (M - own @ M) @ basis
+    if rest is not None:
+        with torch.no_grad():
+            columns = split(times((rest[0].double(), rest[1].double()), basis.expand_as(lower)), left)
+            errors = cores(left, columns) - across, cores(columns, columns) - lower
+        across, lower = across + errors[0], lower + errors[1]
+    rows = torch.cat([own.expand_as(lower), across], dim=-1), torch.cat([across.mT, lower], dim=-1)
+    return torch.cat(rows, dim=-2)
 
 
 def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxed: bool) -> tuple[Tensor, Tensor]:
@@ -135,8 +169,8 @@ class _System:
 
     def __init__(self, t: float, s: Tensor, speed: Tensor, gram: Tensor | None, relaxed: bool) -> None:
         self.t, self.s, self.speed, self.gram, self.relaxed = t, s, speed, gram, relaxed
-        self.weight = s[:, None, None, :] ** (2 * t) * speed
-        self.kinetic = {0.0: _Inv, 1.0: _Mix}.get(t, _Mean)
+        self.weight = s[:, None, None, :] ** (2 * t) * speed  # turns velocities at the start into momenta
+        self.kinetic = _Mix if t == 1 else _Mean
 
     def of(self, rows: Tensor) -> _System:
         """Return the same for some entries of the batch, which are in order."""
@@ -201,41 +235,12 @@ class _System:
         return c[..., :k, :].mT @ d[..., :k, :] + c[..., k:, :].mT @ (self.gram @ d[..., k:, :])
 
 
-class _Kinetic(abc.ABC):
-    """Compute velocities of G and H from momenta, and the force, the gradient in G of tr(W_G N_G + W_H N_H) / 2.
+class _Mix:
+    """Hold W_G = S H^T H S in the frame: velocities from momenta, and forces.
 
-    The force multiplies G from the right; for H alike. weight: what turns velocities at the start into momenta. gram:
-    those of G and of H, shape (batch, 2, h, h), with their inverses.
+    Momenta are v weight, given as v. The force is what multiplies G from the right in the gradient of
+    tr(W_G N_G + W_H N_H) / 2; for H alike. gram: those of G and of H, shape (batch, 2, h, h), with their inverses.
     """
-
-    from_momentum: Tensor
-    """What multiplies momenta v weight, given as v, from the right: diag(weight) W^-1."""
-
-    @abc.abstractmethod
-    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None: ...
-
-    def velocity(self, v: Tensor) -> Tensor:
-        """Compute the same where Gram matrices may be ill-conditioned."""
-        return v @ self.from_momentum
-
-    @abc.abstractmethod
-    def force(self, N: Tensor) -> Tensor: ...
-
-
-@final
-class _Inv(_Kinetic):
-    """Hold W_G = (G^T G)^-1."""
-
-    def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
-        self.from_momentum, self._inverse = weight.mT * gram, inverse
-
-    def force(self, N: Tensor) -> Tensor:
-        return -self._inverse @ N @ self._inverse
-
-
-@final
-class _Mix(_Kinetic):
-    """Hold W_G = S H^T H S in the frame."""
 
     def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
         self._s, self._weight, self._gram = s[:, None, None, :], weight, gram.flip(1)
@@ -250,19 +255,19 @@ class _Mix(_Kinetic):
         return self._outer * N.flip(1)
 
 
-@final
-class _Mean(_Kinetic):
-    """Hold W_G = (G^T G)^-1 #_t S H^T H S: in the singular frame of the moving point it is diagonal again."""
+class _Mean:
+    """Hold W_G = (G^T G)^-1 #_t S H^T H S, as `_Mix`: in the singular frame of the moving point it is diagonal."""
 
     def __init__(self, t: float, s: Tensor, weight: Tensor, gram: Tensor, inverse: Tensor) -> None:
         L = torch.linalg.cholesky(gram)
-        U, self._now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
+        U, now, Vh = torch.linalg.svd(apart(L[:, 0].mT * s[:, None, :] @ L[:, 1]))
         rotation = torch.stack([U, Vh.mT], dim=1)
-        self._t, self._frame = t, torch.linalg.solve_triangular(L.mT, rotation, upper=True)
+        self._slope, self._frame = slope(now[:, None], t), torch.linalg.solve_triangular(L.mT, rotation, upper=True)
         back = rotation.mT @ L.mT  # the inverse of the frame
-        self.from_momentum = weight.mT * (back.mT * self._now[:, None, None, :] ** (-2 * t) @ back)
+        self.from_momentum = weight.mT * (back.mT * now[:, None, None, :] ** (-2 * t) @ back)
+
+    def velocity(self, v: Tensor) -> Tensor:
+        return v @ self.from_momentum
 
     def force(self, N: Tensor) -> Tensor:
-        own, other = slope(self._now[:, None], self._t)
-        V = self._frame.mT @ N @ self._frame
-        return self._frame @ (own * V + other * V.flip(1)) @ self._frame.mT
+        return self._frame @ self._slope.change(self._frame.mT @ N @ self._frame) @ self._frame.mT

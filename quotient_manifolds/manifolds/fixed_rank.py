@@ -17,8 +17,8 @@ from quotient_manifolds.manifolds.arguments import (
     require_sizes,
     some,
 )
-from quotient_manifolds.manifolds.fixed_rank.log import balanced, logarithms, nearest
-from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
+from quotient_manifolds.manifolds.logarithm import balanced, logarithms
+from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import Metric, power
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
@@ -122,20 +122,6 @@ class FixedRankQuotient(QuotientManifold):
         norm = torch.linalg.matrix_norm
         return product_gap(G, H, P, Q), torch.maximum(norm(G) * norm(H), norm(P) * norm(Q))
 
-    def align(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the representative of the orbit of y nearest to x at the balanced points: orthogonal Procrustes.
-
-        (L_y S_y^{1/2} Q, R_y S_y^{1/2} Q) with the rotation Q nearest to the balanced x, brought to the frame of x.
-        It is equivariant in x and does not depend on the representative y. Shapes (..., n + m, h).
-
-        >>> torch.allclose(manifold.align(x, manifold.action(torch.tensor([[-7.0]]), x)), x)
-        True
-        """
-        self._require_finite(x=x, y=y)
-        here, there = (singular_frame(*self.split(point)).to(x.dtype) for point in (x, y))
-        G, H = self.split(nearest(here, there) / here.s.sqrt()[..., None, :])
-        return torch.cat([G @ here.from_left, H @ here.from_right], dim=-2)
-
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
 
@@ -160,17 +146,6 @@ class FixedRankQuotient(QuotientManifold):
             return x.new_empty(batch)
         pairs = (p.detach().expand(batch).reshape(-1, *batch[-2:]) for p in (x, y))
         return logarithms(self.n, self.t, *pairs).reshape(batch)
-
-    def projx(self, x: Tensor) -> Tensor:
-        """Return x itself: pairs of lower rank are no points, but training may pass there (`at`), and they stay.
-
-        >>> torch.equal(manifold.projx(x), x)
-        True
-        """
-        self._require(x=x)
-        if not all_finite(x):
-            raise ValueError(NOT_FINITE)
-        return x
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         rows, most = self.n + self.m, min(self.n, self.m)

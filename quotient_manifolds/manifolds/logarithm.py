@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, singular_frame
-from quotient_manifolds.manifolds.fixed_rank.space import FixedRankSpace
+from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 
 MAX_STEPS = 60

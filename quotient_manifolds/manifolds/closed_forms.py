@@ -1,15 +1,4 @@
-r"""Follow exact geodesics of pairs (G, H) of one column, in closed form, for every metric t != 0 of the family.
-
-With G = r u, H = q w (u, w of length 1), s = r q and p = log(r / q), the metric is
-
-    s^2t ((ds / s)^2 / 2 + dp^2 / 2 + |du|^2 + |dw|^2).
-
-Horizontal is dp = 0, and p stays. With theta the arc length on the product of both spheres and rho = s^t, that is
-(drho^2 + rho^2 dphi^2) / 2 t^2 for phi = sqrt(2) t theta: a flat cone, on which geodesics are straight lines. From
-rho = 1, with growth g = t s' / s and turn b = sqrt(2) t theta', the line is rho e^(i phi) = 1 + g tau + i b tau. So at
-time tau the product has grown by |1 + g tau + i b tau|^(1/t), and u and w have gone theta = phi / (sqrt(2) t), each its
-constant share of it.
-"""
+"""Follow exact geodesics that have closed forms: of `inv`, and of pairs (G, H) of one column in every metric."""
 
 from __future__ import annotations
 
@@ -19,13 +8,47 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.manifolds.runge_kutta import FLOOR
-from quotient_manifolds.manifolds.vectors import circle
 
 _RANGE = 16.0  # caps the exponent 2 |t|, so that squared radii stay far from overflow
 
 
+def inv_exponential(left: Tensor, a: Tensor) -> Tensor:
+    r"""Compute expm(Om) left expm(M^T), Om = a left^T - left a^T: the exact geodesic of `inv`, one factor, t = 1.
+
+    The Lagrangian tr((G^T G)^{-1} G'^T G') / 2 is invariant under O(n) from the left and GL(h) from the right. The two
+    conserved momenta are Om = xi_G (G^T G)^{-1} G^T - transpose and C = (G^T G)^{-1} xi_G^T G, and
+    G(t) = expm(t Om) G expm(t C) solves the geodesic equation: G' = Om G + G C with both momenta constant.
+
+    Om acts on the span of left and Y = a - left M, M = left^T a, where in the basis (left, Y / c) it is
+    [[M - M^T, -Y^T Y / c], [c I, 0]] for any c > 0; so one 2h x 2h and one h x h exponential suffice, and nothing is
+    divided by the norm of a velocity that may be 0. Shapes (..., n, h).
+
+    For square G this is the geodesic of the right-invariant metric on GL(n), a product of two exponentials, on which
+    Vandereycken, Absil and Vandewalle (IMA J. Numer. Anal. 33, 2013) build that of semidefinite matrices of fixed rank.
+    """
+    h = a.shape[-1]
+    M = left.mT @ a
+    Y = a - left @ M
+    gram = Y.mT @ Y
+    c = torch.linalg.matrix_norm(gram.detach()).sqrt().clamp_min(torch.finfo(a.dtype).eps)[..., None, None]
+    eye = torch.eye(h, dtype=a.dtype, device=a.device).expand_as(M)
+    rows = torch.cat([M - M.mT, -gram / c], dim=-1), torch.cat([c * eye, torch.zeros_like(eye)], dim=-1)
+    rotation = torch.linalg.matrix_exp(torch.cat(rows, dim=-2))[..., :h]
+    return (left @ rotation[..., :h, :] + Y @ (rotation[..., h:, :] / c)) @ torch.linalg.matrix_exp(M.mT)
+
+
 def rank_one(t: float, left: Tensor, right: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the geodesic from unit vectors left, right with velocities a, b: both ends, and the time reached.
+    r"""Compute the geodesic of t != 0 from unit vectors left, right with velocities a, b: both ends, and the time.
+
+    With G = r u, H = q w (u, w of length 1), s = r q and p = log(r / q), the metric is
+
+        s^2t ((ds / s)^2 / 2 + dp^2 / 2 + |du|^2 + |dw|^2).
+
+    Horizontal is dp = 0, and p stays. With theta the arc length on the product of both spheres and rho = s^t, that is
+    (drho^2 + rho^2 dphi^2) / 2 t^2 for phi = sqrt(2) t theta: a flat cone, on which geodesics are straight lines. From
+    rho = 1, with growth g = t s' / s and turn b = sqrt(2) t theta', the line is rho e^(i phi) = 1 + g tau + i b tau. So
+    at time tau the product has grown by |1 + g tau + i b tau|^(1/t), and u and w have gone theta = phi / (sqrt(2) t),
+    each its constant share of it.
 
     Followed to time 1 or to where the product has changed by the factor `FLOOR` or its inverse, whichever is first.
     What rounding left of a vertical part moves along the orbit: it must not bend a line that ends in the apex.
@@ -80,3 +103,11 @@ def _on_cone(g: Tensor, b2: Tensor, t: float) -> tuple[Tensor, Tensor]:
     series = sum((-1) ** k * x**k / (2 * k + 1) for k in range(1, 9)) + 1  # atan(sqrt x) / sqrt x
     b = torch.where(flat, 1.0, b2).sqrt()
     return log, torch.where(flat, series / ahead, torch.atan2(b, forward) / b)
+
+
+def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute cos(a) and sin(a) / a from a^2, smooth at a = 0."""
+    small = squared < 1e-4
+    angle = torch.where(small, 1.0, squared).sqrt()
+    cosine = torch.where(small, 1 - squared / 2 * (1 - squared / 12 * (1 - squared / 30)), angle.cos())
+    return cosine, torch.where(small, 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42)), angle.sin() / angle)
