@@ -51,6 +51,7 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "load",
     "PIL": "load",
     "sklearn": "demo",
+    "joblib": "demo",
     "pandas": ("frames", "compare"),
     "ruamel": "compare.spec_file",
     "dask": "compare.cluster",

@@ -110,7 +110,7 @@ def of_the_rest() -> Iterator[tuple[str, Any]]:
     x, y, z = generator.normal(size=(3, 30))
     found = statistics.correlation(x, x + y, seed=0)
     yield "correlation", [found.value, found.low, found.high]
-    given = statistics.partial_correlation(x, x + y, {"z": z}, seed=0)
+    given = statistics.correlation(x, x + y, given={"z": z}, seed=0)
     yield "partial correlation", [given.value, given.low, given.high]
     yield "holm", statistics.holm([0.01, 0.04, 0.03])
 

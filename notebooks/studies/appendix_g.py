@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, final
+from typing import Any, NoReturn, final
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quotient_manifolds import cross_entropy, worst_case_sharpness
 from quotient_manifolds.compare import read_spec
 from quotient_manifolds.files import write_text
-from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, Quotient, TangentSpace
+from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient, TangentSpace
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.manifolds.arguments import require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Linearised, PullBack, Rows
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.replica import private_batch
-from quotient_manifolds.sharpness import BatchResult, Measure, WorstCase, cross_entropy
 from quotient_manifolds.sharpness.losses import IGNORED, inputs_and_labels
-from quotient_manifolds.sharpness.measure import KnownAscents
-from quotient_manifolds.sharpness.objective import BatchObjective, scalar
 from quotient_manifolds.symmetries import Evaluate
 
-METHODS = ("closed", "loop")
 _NOTHING = 1e-300  # an eps that changes no digit, but keeps the point where it is in its orbit
 
 
@@ -39,36 +33,78 @@ def measure_zoo(
     The file has a row for each checkpoint and is written after each, so that a run goes on where another stopped.
     """
     out.mkdir(parents=True, exist_ok=True)
-    file, columns = out / "appendix_g.csv", [each.label for each in ablations(layer, radius, steps)]
-    rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))) if file.exists() else []
+    file, words = out / "appendix_g.csv", {"zoo": str, "checkpoint": str}
+    known = pd.read_csv(file, dtype=words) if file.exists() else pd.DataFrame()
+    rows = known.to_dict("records")
     done = {(row["zoo"], row["checkpoint"]) for row in rows}
     specs = sorted([*zoo.glob("zoo.yaml"), *zoo.glob("*/zoo.yaml")])
     if not specs:
         raise ValueError(f"There must be a zoo.yaml in {zoo} or in its folders. Found none; run its study first")
     for path in specs:
-        spec = read_spec(path)
+        spec, part = read_spec(path), path.parent.name
         for place, each in enumerate(spec.checkpoints):
             if progress is not None:
-                progress(f"Appendix G, {path.parent.name}", place, len(spec.checkpoints))
-            if (path.parent.name, each.name) in done:
-                continue
-            model, known = load_checkpoint(each).eval(), KnownSymmetries()
-            batches = list(spec.data.batches(model, each))
-            found = [one.of(model, cross_entropy, batches, known).mean for one in ablations(layer, radius, steps)]
-            values = dict(zip(columns, map(repr, found), strict=True))
-            rows.append({"zoo": path.parent.name, "checkpoint": each.name, **values})
-            text = io.StringIO()
-            writer = csv.DictWriter(text, ["zoo", "checkpoint", *columns], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            write_text(file, text.getvalue())
+                progress(f"Appendix G, {part}", place, len(spec.checkpoints))
+            if (part, each.name) not in done:
+                model = load_checkpoint(each).eval()
+                found = ablations(model, list(spec.data.batches(model, each)), layer=layer, radius=radius, steps=steps)
+                rows.append({"zoo": part, "checkpoint": each.name, **found})
+                write_text(file, pd.DataFrame(rows).to_csv(index=False))
     return file
 
 
-def ablations(layer: str, radius: float, steps: int) -> list[Measure]:
-    """Return worst cases in the ball of adaptive sharpness around each quotient, and the relative flatness."""
-    balls = [WorstCase(AdaptiveNorm(Quotient(metric)), radius, steps=steps) for metric in ("inv", "mix")]
-    return [*balls, RelativeFlatness(layer)]
+def ablations(model: nn.Module, batches: Sequence[Any], *, layer: str, radius: float, steps: int) -> dict[str, float]:
+    """Return worst cases in the ball of adaptive sharpness around each quotient, and relative flatness, by name."""
+    found = {
+        f"{metric}, adaptive norm": worst_case_sharpness(
+            model, cross_entropy, batches, geometry=AdaptiveNorm(Quotient(metric)), radius=radius, steps=steps
+        ).mean
+        for metric in ("inv", "mix")
+    }
+    flatness = [relative_flatness(model, batch, layer) for batch in batches]
+    return found | {"relative flatness": sum(flatness) / len(flatness)}
+
+
+@torch.no_grad()
+def relative_flatness(model: nn.Module, batch: Any, layer: str) -> float:
+    """Compute the relative flatness of the last linear layer (Petzka et al., 2021): larger where the loss is sharper.
+
+    kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of an nn.Linear, its bias left out; H_ss' is
+    the block of the loss's Hessian with respect to rows s and s'. For the mean cross-entropy of the layer's output
+    that is E[|phi|^2 (sum_c p_c |w_c|^2 - |sum_c p_c w_c|^2)], with phi the layer's input and p the softmax of its
+    output: one forward pass.
+
+    Invariant along the orbits of symmetries that leave this layer's weight and input alone, as those of attention
+    leave a classifier's head; and under scaling of the layer against the one before it.
+
+    Raises ValueError if the layer is no nn.Linear, is not called once, or if its output are not the logits.
+    Source: Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021.
+    """
+    linear = dict(model.named_modules()).get(layer)
+    if not isinstance(linear, nn.Linear):
+        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        raise ValueError(f"layer must name an nn.Linear of the model. Found {layer!r}; it has {', '.join(linears)}")
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = linear.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0], output)))
+    try:
+        loss = float(cross_entropy(model, batch))
+    finally:
+        hook.remove()
+    if len(seen) != 1:
+        raise ValueError(f"{layer} must be called once in a forward pass. Found {len(seen)} calls")
+    phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])  # (examples, rows), (examples, classes)
+    labels = inputs_and_labels(batch)[1].flatten()
+    if logits.shape[0] != labels.shape[0] or not _near(loss, logits, labels):
+        raise ValueError(f"The loss must be the mean cross-entropy of the output of {layer}. Found {loss:.6g}")
+    labelled = labels != IGNORED
+    phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), linear.weight.double()
+    scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
+    return float(((phi**2).sum(dim=1) * scatter).mean())
+
+
+def _near(loss: float, logits: Tensor, labels: Tensor) -> bool:
+    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED))
+    return abs(expected - loss) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(loss))
 
 
 @final
@@ -174,106 +210,3 @@ class RelativeSpace(HorizontalSpace):
 
     def _velocity(self, z: Tensor) -> Tensor:
         return self.space.project(self.space.coordinates(self.vector(z)))
-
-
-@final
-@dataclass(frozen=True)
-class RelativeFlatness(Measure):
-    """Compute the relative flatness of one linear layer (Petzka et al., 2021), which is larger the sharper the loss is.
-
-    kappa = sum over rows s, s' of <w_s, w_s'> tr H_ss' for the weight W of an nn.Linear, its bias left out.
-
-    H_ss' is the block of the loss's Hessian with respect to rows s and s'. method "closed": for a layer whose output
-    are the logits of a mean cross-entropy, E[|phi|^2 (sum_c p_c |w_c|^2 - |sum_c p_c w_c|^2)] with phi the layer's
-    input and p the softmax of its output, one forward pass. "loop": any linear layer and loss, rows x columns backward
-    passes, for small layers and for checking. By Euclidean derivatives: it has no other geometry.
-
-    Invariant along the orbits of symmetries that leave this layer's weight and input alone, as those of attention
-    leave a classifier's head; and under scaling of the layer against the one before it.
-
-    Raises ValueError if the loss is not the mean cross-entropy of the layer's output ("closed") or the layer's weight
-    is shared with another module. Source: Petzka et al., "Relative Flatness and Generalization", NeurIPS 2021.
-    """
-
-    name: ClassVar[str] = "relative flatness"
-
-    geometry: Geometry = field(default=Euclidean(), init=False)
-    layer: str
-    method: Literal["closed", "loop"] = "closed"
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
-
-    def ticks(self, model: nn.Module) -> int:
-        return _linear(model, self.layer).weight.numel() + 1 if self.method == "loop" else 1
-
-    def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
-        weight = _linear(objective.model, self.layer).weight.detach()
-        if self.method == "loop":
-            base, value = _loop(objective, f"{self.layer}.weight", weight)
-            return BatchResult(value, base, forward_passes=1, backward_passes=weight.numel() + 1)
-        base, value = _closed(objective, self.layer, weight)
-        objective.tick()
-        return BatchResult(value, base, forward_passes=1, backward_passes=0)
-
-
-def _closed(objective: BatchObjective, layer: str, weight: Tensor) -> tuple[float, float]:
-    """Return the loss and kappa from one forward pass: for cross-entropy the logits' Hessian is diag(p) - p p^T."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def look(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.append((inputs[0].detach(), output.detach()))
-
-    model, loss = objective.replica({})
-    model.get_submodule(layer).register_forward_hook(look)
-    with torch.no_grad():
-        base = float(scalar(loss(model, private_batch(objective.batch, objective.cast))))
-    if len(seen) != 1:
-        raise ValueError(
-            f"The layer must be called once in a forward pass. Found {len(seen)} calls on batch {objective.index}"
-        )
-    phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])  # (examples, rows), (examples, classes)
-    labels = inputs_and_labels(objective.batch)[1].flatten()
-    same = logits.shape[0] == labels.shape[0]
-    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)) if same else float("nan")
-    if not abs(expected - base) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(base)):
-        raise ValueError(
-            f"The closed form holds for the mean cross-entropy of the layer's output. Found a loss of {base:.6g} on "
-            f"batch {objective.index}, where that is {expected:.6g}; use method='loop'"
-        )
-    labelled = labels != IGNORED
-    phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), weight.double()
-    scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
-    return base, float(((phi**2).sum(dim=1) * scatter).mean())
-
-
-def _loop(objective: BatchObjective, name: str, weight: Tensor) -> tuple[float, float]:
-    """Return the loss and kappa by the definition: one row of the Hessian for every element of the weight."""
-    leaf = weight.clone().requires_grad_()
-    gram = (weight @ weight.mT).double()
-    total = 0.0
-    with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
-        value = objective.differentiable_loss({name: leaf})
-        (slope,) = torch.autograd.grad(value, leaf, create_graph=True, materialize_grads=True)
-        objective.tick()
-        for row in range(weight.shape[0]):
-            for column in range(weight.shape[1]):
-                if slope.requires_grad:
-                    (second,) = torch.autograd.grad(slope[row, column], leaf, retain_graph=True, materialize_grads=True)
-                    total += float(gram[row] @ second[:, column].double())
-                objective.tick()
-    return float(value.detach()), total
-
-
-def _linear(model: nn.Module, layer: str) -> nn.Linear:
-    linear = dict(model.named_modules()).get(layer)
-    if not isinstance(linear, nn.Linear):
-        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        raise ValueError(f"layer must name an nn.Linear of the model. Found {layer!r}; it has {', '.join(linears)}")
-    owners = [
-        name for name, module in model.named_modules() for w in module.parameters(recurse=False) if w is linear.weight
-    ]
-    if len(owners) > 1:
-        raise ValueError(f"The weight of {layer} must be its own. It is shared by {', '.join(owners)}")
-    return linear

@@ -16,8 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.demo.digits import Digits, load_digits
-from quotient_manifolds.demo.zoo import draw_recipe, one_thread, train
+from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table

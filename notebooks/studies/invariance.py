@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -209,7 +210,8 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Invarianc
 
     moves = MOVES[-1:] if fast else MOVES
     cells = {name: partial(row_of, name, moves) for name in (FAST if fast else names())}
-    rows = resume(out / "rows", Row, cells, what="invariance", settings=moves, progress=progress)
+    made = resume(out / "rows", cells, what="invariance", settings=moves, progress=progress)
+    rows = TypeAdapter(tuple[Row, ...]).validate_python(made)
     found = Invariance(rows, moves, command, VERSION, torch.__version__, transformers.__version__)
     found.save(out / "invariance.json")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +39,10 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     import torch
 
     from quotient_manifolds.compare import run_comparison
-    from quotient_manifolds.demo import cores, one_thread, prepare
+    from quotient_manifolds.demo import one_thread, prepare
 
     with progress_bars(quiet=quiet) as progress:
-        spec = prepare(out, models=models, seed=seed, workers=workers or cores(), progress=progress)
+        spec = prepare(out, models=models, seed=seed, workers=workers or os.cpu_count() or 1, progress=progress)
     model, page = out / "models" / "vit-00", out / "orbit.html"
     settings = {"radius": 0.2, "steps": 20, "seed": seed, "device": device, "dtype": torch.float32}
     with one_thread():

@@ -26,7 +26,7 @@ from quotient_manifolds.compare.worker import SPLITS, Task
 from quotient_manifolds.load import Checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness import BatchResult
-from quotient_manifolds.statistics import COEFFICIENTS, Correlation, agreement, correlation, partial_correlation
+from quotient_manifolds.statistics import COEFFICIENTS, Correlation, agreement, correlation
 from quotient_manifolds.version import VERSION
 
 
@@ -108,8 +108,7 @@ def _rankings(
         ]
         for name in given:
             values = comparison.column(name)
-            held = {f"the score {name}": values}  # which may be called x
-            computed.append(((name,), [name, values, x, y], partial(partial_correlation, x, y, held)))
+            computed.append(((name,), [name, values, x, y], partial(correlation, x, y, given={name: values})))
         for names, columns, compute in computed:
             known = _remembered(inventory.store, columns, compute, remember)
             found.append(Ranking(measure, target, names, known))

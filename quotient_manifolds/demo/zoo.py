@@ -1,20 +1,16 @@
-"""Train a zoo of small vision transformers on digits, each once and in a process of its own."""
+"""Train a zoo of small vision transformers on scikit-learn's handwritten digits, each model once."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.demo.digits import shifted
-from quotient_manifolds.files import write_text
+from quotient_manifolds.files import whole, write_text
+from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load import load_object
 from quotient_manifolds.progress import Progress
 
+TRAIN_POINTS = 256  # few, so that generalisation gaps spread
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about
 # 1 / sqrt(48)) instead of 0.02 leave out the long plateau at the start of training.
 ARCHITECTURE: dict[str, Any] = {
@@ -42,7 +39,58 @@ ARCHITECTURE: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "num_labels": 10,
 }
-RECORD = "training.json"  # what made the model in a directory, and the digest of its weights
+
+
+def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progress) -> Path:
+    """Train the zoo and write what `compare` needs of it; return the spec.
+
+    Written: models/vit-00, vit-01, ... (each once), train.npz, test.npz, scores.csv with how each was trained, and
+    zoo.yaml.
+    """
+    load_digits(train_points=TRAIN_POINTS, seed=seed).write(out)
+    recipes = {f"vit-{index:02}": draw_recipe(index, seed=seed) for index in range(models)}
+    train_zoo(out / "models", recipes, out / "train.npz", workers=workers, progress=progress)
+    scores = data_frame([{"checkpoint": name, **asdict(recipe)} for name, recipe in recipes.items()])
+    write_text(out / "scores.csv", scores.to_csv(index=False))
+    write_text(out / "zoo.yaml", resources.files(__package__).joinpath("zoo.yaml").read_text(encoding="utf-8"))
+    return out / "zoo.yaml"
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Hold images (N, 1, 8, 8) float32, standardised by the training images' mean and deviation, and their classes."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    def write(self, folder: Path) -> None:
+        """Write train.npz and test.npz, each with `images` and `labels`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("train", "test"):
+            images, labels = getattr(self, f"{name}_images"), getattr(self, f"{name}_labels")
+            with whole(folder / f"{name}.npz") as unfinished, unfinished.open("wb") as file:
+                np.savez(file, images=images.numpy(), labels=labels.numpy())
+
+
+def load_digits(*, train_points: int, seed: int = 0) -> Digits:
+    """Return the 1797 digits, `train_points` of them as training images, the rest for testing, classes in proportion.
+
+    Raises ImportError where scikit-learn is not installed.
+    """
+    try:
+        from sklearn import datasets, model_selection
+    except ImportError as error:
+        raise ImportError('Digits need scikit-learn: pip install "quotient-manifolds[demo]".') from error
+    grey, classes = datasets.load_digits(return_X_y=True)
+    train, test = model_selection.train_test_split(
+        np.arange(len(classes)), train_size=train_points, stratify=classes, random_state=seed
+    )
+    images = torch.from_numpy(grey).float().reshape(-1, 1, 8, 8)
+    images = (images - images[train].mean()) / images[train].std()
+    labels = torch.from_numpy(classes).long()
+    return Digits(images[train], labels[train], images[test], labels[test])
 
 
 @dataclass(frozen=True)
@@ -83,71 +131,44 @@ def train_zoo(
 ) -> None:
     """Train the models folder/NAME, by the recipe of each name, in `workers` processes.
 
-    A model that is there, complete and made by the same recipe, architecture and data, is not trained again; each is
-    moved to its place when it is finished, so an interrupted run goes on where it stopped.
-
-    data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,).
+    A model that is there, made by the same recipe, architecture and data, is not trained again, so an interrupted run
+    resumes. data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,).
     """
     common = {"architecture": dict(architecture), "data": hashlib.sha256(data.read_bytes()).hexdigest()}
-    jobs = []
-    for name, recipe in recipes.items():
-        made_by = {"recipe": asdict(recipe), **common}
-        if not is_made(folder / name, made_by):
-            jobs.append(partial(make_once, folder / name, made_by, partial(_train_into, recipe, data, common)))
+    jobs = [
+        partial(
+            make_once, folder / name, {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, common)
+        )
+        for name, recipe in recipes.items()
+    ]
     report = progress or (lambda what, finished, total: None)
-    kept = len(recipes) - len(jobs)
-    report("training", kept, len(recipes))
-    for finished, _ in enumerate(each_finished(jobs, workers), kept + 1):
-        report("training", finished, len(recipes))
+    report("training", 0, len(jobs))
+    for finished, _ in enumerate(each_finished(jobs, workers), 1):
+        report("training", finished, len(jobs))
 
 
 def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[Any]:
-    """Yield the results of jobs as they are finished; with two or more workers in so many processes."""
-    if min(workers, len(jobs)) < 2:
-        yield from (job() for job in jobs)
-        return
-    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has run torch's threads may hang
-    waits = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(min(workers, len(jobs)), spawn, waits) as pool:
-        try:
-            yield from (done.result() for done in as_completed([pool.submit(_interruptibly, job) for job in jobs]))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    """Yield the results of jobs as they are finished, in so many processes; one worker is this process."""
+    import joblib
 
-
-def _interruptibly(job: Callable[[], Any]) -> Any:
-    """Run a job that Ctrl-C ends. A process that waits for one does not hear it, and so leaves no traceback."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return job()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def is_made(directory: Path, made_by: Mapping[str, Any]) -> bool:
-    """Return whether `directory` holds a complete model that was made by this; `made_by` is anything JSON can hold."""
-    try:
-        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        return bool(record["made_by"] == made_by and record["weights_sha256"] == digest(directory))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator_unordered")
+    yield from run(joblib.delayed(job)() for job in jobs)
 
 
 def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path], None]) -> None:
     """Call `make`, which writes a model into an empty folder, and move that to `directory`: it is never half-written.
 
-    Nothing is done if `directory` holds it already, see `is_made`.
+    Nothing is done if `directory` was made by the same; `made_by` is anything that JSON can hold.
     """
-    if is_made(directory, made_by):
+    record, text = "training.json", json.dumps({"made_by": made_by}, indent=1) + "\n"
+    if (directory / record).is_file() and (directory / record).read_text(encoding="utf-8") == text:
         return
     unfinished = directory.parent.with_name(f".unfinished-{directory.name}")  # a zoo is all that lies in one folder
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         make(unfinished)
-        record = {"made_by": made_by, "weights_sha256": digest(unfinished)}
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (unfinished / record).write_text(text, encoding="utf-8")
         shutil.rmtree(directory, ignore_errors=True)
         directory.parent.mkdir(parents=True, exist_ok=True)
         os.replace(unfinished, directory)
@@ -155,26 +176,10 @@ def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path]
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def digest(directory: Path) -> str:
-    """Return a hash of a model's configuration and weights."""
-    files = [directory / "config.json", directory / "model.safetensors"]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
 def _train_into(recipe: TrainingRecipe, data: Path, common: Mapping[str, Any], folder: Path) -> None:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name]) for name in ("images", "labels"))
     train(recipe, images, labels, common["architecture"]).save_pretrained(folder, safe_serialization=True)
-
-
-def write_scores(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys as CSV."""
-    first, *others = rows
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(first), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([first, *others])
-    write_text(path, text.getvalue())
 
 
 @contextmanager
@@ -203,7 +208,12 @@ def train(
 
     torch's global generator is left alone.
     """
-    model = _untrained(recipe.seed, architecture).train()
+    # By name, for the library itself is imported behind one door.
+    config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
+    build = load_object("transformers:ViTForImageClassification", "a vision transformer")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = build(config).train()
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
@@ -222,10 +232,11 @@ def train(
     return model.eval()
 
 
-def _untrained(seed: int, architecture: Mapping[str, Any]) -> Any:
-    # By name, for the library itself is imported behind one door.
-    config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
-    build = load_object("transformers:ViTForImageClassification", "a vision transformer")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build(config)
+def shifted(images: Tensor, most: int, blank: float, generator: torch.Generator) -> Tensor:
+    """Return each image moved by its own random (rows, columns) in -most..most, the edge filled with `blank`."""
+    count, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (most,) * 4, value=blank)
+    offset = torch.randint(0, 2 * most + 1, (count, 2), generator=generator)
+    rows = offset[:, :1, None] + torch.arange(height)[None, :, None]  # (count, height, 1)
+    columns = offset[:, 1:, None] + torch.arange(width)[None, None, :]  # (count, 1, width)
+    return padded[torch.arange(count)[:, None, None], 0, rows, columns][:, None]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.files import whole
-from quotient_manifolds.statistics.columns import Numbers
+from quotient_manifolds.statistics import Numbers
 
 LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone

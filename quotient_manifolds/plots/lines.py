@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.plots.canvas import INK, Plot, Style, canvas, extent, numbers, plain, plain_ticks, style_of
-from quotient_manifolds.statistics.columns import Numbers
+from quotient_manifolds.statistics import Numbers
 
 
 @dataclass(frozen=True)

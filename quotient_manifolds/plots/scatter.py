@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quotient_manifolds.plots.canvas import STYLES, Plot, Style, canvas, extent, numbers, plain, plain_ticks, style_of
-from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation
-from quotient_manifolds.statistics.columns import Numbers
+from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
 
 LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
 

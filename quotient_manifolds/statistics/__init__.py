@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.statistics.agreement import Agreement, agreement
-from quotient_manifolds.statistics.coefficients import COEFFICIENT_NAMES, COEFFICIENTS, Kind
 from quotient_manifolds.statistics.correlation import (
+    COEFFICIENT_NAMES,
+    COEFFICIENTS,
     FEW_MODELS,
+    Agreement,
     Correlation,
+    Kind,
+    Numbers,
+    agreement,
     correlation,
     holm,
-    partial_correlation,
     tau_deviation,
 )
 
@@ -20,9 +23,9 @@ __all__ = [
     "Agreement",
     "Correlation",
     "Kind",
+    "Numbers",
     "agreement",
     "correlation",
     "holm",
-    "partial_correlation",
     "tau_deviation",
 ]

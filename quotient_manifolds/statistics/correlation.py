@@ -1,25 +1,33 @@
-"""Compute correlations over models, with a bootstrap interval and a permutation p-value."""
+"""Correlate measures with scores over models: coefficients, bootstrap intervals, permutation p-values."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from quotient_manifolds.statistics.coefficients import NOTHING_LEFT, Kind, check_kind, coefficient
-from quotient_manifolds.statistics.columns import Floats, Numbers, complete, encoded, numbers
+Floats = NDArray[np.float64]
+Numbers = Sequence[float | None] | NDArray[Any]
+Kind = Literal["kendall-b", "spearman", "pearson"]
+COEFFICIENTS: tuple[Kind, ...] = get_args(Kind)
+COEFFICIENT_NAMES: dict[Kind, str] = {
+    "kendall-b": "Kendall’s tau-b",
+    "spearman": "Spearman’s rho",
+    "pearson": "Pearson’s r",
+}
 
+# What a fit on covariates leaves of a column, below which nothing but rounding is left.
+NOTHING_LEFT = 1e-10
 # Fewer models than this have so few distinct resamples that an interval would be an ornament.
 FEWEST_MODELS = 5
-# Of fewer models than this tau strays from 0 by 0.16 and more by chance alone: a reader is told.
+# Of fewer models than this tau deviates from 0 by 0.16 and more by chance alone: a reader is told.
 FEW_MODELS = 20
-# Partial tau is tau-b's, which is tau-a without ties: with ties tau-a comes from no fit.
-PARTIAL = ("kendall-b", "spearman", "pearson")
 BATCH = 500  # resamples computed at once
 
 
@@ -56,74 +64,52 @@ def correlation(
     y: Numbers,
     kind: Kind = "kendall-b",
     *,
+    given: Mapping[str, Sequence[float | str | None]] | None = None,
     confidence: float = 0.95,
     resamples: int = 2000,
     permutations: int = 9999,
     seed: int = 0,
 ) -> Correlation:
-    """Compute how well x and y go together over models, with a bootstrap interval and a permutation p-value.
+    """Compute how strongly x and y correlate over models, with a bootstrap interval and a permutation p-value.
 
-    kind: Kendall's tau-b or tau-a, Spearman's or Pearson's coefficient, each sum_ij a_ij b_ij / sqrt(sum_ij a_ij^2
+    kind: Kendall's tau-b, Spearman's or Pearson's coefficient, each sum_ij a_ij b_ij / sqrt(sum_ij a_ij^2
     sum_ij b_ij^2) with a_ij = sign(x_i - x_j) (tau), or differences of ranks or of values, and b likewise from y.
 
-    tau-a divides by the number of pairs instead; without ties it is tau-b. A model in which x or y is None or NaN (a
-    measurement that failed) is left out and counted. No value where x or y is constant, no interval below five
-    models. The p-value permutes x. Raises ValueError for different lengths or infinite values.
+    given: columns by name, of numbers or of categories (text), for Kendall's partial tau: the correlation of what is
+    left of sign(x_i - x_j) and sign(y_i - y_j) after a linear fit on those of the covariates, over all pairs of models.
+    For one covariate it is (t_xy - t_xz t_yz) / sqrt((1 - t_xz^2)(1 - t_yz^2)). It shrinks, but need not vanish, where
+    x and y depend on the covariates only. A category is one 0/1 column for each of its values but one.
+
+    A model in which a column is None or NaN (a measurement that failed) is left out and counted. No value where x or y
+    is constant, where the covariates decide it, or where fewer than one degree of freedom is left; no interval below
+    five models. The p-value permutes x; with covariates residuals of the ranks of y, which are added to the fit again
+    (Freedman and Lane, 1983). Raises ValueError for different lengths, infinite values, and covariates of another kind
+    than "kendall-b".
     """
-    check_kind(kind)
-    _check(confidence, resamples, permutations)
-    (a, b), left_out = complete({"x": x, "y": y})
-    columns = np.stack([numbers("x", a), numbers("y", b)])
-    empty = Correlation(kind, None, None, None, None, columns.shape[1], left_out, confidence, 0, 0, 0)
-
-    def permuted(x: Floats) -> Floats:
-        return np.stack(np.broadcast_arrays(x, columns[1]), axis=-2)
-
-    return _estimate(empty, columns, columns[0], permuted, resamples, permutations, seed)
-
-
-def partial_correlation(
-    x: Numbers,
-    y: Numbers,
-    given: Mapping[str, Sequence[float | str | None]],
-    kind: Kind = "kendall-b",
-    *,
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    permutations: int = 9999,
-    seed: int = 0,
-) -> Correlation:
-    """Compute the correlation of what is left of x and y after a linear fit on the columns `given` (name: values).
-
-    "pearson" fits values, "spearman" ranks. Kendall fits the signs of differences over all pairs of models, x_i - x_j
-    on those of the covariates: for one covariate that is Kendall's partial tau,
-    (t_xy - t_xz t_yz) / sqrt((1 - t_xz^2)(1 - t_yz^2)), and it is defined for several; it shrinks, but need not
-    vanish, where x and y depend on the covariates only. A column of text is a category: one 0/1 column for each of its
-    values but one. The p-value is Freedman and Lane's: residuals of y (of its ranks) on the covariates are permuted
-    and added to the fit again. No value where fewer than one degree of freedom is left, or where the covariates decide
-    x or y.
-    """
-    check_kind(kind, PARTIAL)
-    _check(confidence, resamples, permutations)
-    if {"x", "y"} & set(given):
-        raise ValueError("The covariates may not be called 'x' or 'y', which are the correlated columns: rename them.")
-    (a, b, *others), left_out = complete({"x": x, "y": y, **given})
-    covariates = [column for name, values in zip(given, others, strict=True) for column in encoded(name, values)]
-    columns = np.stack([numbers("x", a), numbers("y", b), *covariates])
-    empty = Correlation(kind, None, None, None, None, columns.shape[1], left_out, confidence, 0, 0, 0)
-    if columns.shape[1] < len(columns) + 1:
+    _check_kind(kind)
+    if given and kind != "kendall-b":
+        raise ValueError(f"kind must be 'kendall-b' where covariates are given. Found {kind!r}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1. Found {confidence!r}")
+    if resamples < 1 or permutations < 1:
+        raise ValueError(f"resamples and permutations must be at least 1. Found {resamples=} and {permutations=}")
+    covariates = {f"the covariate {name}": values for name, values in (given or {}).items()}
+    table: dict[str, Any] = {"x": x, "y": y, **covariates}
+    _check_lengths(table)
+    rows = list(zip(*table.values(), strict=True))
+    kept = [row for row in rows if not any(value is None or value != value for value in row)]
+    whole = {name: [row[place] for row in kept] for place, name in enumerate(table)}
+    others = [column for name in covariates for column in _coded(name, whole[name])]
+    columns = np.stack([_numbers("x", whole["x"]), _numbers("y", whole["y"]), *others])
+    models = len(kept)
+    empty = Correlation(kind, None, None, None, None, models, len(rows) - models, confidence, 0, 0, 0)
+    if models < 2 or (others and models < len(columns) + 1):
         return empty
-    if kind != "pearson":
-        columns = stats.rankdata(columns, axis=-1)
-    fit, residuals = _fitted(columns[1], columns[2:])
-
-    def permuted(residuals: Floats) -> Floats:
-        # Ties of y would be broken by the rounding of the fit.
-        again = fit + residuals if kind == "pearson" else np.round(fit + residuals, 8)
-        fixed = [np.broadcast_to(column, again.shape) for column in columns]
-        return np.stack([fixed[0], again, *fixed[2:]], axis=-2)
-
-    return _estimate(empty, columns, residuals, permuted, resamples, permutations, seed)
+    value = float(_coefficient(kind, columns))
+    if math.isnan(value):
+        return empty
+    found = _with_p_value(replace(empty, value=value), columns, permutations, seed)
+    return found if models < FEWEST_MODELS else _with_interval(found, columns, resamples, seed)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -142,68 +128,49 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def tau_deviation(models: int) -> float:
-    """Return sqrt(2 (2 n + 5) / (9 n (n - 1))): how far tau of n unrelated models strays from 0 (Kendall, 1938)."""
-    if models < 2:
-        raise ValueError(f"tau is of at least 2 models, found {models}.")
+    """Return sqrt(2 (2 n + 5) / (9 n (n - 1))): tau's standard deviation for n unrelated models (Kendall, 1938)."""
     return math.sqrt(2 * (2 * models + 5) / (9 * models * (models - 1)))
 
 
-def _check(confidence: float, resamples: int, permutations: int) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"The confidence lies between 0 and 1, found {confidence!r}.")
-    if resamples < 1 or permutations < 1:
-        raise ValueError(
-            f"At least one resample and one permutation are needed, found {resamples=} and {permutations=}."
-        )
+def _with_p_value(found: Correlation, columns: Floats, permutations: int, seed: int) -> Correlation:
+    """Fill in the p-value: x is permuted, or what the covariates leave of the ranks of y."""
+    moved, fit = columns[0], None
+    if len(columns) > 2:
+        columns = stats.rankdata(columns, axis=-1)
+        design = np.stack([np.ones_like(moved), *columns[2:]], axis=1)
+        fit = design @ np.linalg.lstsq(design, columns[1], rcond=NOTHING_LEFT)[0]
+        moved = columns[1] - fit
 
+    def statistic(moved: Floats, axis: int) -> Floats:
+        if fit is None:
+            return _coefficient(found.kind, np.stack(np.broadcast_arrays(moved, columns[1]), axis=-2))
+        again = np.round(fit + moved, 8)  # else rounding of the fit would break ties of y
+        fixed = [np.broadcast_to(column, again.shape) for column in columns]
+        return _coefficient(found.kind, np.stack([fixed[0], again, *fixed[2:]], axis=-2))
 
-def _fitted(y: Floats, covariates: Floats) -> tuple[Floats, Floats]:
-    """Split y into fit + residuals, by least squares on the covariates and a constant."""
-    design = np.stack([np.ones_like(y), *covariates], axis=1)
-    fit = design @ np.linalg.lstsq(design, y, rcond=NOTHING_LEFT)[0]
-    return fit, y - fit
-
-
-def _estimate(
-    empty: Correlation,
-    columns: Floats,
-    moved: Floats,
-    permuted: Callable[[Floats], Floats],
-    resamples: int,
-    permutations: int,
-    seed: int,
-) -> Correlation:
-    """Fill in all but the counts; `permuted` makes columns (..., k, n) of permutations (..., n) of `moved`."""
-    models = columns.shape[1]
-    value = float(coefficient(empty.kind, columns)) if models > 1 else math.nan
-    if math.isnan(value):
-        return empty
     test = stats.permutation_test(
         (moved,),
-        lambda moved, axis: coefficient(empty.kind, permuted(moved)),
+        statistic,
         permutation_type="pairings",
         vectorized=True,
         n_resamples=permutations,
         batch=BATCH,
         rng=np.random.default_rng(seed),
     )
-    found = replace(empty, value=value, p_value=float(test.pvalue), permutations=len(test.null_distribution))
-    return found if models < FEWEST_MODELS else _with_interval(found, columns, resamples, seed)
+    return replace(found, p_value=float(test.pvalue), permutations=len(test.null_distribution))
 
 
 def _with_interval(found: Correlation, columns: Floats, resamples: int, seed: int) -> Correlation:
     """Fill in the interval: models are drawn with replacement, each with all its columns."""
-    numbered = np.arange(columns.shape[1])
-    source = np.stack([*columns, numbered]) if found.kind == "kendall-a" else columns
 
     def statistic(drawn: NDArray[np.int64], axis: int) -> Floats:
-        return coefficient(found.kind, np.moveaxis(source[:, drawn], 0, -2))
+        return _coefficient(found.kind, np.moveaxis(columns[:, drawn], 0, -2))
 
     with warnings.catch_warnings():
         # scipy warns when a resample has no coefficient; those are counted and left out below.
         warnings.simplefilter("ignore", RuntimeWarning)
         values = stats.bootstrap(
-            (numbered,),
+            (np.arange(columns.shape[1]),),
             statistic,
             vectorized=True,
             n_resamples=resamples,
@@ -218,3 +185,100 @@ def _with_interval(found: Correlation, columns: Floats, resamples: int, seed: in
     tail = (1 - found.confidence) / 2
     low, high = np.nanquantile(values, [tail, 1 - tail])
     return replace(found, low=float(low), high=float(high))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Hold coefficients between all columns, row by row (None: not defined), and from how many models each comes."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    models: tuple[tuple[int, ...], ...]
+    total: int
+
+
+def agreement(columns: Mapping[str, Numbers], kind: Kind = "kendall-b") -> Agreement:
+    """Return the correlation of every two columns, over the models that have both (others have None or NaN there)."""
+    _check_kind(kind)
+    _check_lengths(columns)
+    table = [_numbers(name, values) for name, values in columns.items()]
+    both = [[np.isfinite(a) & np.isfinite(b) for b in table] for a in table]
+    values = [
+        [float(_coefficient(kind, np.stack([a[has], b[has]]))) for b, has in zip(table, row, strict=True)]
+        for a, row in zip(table, both, strict=True)
+    ]
+    return Agreement(
+        kind,
+        tuple(columns),
+        tuple(tuple(None if math.isnan(value) else value for value in row) for row in values),
+        tuple(tuple(int(has.sum()) for has in row) for row in both),
+        len(table[0]) if table else 0,
+    )
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in COEFFICIENTS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, COEFFICIENTS))}. Found {kind!r}")
+
+
+def _coefficient(kind: Kind, columns: Floats) -> Floats:
+    """Correlate columns 0 and 1, of "kendall-b" given columns 2 and on, (..., k, n) -> (...); NaN where undefined."""
+    gram = _signs(columns) if kind == "kendall-b" else _scores(kind, columns)
+    norms = np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1))
+    norms = np.where(norms > 0, norms, math.inf)
+    left = _given_the_rest(gram / (norms[..., :, None] * norms[..., None, :]))
+    defined = (left[..., 0, 0] > NOTHING_LEFT) & (left[..., 1, 1] > NOTHING_LEFT)
+    variances = np.where(defined, left[..., 0, 0] * left[..., 1, 1], 1)
+    return np.clip(np.where(defined, left[..., 0, 1], math.nan) / np.sqrt(variances), -1, 1)
+
+
+def _signs(columns: Floats) -> Floats:
+    """Multiply signs of differences over all pairs of models, (..., k, n) -> (..., k, k)."""
+    # Only the order counts, so single precision is exact: it holds every rank and every sum of signs.
+    ranks = stats.rankdata(columns, method="dense", axis=-1).astype(np.float32)
+    total = np.zeros((*columns.shape[:-1], columns.shape[-2]))
+    for lag in range(1, columns.shape[-1]):
+        signs = np.sign(ranks[..., lag:] - ranks[..., :-lag])
+        total += np.einsum("...in,...jn->...ij", signs, signs)
+    return total
+
+
+def _scores(kind: Kind, columns: Floats) -> Floats:
+    """Multiply centred values or ranks, (..., k, n) -> (..., k, k)."""
+    scores = stats.rankdata(columns, axis=-1) if kind == "spearman" else columns
+    if scores.shape[-1]:  # constant columns become exactly 0, others of size 1: squares do not overflow
+        scores = scores - scores[..., :1]
+        size = np.abs(scores).max(axis=-1, keepdims=True)
+        scores = scores / np.where(size > 0, size, 1)
+        scores = scores - scores.mean(axis=-1, keepdims=True)
+    return scores @ np.swapaxes(scores, -1, -2)
+
+
+def _given_the_rest(matrix: Floats) -> Floats:
+    """Return the Schur complement (..., 2, 2) of rows 2 and on of (..., k, k), which may depend on each other."""
+    first, mixed, rest = matrix[..., :2, :2], matrix[..., :2, 2:], matrix[..., 2:, 2:]
+    if not rest.size:
+        return first
+    return first - mixed @ np.linalg.pinv(rest, NOTHING_LEFT, True) @ np.swapaxes(mixed, -1, -2)
+
+
+def _numbers(name: str, values: Sequence[Any] | NDArray[Any]) -> Floats:
+    """Return a column as an array, NaN for None."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or np.isinf(array).any():
+        raise ValueError(f"Column {name!r} must hold one finite number a model, or None. Found {values!r}")
+    return array
+
+
+def _coded(name: str, values: Sequence[Any]) -> list[Floats]:
+    """Return a column of numbers as it is, a category as 0/1 columns, for all its values but the first."""
+    if not any(isinstance(value, str) for value in values):
+        return [_numbers(name, values)]
+    return [np.asarray([value == level for value in values], dtype=np.float64) for level in sorted(set(values))[1:]]
+
+
+def _check_lengths(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"Columns must be of one length, one value a model. Found {lengths}")

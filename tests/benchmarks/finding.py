@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quotient_manifolds.symmetries import find_symmetries
-from tests.benchmarks.resident import peak
+from tests.benchmarks.running import peak
 
 SIZES = {
     "small": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},

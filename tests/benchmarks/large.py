@@ -20,7 +20,7 @@ from torch import Tensor
 from quotient_manifolds.geometry import as_geometry
 from quotient_manifolds.sharpness import PreparedModel, WorstCase, next_token_cross_entropy
 from tests.benchmarks.finding import llama
-from tests.benchmarks.resident import peak
+from tests.benchmarks.running import peak
 
 WORDS, TOKENS, RADIUS = 32000, 128, 0.05
 

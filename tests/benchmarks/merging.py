@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds import merge_adapters
+from tests.benchmarks.running import peak
 from tests.lora_files import lora_directory, product
 
 ADAPTERS, RANK, TRAINED = 8, 16, 0.5
@@ -73,14 +74,6 @@ def base(width: int, layers: int) -> Residual:
     return Residual(width, layers)
 
 
-def peak(*, reset: bool = False) -> int:
-    """Peak resident memory since the last reset, in bytes."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
-
-
 def timed(merge: Callable[[int], Any]) -> tuple[Any, float, int]:
     """What the first of three merges gives, the shortest time of one, and the peak memory of the first."""
     before, seconds, extra, first = peak(reset=True), [], 0, None
@@ -118,7 +111,8 @@ def by_peft(method: str, paths: list[Path], width: int, layers: int) -> tuple[li
 
 def errors(means: list[Tensor], found: list[Tensor], width: int) -> tuple[float, float]:
     """Relative errors of the update and of the change of the function."""
-    norms = [sum(float(part.square().sum()) for part in parts) for parts in (means, _differences(found, means))]
+    differences = [one - other for one, other in zip(found, means, strict=True)]
+    norms = [sum(float(part.square().sum()) for part in parts) for parts in (means, differences)]
     x = torch.randn(64, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
     def outputs(updates: list[Tensor]) -> Tensor:
@@ -130,10 +124,6 @@ def errors(means: list[Tensor], found: list[Tensor], width: int) -> tuple[float,
 
     plain, exact, merged = outputs([0.0 * mean for mean in means]), outputs(means), outputs(found)
     return (norms[1] / norms[0]) ** 0.5, float((merged - exact).norm() / (exact - plain).norm())
-
-
-def _differences(found: list[Tensor], means: list[Tensor]) -> list[Tensor]:
-    return [one - other for one, other in zip(found, means, strict=True)]
 
 
 def measured(kind: str, method: str, width: int, layers: int) -> dict[str, Any]:

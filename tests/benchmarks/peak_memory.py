@@ -13,7 +13,7 @@ import torch
 
 from quotient_manifolds.sharpness import worst_case_sharpness
 from tests.benchmarks.pretrained import GEOMETRIES, batch_of, loss, pretrained
-from tests.benchmarks.resident import peak
+from tests.benchmarks.running import peak
 
 STEPS = 20
 

@@ -27,7 +27,7 @@ from quotient_manifolds.sharpness import AutoPGD, PreparedModel, next_token_cros
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.symmetries import Symmetries
 from tests.benchmarks.alternating import Alternating
-from tests.benchmarks.resident import peak
+from tests.benchmarks.running import peak
 
 STEPS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 WORDS, EXAMPLES = 8000, 4

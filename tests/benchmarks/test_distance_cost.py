@@ -16,6 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError
+from tests.benchmarks.running import seconds
 
 SIZE, RANK, POINTS, ROUNDS = 768, 16, 8, 3
 
@@ -34,12 +35,6 @@ def spread(manifold: FixedRankQuotient, length: float) -> tuple[Tensor, Tensor]:
     return x, torch.stack(ends)
 
 
-def seconds(run: Callable[[], object]) -> float:
-    before = time.process_time()
-    run()
-    return time.process_time() - before
-
-
 @pytest.mark.parametrize("length", [0.1, 0.3])
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_distances_and_means(benchmark: BenchmarkFixture, metric: str, length: float) -> None:
@@ -53,7 +48,7 @@ def test_distances_and_means(benchmark: BenchmarkFixture, metric: str, length: f
 
     def round_() -> None:
         for name, job in jobs.items():
-            times[name].append(seconds(job))
+            times[name].append(seconds(job, time.process_time))
 
     round_()  # the first call of everything
     for series in times.values():

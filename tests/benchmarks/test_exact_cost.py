@@ -11,7 +11,6 @@ at the rate of batched products of (64 x 32) by (32 x 32). What takes more than 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -20,15 +19,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from quotient_manifolds.geometry import Quotient
 from tests.benchmarks.pretrained import batch_of, loss, pretrained
+from tests.benchmarks.running import seconds
 
 LIMIT = 1.0
 """Seconds that a move may take, with one thread."""
-
-
-def seconds(f: Callable[[], object]) -> float:
-    before = time.perf_counter()
-    f()
-    return time.perf_counter() - before
 
 
 @pytest.mark.parametrize("length", [0.1, 0.4])

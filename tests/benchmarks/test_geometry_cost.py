@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
 from quotient_manifolds.manifolds import FixedRankQuotient
+from tests.benchmarks.running import seconds
 
 HEADS, ROWS, H = 288, 768, 64
 LOOPED = 24  # heads in the loop
@@ -44,12 +43,6 @@ def loop(x: Array, eta: Array) -> tuple[Array, Array, Array]:
 def bend(G: Array, a: Array, gram: Array) -> Array:
     W, cross = np.linalg.inv(gram), a.T @ G
     return G + a + (a @ (W @ (cross + cross.T)) - G @ (W @ (a.T @ a))) / 2
-
-
-def seconds(f: Callable[[], object]) -> float:
-    before = time.perf_counter()
-    f()
-    return time.perf_counter() - before
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
+from tests.benchmarks.running import seconds
 
 ROUNDS = 20
 
@@ -40,18 +41,14 @@ def adapters(count: int) -> tuple[nn.Module, qm.Symmetries]:
     return model, found
 
 
-def seconds(step: Callable[[], Any]) -> float:
-    before = time.process_time()
-    step()
-    return time.process_time() - before
-
-
 def compared(benchmark: BenchmarkFixture, steps: dict[str, Callable[[], Any]], against: str) -> None:
     """Run the steps in turn, and report their medians and their ratios to one of them."""
     rounds: list[dict[str, float]] = []
-    benchmark.pedantic(
-        lambda: rounds.append({name: seconds(step) for name, step in steps.items()}), rounds=ROUNDS, warmup_rounds=2
-    )
+
+    def turn() -> None:
+        rounds.append({name: seconds(step, time.process_time) for name, step in steps.items()})
+
+    benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=2)
     for name in steps:
         benchmark.extra_info[f"{name}, ms"] = round(1e3 * statistics.median(each[name] for each in rounds), 2)
         ratio = statistics.median(each[name] / each[against] for each in rounds)

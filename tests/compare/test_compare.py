@@ -41,7 +41,7 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.statistics import correlation, partial_correlation
+from quotient_manifolds.statistics import correlation
 from quotient_manifolds.symmetries import find_symmetries, random_move
 from tests import hugging_face
 from tests.counters import recorded_runs
@@ -328,12 +328,12 @@ def test_correlations_are_those_of_the_columns(zoo: Path) -> None:
     frame = comparison.frame()
     assert list(frame.index) == ["m_0", "m_1", "m_2", "m_3"]
     assert list(frame["rate"]) == [0.1, 0.2, 0.4, 0.3]
-    assert len(comparison.rankings) == 2 * 2 * (4 + 2)
+    assert len(comparison.rankings) == 2 * 2 * (3 + 2)
     for each in comparison.rankings:
         x, y = list(frame[each.measure]), list(frame[each.against])
         given = {name: list(frame[name]) for name in each.given}
         kind = each.correlation.kind
-        assert each.correlation == (partial_correlation(x, y, given) if given else correlation(x, y, kind))
+        assert each.correlation == correlation(x, y, kind, given=given)
 
 
 # What is measured again.

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from quotient_manifolds.compare import ComparedMeasure, ComparedModel, Comparison, MeanValue
-from quotient_manifolds.statistics import partial_correlation
+from quotient_manifolds.statistics import correlation
 from studies.zoos.catalogue import Catalogue, words
 from studies.zoos.measuring import load_zoo
 from studies.zoos.ranking import Design, Term, masked_tau
@@ -103,7 +103,7 @@ def test_partial_tau_is_that_of_the_library() -> None:
     design = invented()
     columns = {name: design.comparison.column(name) for name in ("m", "gap", "a", "b")}
     given = {"a": columns["a"], "b": columns["b"]}
-    there = partial_correlation(columns["m"], columns["gap"], given, resamples=10, permutations=9)
+    there = correlation(columns["m"], columns["gap"], given=given, resamples=10, permutations=9)
     found = design.partial("m", "gap", ("a", "b"))
     assert found is not None
     assert found.value == pytest.approx(there.value, abs=1e-9)

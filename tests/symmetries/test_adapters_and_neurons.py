@@ -21,7 +21,7 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
 from tests.models import noise
-from tests.small_models import build
+from tests.symmetries.small_models import build
 
 NEURONS = (RELU, GATED, "neurons")
 

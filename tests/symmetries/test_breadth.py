@@ -27,8 +27,8 @@ from quotient_manifolds.symmetries import (
 )
 from quotient_manifolds.symmetries.outputs import answer
 from quotient_manifolds.symmetries.pair import Group
-from tests.breadth import REASONS, TABLE, Row, cases, counts, markdown
-from tests.small_models import build
+from tests.symmetries.breadth import REASONS, TABLE, Row, cases, counts, markdown
+from tests.symmetries.small_models import build
 
 KINDS = ("query/key", "value/output")
 REACHED = ("longformer", "xlnet", "udop")  # attention holds what does not run: global, of segments, unused by udop

@@ -14,7 +14,6 @@ from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import Match
 from quotient_manifolds.symmetries.trace import Trace
 from quotient_manifolds.symmetries.traced_pairs import find_pairs
-from tests.breadth import counts
 from tests.handwritten_models import (
     Adapted,
     ComplexRotary,
@@ -25,6 +24,7 @@ from tests.handwritten_models import (
     Temperature,
     handwritten,
 )
+from tests.symmetries.breadth import counts
 
 
 def all_proved(model: nn.Module, inputs: object, found: Match) -> bool:

@@ -9,8 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.demo.digits import shifted
-from quotient_manifolds.demo.zoo import one_thread
+from quotient_manifolds.demo.zoo import one_thread, shifted
 from quotient_manifolds.load import load_object
 
 # 2 layers, 3 heads of 16, 17 tokens: 41,770 parameters. See demo.zoo for the deviation of the weights.

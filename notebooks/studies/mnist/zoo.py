@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Final, final
 
 import torch
+from joblib import cpu_count
 from torch import nn
 
-from quotient_manifolds.demo import cores
-from quotient_manifolds.demo.zoo import each_finished, make_once, one_thread, write_scores
+from quotient_manifolds.demo.zoo import each_finished, make_once, one_thread
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
 from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
-from studies.common import numbers
+from studies.common import numbers, write_rows
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train
 from studies.zoos.measuring import Zoo, load_zoo, run_zoo
@@ -115,7 +115,7 @@ def prepare(folder: Path, size: Size, progress: Progress, *, workers: int = 1) -
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
         progress("training", finished, len(jobs))
     for part, recipes in parts.items():
-        write_scores(part / "scores.csv", _rows(part, recipes))
+        write_rows(part / "scores.csv", _rows(part, recipes))
         first = next(iter(recipes.values())).seed == size.factors["seed"][0]
         texts = [
             Path(__file__).with_name(name).read_text(encoding="utf-8") for name in size.spec[: None if first else 1]
@@ -179,7 +179,7 @@ def pilot_models(folder: Path, images: int) -> dict[str, Any]:
 
 def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Zoo:
     """Train each model once, measure it once, and write OUT/mnist; an interrupted study continues."""
-    workers, models, size = (1, 1, FAST) if fast else (cores(), 12, FULL)
+    workers, models, size = (1, 1, FAST) if fast else (cpu_count(), 12, FULL)
     specs = prepare(out, size, progress, workers=workers)
     return run_zoo(
         specs, out / "mnist", name="mnist", models=models, command=command, workers=workers, progress=progress

@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
+from joblib import cpu_count
 from torch import nn
 
-from quotient_manifolds.demo import cores
-from quotient_manifolds.demo.zoo import digest, each_finished, make_once, write_scores
+from quotient_manifolds.demo.zoo import each_finished, make_once
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load import load_model
 from quotient_manifolds.plots import Plot
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
-from studies.common import numbers, pretrained_encoder
+from studies.common import numbers, pretrained_encoder, write_rows
 from studies.sentiment.sentences import Sentence, fetched, read_sentences, write_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, save, score
 from studies.zoos.measuring import Zoo, load_zoo, run_zoo
@@ -94,7 +94,7 @@ def prepare(folder: Path, size: Size, progress: Progress, *, archive: Path, work
     train, rest = sources[OWN][:TRAINING], sources[OWN][TRAINING:]
     tests = {source: (rest if source == OWN else sources[source])[:count] for source, count in size.tests.items()}
     data = _digest([*train, *itertools.chain(*tests.values())])
-    common = {"data": data, "start": size.architecture or digest(pretrained_encoder())}
+    common = {"data": data, "start": size.architecture or _encoder_digest()}
     models = {name: folder / recipe.group / "models" / name for name, recipe in size.recipes.items()}
     jobs = [
         partial(
@@ -111,7 +111,7 @@ def prepare(folder: Path, size: Size, progress: Progress, *, archive: Path, work
     groups = dict.fromkeys(recipe.group for recipe in size.recipes.values())
     for group in groups:
         write_sentences(folder / group / "train.jsonl", train)
-        write_scores(
+        write_rows(
             folder / group / "scores.csv",
             (
                 {"checkpoint": name, **asdict(recipe), **json.loads((models[name] / SCORES).read_text("utf-8"))}
@@ -140,6 +140,11 @@ def _make(
         prefix = "" if source == OWN else f"{source}_"
         found |= {f"{prefix}test_loss": there.loss, f"{prefix}test_error": there.error, **gaps(here, there, prefix)}
     write_text(folder / SCORES, json.dumps(found, indent=1) + "\n")
+
+
+def _encoder_digest() -> str:
+    files = [pretrained_encoder() / name for name in ("config.json", "model.safetensors")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _digest(sentences: Sequence[Sentence]) -> str:
@@ -171,7 +176,7 @@ ON: Final = {
 
 def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Zoo:
     """Fine-tune each model once, measure it once, and write OUT/sentiment; an interrupted study continues."""
-    workers, models, size = (1, 1, FAST) if fast else (cores(), 3, FULL)
+    workers, models, size = (1, 1, FAST) if fast else (cpu_count(), 3, FULL)
     specs = prepare(out, size, progress, archive=fetched(), workers=workers)
     return run_zoo(
         specs, out / "sentiment", name="sentiment", models=models, command=command, workers=workers, progress=progress

@@ -16,14 +16,14 @@ import click
 import numpy as np
 
 from quotient_manifolds.compare import ComparedMeasure, Comparison, MeasureEntry, read_spec, run_comparison
-from quotient_manifolds.demo.zoo import each_finished, one_thread, write_scores
+from quotient_manifolds.demo.zoo import each_finished, one_thread
 from quotient_manifolds.files import whole
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
 from quotient_manifolds.sharpness import WorstCase, cross_entropy
-from studies.common import Saves, numbers
+from studies.common import Saves, numbers, write_rows
 
 COMPARISON, COSTS, CONVERGENCE = "comparison.json.gz", "costs.csv", "convergence.json"
 MORE: Final = {"four times the steps": (4, 0), "these and two restarts": (4, 2)}
@@ -115,7 +115,7 @@ def gather(specs: Sequence[Path], folder: Path, *, name: str, command: str) -> C
     text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
     with whole(folder / COMPARISON) as unfinished:
         unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
-    write_scores(folder / COSTS, _costs([spec.parent / "units.csv" for spec in specs], found.measures))
+    write_rows(folder / COSTS, _costs([spec.parent / "units.csv" for spec in specs], found.measures))
     return found
 
 

@@ -1,0 +1,43 @@
+"""Run a benchmark in a process of its own, and tell time and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
+"""Freed memory returns to the system at once, so that peaks are those of memory in use."""
+
+
+def printed_by(*command: object) -> str:
+    """Return what `python -m COMMAND` prints, run with one thread."""
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, command)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **PROMPT_FREE, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def seconds(f: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return how long a call takes."""
+    before = clock()
+    f()
+    return clock() - before
+
+
+def peak(*, reset: bool = False) -> int:
+    """Return the peak resident memory of this process, since the last reset, in bytes (Linux).
+
+    Not by `resource`, whose peak of a new process begins at what the process that started it held.
+    """
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
