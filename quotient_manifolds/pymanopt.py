@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,12 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     if len(shape) != manifold.ndim:
         raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
     manifold._require_shape(tuple(shape))
-    base = _pymanopt().manifolds.manifold.Manifold
-    return type("PymanoptView", (_View, base), {})(manifold, tuple(shape))
+    try:
+        from pymanopt.manifolds.manifold import Manifold
+    except ImportError as error:
+        cure = 'pip install "quotient-manifolds[pymanopt]"'
+        raise ImportError(f"the view of a manifold needs the pymanopt library: {cure}.") from error
+    return type("PymanoptView", (_View, Manifold), {})(manifold, tuple(shape))
 
 
 class _View:
@@ -145,13 +148,3 @@ def _tensor(array: Array) -> Tensor:
 
 def _array(tensor: Tensor) -> Array:
     return tensor.detach().numpy()
-
-
-def _pymanopt() -> ModuleType:
-    try:
-        import pymanopt
-    except ImportError as error:
-        raise ImportError(
-            'the view of a manifold needs the pymanopt library: pip install "quotient-manifolds[pymanopt]".'
-        ) from error
-    return pymanopt

@@ -51,15 +51,6 @@ def all_finite(x: Tensor) -> bool:
     return not has_values(x) or bool(x.detach().sum().isfinite()) or bool(torch.isfinite(x).all())
 
 
-def require_no_vmap(what: str, *tensors: Tensor) -> None:
-    """Raise ValueError under `torch.func.vmap`, for what searches by values."""
-    if not all(map(has_values, tensors)):
-        raise ValueError(
-            f"{what} must be called on the whole batch, whose dimensions come first. Found a call under "
-            "torch.func.vmap, where values are not known"
-        )
-
-
 def require_vector(x: Tensor, eta: Tensor, ndim: int = 2, what: str = "vector and point") -> None:
     """Raise ValueError unless eta has the trailing shape, dtype and device of the point x and broadcasts against it."""
     require_tensor(eta, "a vector")
@@ -78,23 +69,10 @@ def broadcast(a: torch.Size, b: torch.Size) -> bool:
     return all(1 in pair or pair[0] == pair[1] for pair in zip(reversed(a), reversed(b), strict=False))
 
 
-def require_element(A: Any, like: Tensor, shape: tuple[int, ...], *, complex_too: bool = False) -> None:
-    """Raise TypeError or ValueError unless A is a finite tensor (..., *shape) for a batch of points like x[...].
-
-    `like` has the shape of the batch.
-    """
+def require_element(A: Any, batch: torch.Size, shape: tuple[int, ...], complex_too: bool) -> None:
+    """Raise TypeError or ValueError unless A is a tensor (..., *shape) that goes with a batch of points."""
     require_tensor(A, "A, an element of the group,", complex_too)
     split = A.ndim - len(shape)
-    if split < 0 or tuple(A.shape[split:]) != shape or not broadcast(A.shape[:split], like.shape):
+    if split < 0 or tuple(A.shape[split:]) != shape or not broadcast(A.shape[:split], batch):
         wanted = ", ".join(["...", *map(str, shape)])
-        raise ValueError(
-            f"A must have shape ({wanted}) for a batch {tuple(like.shape)} of points. Found {tuple(A.shape)}"
-        )
-    if some(~torch.isfinite(A)):
-        raise ValueError("A must be finite, an element of the group. Found NaN or infinity")
-
-
-def require_nonzero(A: Tensor) -> None:
-    """Raise ValueError unless no number is 0."""
-    if some(A == 0):
-        raise ValueError("A must be nowhere 0, an element of the group. Found 0")
+        raise ValueError(f"A must have shape ({wanted}) for a batch {tuple(batch)} of points. Found {tuple(A.shape)}")

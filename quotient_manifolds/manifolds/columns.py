@@ -6,19 +6,13 @@ A point of them is, in another shape, one or several real pairs (G, H) of one co
 from __future__ import annotations
 
 import abc
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length, product_gap
-from quotient_manifolds.manifolds.arguments import (
-    require_element,
-    require_nonzero,
-    require_sizes,
-    require_vector,
-    some,
-)
+from quotient_manifolds.manifolds.arguments import require_sizes, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
@@ -79,7 +73,7 @@ class DiagonalQuotient(QuotientManifold):
     Coordinate by coordinate they are those of `FixedRankQuotient` for n = m = h = 1. Horizontal for all: eta_u / u =
     eta_v / v. The geodesics and the logarithm are closed forms, and so is the distance,
     | |beta_y|^t - |beta_x|^t | / (|t| sqrt 2), or |log(beta_y / beta_x)| / sqrt 2 if t = 0, in l2 over the coordinates.
-    The examples of the methods use `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
+    `balance` gives (sqrt|beta|, sign(beta) sqrt|beta|). Examples use `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> DiagonalQuotient("inv").same_orbit(x, torch.tensor([[2.0, 1.0], [1.5, 8.0]]))
@@ -87,6 +81,7 @@ class DiagonalQuotient(QuotientManifold):
     """
 
     name = "DiagonalQuotient"
+    settings = ("metric",)
     vertical_equation = "xi_u / u = xi_v / v (horizontal space, [paper, Sec. 5.1])"
 
     def __init__(self, metric: Metric = "inv") -> None:
@@ -94,35 +89,16 @@ class DiagonalQuotient(QuotientManifold):
         self._real = FixedRankQuotient(1, 1, metric)
         self.metric, self.t = metric, self._real.t
 
-    def at(self, x: Tensor) -> DiagonalSpace:
-        """Return the horizontal space at x. Raises ValueError for a wrong shape, a zero or a non-finite entry.
+    def _space(self, x: Tensor, dtype: torch.dtype) -> DiagonalSpace:
+        return DiagonalSpace(self._real._space(DiagonalSpace._there(x), torch.float64), self.t, dtype)
 
-        >>> DiagonalQuotient("mix").at(x).norm(x)  # sqrt(2 (4^2 + 16^2))
-        tensor(23.3238)
-        """
-        self._require_points(x=x)
-        return DiagonalSpace(self._real.at(DiagonalSpace._there(x)), self.t, x.dtype)
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        return x.shape[-1:]
 
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to (u / a, v a). Shapes: A (..., d) without zeros, x (..., 2, d).
-
-        >>> DiagonalQuotient().action(torch.tensor([2.0, -1.0]), x)
-        tensor([[ 0.5000, -2.0000],
-                [ 8.0000, -8.0000]])
-        """
-        self._require(x=x)
-        require_element(A, x[..., 0, 0], (x.shape[-1],))
-        require_nonzero(A)
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         return torch.stack([x[..., 0, :] / A, x[..., 1, :] * A], dim=-2)
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return (sqrt|beta|, sign(beta) sqrt|beta|), beta = u v: the representative with u > 0 and |u| = |v|.
-
-        >>> DiagonalQuotient().balance(x)
-        tensor([[2., 4.],
-                [2., 4.]])
-        """
-        self._require(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         beta = x.double().prod(dim=-2)
         root = beta.abs().sqrt()
         return torch.stack([root, beta.sign() * root], dim=-2).to(x.dtype)
@@ -181,12 +157,6 @@ class DiagonalQuotient(QuotientManifold):
         zeros = int((x == 0).sum())
         return f"u_i != 0 and v_i != 0 fails: {zeros} entries are 0" if zeros else None
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self.t,)
-
-    def extra_repr(self) -> str:
-        return f"metric={self.metric!r}"
-
 
 @final
 class DiagonalSpace(_ColumnSpace):
@@ -236,7 +206,8 @@ class RotaryQuotient(QuotientManifold):
     same, and one more direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and
     |k|^2 + eps in place of the squares, invariant under phases only.
 
-    The dimension of the quotient is 2 (n + m) - 2. The examples of the methods use `manifold = RotaryQuotient(1, 1)`
+    `balance` gives the representative with |g| = |k|, whose entry of g of largest magnitude is real and positive. The
+    dimension of the quotient is 2 (n + m) - 2. The examples of the methods use `manifold = RotaryQuotient(1, 1)`
     and `x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])`, that is g = 3 + 4i, k = 5.
 
     >>> manifold = RotaryQuotient(2, 1)
@@ -250,6 +221,8 @@ class RotaryQuotient(QuotientManifold):
     """
 
     name = "RotaryQuotient"
+    settings = ("n", "m", "metric", "eps")
+    complex_group = True
     vertical_equation = "g^H xi_g w_g = w_k xi_k^H k (horizontal space; real and imaginary part)"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
@@ -258,28 +231,11 @@ class RotaryQuotient(QuotientManifold):
         self._real = FixedRankQuotient(2 * n, 2 * m, metric, eps=eps)
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, self._real.t, self._real.eps
 
-    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> RotarySpace:
-        """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
+    def _space(self, x: Tensor, dtype: torch.dtype) -> RotarySpace:
+        return RotarySpace(self._real._space(RotarySpace._there(x), dtype), self.n)
 
-        Raises ValueError for a wrong shape, non-finite entries, and g = 0 or k = 0.
-
-        >>> manifold.at(x).norm(x)
-        tensor(1.4142)
-        """
-        self._require_points(x=x)
-        return RotarySpace(self._real.at(RotarySpace._there(x), dtype=dtype), self.n)
-
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x, a point or a vector, to (g / A, k conj(A)). Shapes: A (...,) complex or real, not 0; x as it is.
-
-        >>> manifold.action(torch.tensor(1j), x)  # g / i, k conj(i)
-        tensor([[ 4., -3.],
-                [ 0., -5.]])
-        """
-        g, k = self.split(x)
-        require_element(A, x[..., 0, 0], (), complex_too=True)
-        require_nonzero(A)
-        A = A[..., None]
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
+        (g, k), A = self.split(x), A[..., None]
         return torch.view_as_real(torch.cat([g / A, k * A.conj()], dim=-1)).to(x.dtype)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,17 +248,11 @@ class RotaryQuotient(QuotientManifold):
         c = torch.complex(x[..., 0], x[..., 1])
         return c[..., : self.n], c[..., self.n :]
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return the representative with |g| = |k|, whose entry of g of largest magnitude is real and positive.
-
-        >>> manifold.same_orbit(manifold.balance(x), x)
-        tensor(True)
-        """
-        self._require_points(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         g, k = self.split(x)
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))[..., 0]
         stretch = length(g, -1).sqrt() / length(k, -1).sqrt()
-        return self.action(stretch * torch.sgn(peak), x)
+        return self._act(stretch * torch.sgn(peak), x)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare g k^H, with the accuracy |g| |k| that the factors allow."""
@@ -322,12 +272,6 @@ class RotaryQuotient(QuotientManifold):
             return None
         where = "g" if zero[0] else "k"
         return f"g != 0 and k != 0 fails: {where} is 0 in every entry; leave that plane out, or use eps > 0"
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.n, self.m, self.t, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
 
 
 @final

@@ -1,9 +1,8 @@
-"""Compute exact geodesics of the pair (G, H) where they have no closed form, with the adjoint of their derivative.
+"""Compute exact geodesics of the pair (G, H) where they have no closed form.
 
 The way to their ends is rest turn + basis bend, as that of second order with z in place of its rest, z - basis inside.
-Here turn and bend, all h x h, come from an ODE (`integrate`), which z enters by `inside`, left^T z, and by `square`, the
-Gram matrix of the rest. That makes adjoints a matter of h x h too: only turn and bend are differentiated by autograd,
-as functions of these two.
+Here turn and bend, all h x h, come from an ODE (`integrate`), which z enters by `inside`, left^T z, and by the Gram
+matrix of the rest: n and m do not matter.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from quotient_manifolds.linalg import apart
 from quotient_manifolds.manifolds.horizontal import GeodesicError
 from quotient_manifolds.manifolds.runge_kutta import invert, require_constant, solve
-from quotient_manifolds.manifolds.second_order import Adjoint, Both, Pairing, Step, cores, plus, slope, split, times
+from quotient_manifolds.manifolds.second_order import Both, Pairing, cores, plus, slope, split, times
 
 _CACHED = 2**16
 """How many numbers of a state are worked on at a time: half a megabyte."""
@@ -26,51 +25,14 @@ _CONDITION = 1e5
 """Up to which condition number of Gram matrices their inverses serve: errors stay below those of a step."""
 
 
-def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
-    """Follow the exact geodesic of metric t: the rest of z, the step that it takes, and the time reached. (...)
+def expand(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Tensor, Tensor]:
+    """Compute by how much the exact geodesic of metric t moves the point, and the time reached. (...)
 
     s: the singular values in float64. With `relaxed`, left and right are not orthonormal.
     """
     rest, inside = _rest(at, z)
-    return rest, *_expand(at, s, t, inside, cores(rest, rest), rest, relaxed)
-
-
-def linearise(at: Pairing, s: Tensor, t: float, z: Both, relaxed: bool) -> tuple[Both, Step, Tensor]:
-    """Compute the same, with turn and bend in a graph that begins at `inside` and `square`."""
-    rest, inside = _rest(at, z)
-    with torch.enable_grad():
-        leaves = inside.requires_grad_(), cores(rest, rest).requires_grad_()
-        return rest, *_expand(at, s, t, *leaves, rest, relaxed)
-
-
-def adjoint(at: Pairing, rest: Both, step: Step, grad: Both, relaxed: bool) -> Adjoint:
-    """Apply the adjoint of the derivative at z to the gradient at the point that was reached; once for a step."""
-    # The product rule, backwards: the rest stands in front of turn and, twice, in `square`.
-    below, beside = cores(at.basis, grad), cores(rest, grad)
-    along, square = torch.autograd.grad((step.bend, step.turn), (step.inside, step.square), (below, beside))
-    turn, square = step.turn.detach().mT, square + square.mT
-    tall = plus(times(grad, turn), rest, square, mine=True)
-    within = below @ turn  # left^T tall
-    if relaxed:  # where left^T rest is not 0
-        inside = step.inside.detach()
-        within = within + (inside - cores(at.basis, at.basis) @ inside) @ square
-    return Adjoint(tall, along - within, within)  # from the rest to z: less left left^T
-
-
-def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
-    """Compute z - basis inside, which must not come from a difference of Gram matrices.
-
-    Where a geodesic goes straight to the end of its domain, what rounding left would turn it aside.
-    """
-    inside = cores(at.basis, z)
-    return split(plus(torch.cat(z, dim=-2), at.basis, -inside, mine=True), z), inside
-
-
-def _expand(
-    at: Pairing, s: Tensor, t: float, inside: Tensor, square: Tensor, rest: Both, relaxed: bool
-) -> tuple[Step, Tensor]:
     unit, back, M = (x.double() for x in (at.unit, at.back, inside))
-    products = unit.mT * square.double() * unit
+    products = unit.mT * cores(rest, rest).double() * unit
     basis, start, clear = _orthonormal(products, M * unit)
     gram = None if clear and not relaxed and not products.requires_grad else basis.mT @ products @ basis
     if gram is not None and (relaxed or not clear):
@@ -80,7 +42,16 @@ def _expand(
     turn = unit.mT * (basis @ on_rest)
     bend = on_point - torch.eye(s.shape[-1], dtype=c.dtype, device=c.device)
     turn, bend, reached = (x.to(at.back.dtype) for x in (turn @ back, bend @ back, reached))
-    return Step(turn, bend, inside, square), reached
+    return plus(times(rest, turn), at.basis, bend, mine=True), reached
+
+
+def _rest(at: Pairing, z: Both) -> tuple[Both, Tensor]:
+    """Compute z - basis inside, which must not come from a difference of Gram matrices.
+
+    Where a geodesic goes straight to the end of its domain, what rounding left would turn it aside.
+    """
+    inside = cores(at.basis, z)
+    return split(plus(torch.cat(z, dim=-2), at.basis, -inside, mine=True), z), inside
 
 
 def _orthonormal(products: Tensor, along: Tensor) -> tuple[Tensor, Tensor, bool]:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import product_gap, rank_floor, relative_singular_values, singular_frame
-from quotient_manifolds.manifolds.arguments import (
-    NOT_FINITE,
-    TOO_LONG,
-    all_finite,
-    require_element,
-    require_no_vmap,
-    require_sizes,
-    some,
-)
-from quotient_manifolds.manifolds.logarithm import balanced, logarithms
+from quotient_manifolds.manifolds.arguments import TOO_LONG, require_sizes
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
 from quotient_manifolds.manifolds.horizontal import Metric, power
+from quotient_manifolds.manifolds.logarithm import balanced, logarithms
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -38,6 +30,15 @@ class FixedRankQuotient(QuotientManifold):
     `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
     rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
 
+    Where rank(G H^T) < h, as at the start B = 0 of LoRA, x is no point, but training may begin there or pass (`at`). In
+    directions that G lacks the metric is that of `mix`, which needs H alone, |xi_G|^2 = tr(H^T H xi_G^T xi_G): the
+    gradient there is g_G (H^T H)^-1, the limit of `mix` (that of `inv` is 0, and would stay for ever), and 0 in H.
+    Second-order geodesics are straight lines, and exact ones a `GeodesicError`. Alike for H. What both lack never
+    moves. All of this is equivariant unless G lacks a direction that only H has and H one that only G has.
+
+    `balance` gives (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: both Gram matrices are S, and the largest
+    entry in every column of L is positive.
+
     The dimension of the quotient is (n + m - h) h. The examples of the methods use `manifold = FixedRankQuotient(2, 1)`
     and `x = torch.tensor([[3.0], [4.0], [5.0]])`.
 
@@ -48,6 +49,7 @@ class FixedRankQuotient(QuotientManifold):
     """
 
     name = "FixedRankQuotient"
+    settings = ("n", "m", "metric", "eps")
     vertical_equation = "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
@@ -55,43 +57,20 @@ class FixedRankQuotient(QuotientManifold):
         require_sizes(n, m, eps)
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
 
-    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> FixedRankSpace:
-        """Return the horizontal space at x, factored in float64 and rounded to `dtype`, by default that of x.
-
-        Where rank(G H^T) < h, as at the start B = 0 of LoRA, x is no point, but training may begin there or pass. In
-        directions that G lacks the metric is that of `mix`, which needs H alone, |xi_G|^2 = tr(H^T H xi_G^T xi_G): the
-        gradient there is g_G (H^T H)^-1, the limit of `mix` (that of `inv` is 0, and would stay for ever), and 0 in H.
-        Second-order geodesics are straight lines. Alike for H. What both lack never moves. All of this is equivariant
-        unless G lacks a direction that only H has and H one that only G has.
-        Raises ValueError for a wrong shape or non-finite entries, `GeodesicError` for exact geodesics at lower rank.
-
-        >>> manifold.at(x).norm(x)  # relative lengths 1 and 1
-        tensor(1.4142)
-        """
-        self._require_finite(x=x)
+    def _space(self, x: Tensor, dtype: torch.dtype) -> FixedRankSpace:
         try:
-            return FixedRankSpace(x, self.n, self.t, self.eps, dtype or x.dtype)
+            return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             largest = float(x.detach().abs().max())
             raise ValueError(
                 f"products of a point's entries must be finite. Found entries up to {largest:.3g}: {TOO_LONG}"
             ) from None
 
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x, a point or a vector, to (G A^{-1}, H A^T). Shapes: A (..., h, h) invertible, x (..., n + m, h).
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        return x.shape[-1], x.shape[-1]
 
-        >>> manifold.action(torch.tensor([[2.0]]), x)
-        tensor([[ 1.5000],
-                [ 2.0000],
-                [10.0000]])
-        """
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         G, H = self.split(x)
-        h = x.shape[-1]
-        require_element(A, x[..., 0, 0], (h, h))
-        if A.dtype != x.dtype:
-            raise ValueError(f"A and x must have one dtype. Found {A.dtype} and {x.dtype}")
-        if some(torch.linalg.lu_factor_ex(A.detach()).info != 0):
-            raise ValueError("A must be invertible, an element of the group. Found a singular matrix")
         return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,17 +82,7 @@ class FixedRankQuotient(QuotientManifold):
         self._require(x=x)
         return x[..., : self.n, :], x[..., self.n :, :]
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: both Gram matrices are S.
-
-        Signs are fixed by making the entry of largest magnitude in every column of L positive.
-
-        >>> manifold.balance(manifold.action(torch.tensor([[2.0]]), x))
-        tensor([[3.],
-                [4.],
-                [5.]])
-        """
-        self._require_finite(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         return balanced(singular_frame(*self.split(x)).to(x.dtype))
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -138,8 +107,6 @@ class FixedRankQuotient(QuotientManifold):
         """
         if self.eps:
             raise ValueError(f"eps must be 0 for logmap and dist, an invariant metric. Found eps = {self.eps:g}")
-        self._require(x=x, y=y)
-        require_no_vmap("logmap and dist of FixedRankQuotient", x, y)
         self._require_points(x=x, y=y)
         batch = torch.broadcast_shapes(x.shape, y.shape)
         if 0 in batch:
@@ -165,8 +132,5 @@ class FixedRankQuotient(QuotientManifold):
         cure = "nothing but training begins there: train first" if zero else "use a smaller h"
         return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self.n, self.m, self.t, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"n={self.n}, m={self.m}, metric={self.metric!r}" + (f", eps={self.eps:g}" if self.eps else "")
+    def _require_start(self, x: Tensor) -> None:
+        self._require_finite(x=x)

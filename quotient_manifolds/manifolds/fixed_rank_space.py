@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import full_precision, in_no_graph, rank_floor, singular_frame, spectral_norm
+from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
-from quotient_manifolds.manifolds.arguments import require_no_vmap, require_vector, some
+from quotient_manifolds.manifolds.arguments import require_vector, some
 from quotient_manifolds.manifolds.closed_forms import inv_exponential, rank_one
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
@@ -20,11 +20,8 @@ from quotient_manifolds.manifolds.horizontal import (
     Rows,
     join_rows,
     require_finite_velocity,
-    require_reached,
 )
-from quotient_manifolds.manifolds.lower_rank import completed, noise
 from quotient_manifolds.manifolds.second_order import (
-    Adjoint,
     Both,
     Pairing,
     adjoint,
@@ -47,7 +44,7 @@ class FixedRankSpace(HorizontalSpace):
     t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
     y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
     right^T z_H form planes of their own, and the projection takes away one direction in each.
-    Where the rank of G H^T is below h the frame is that of `lower_rank`, and geodesics are straight lines.
+    Where the rank of G H^T is below h the frame is that of `pair_frame`, and geodesics are straight lines.
     With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
     """
 
@@ -58,18 +55,15 @@ class FixedRankSpace(HorizontalSpace):
         # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
-        frame = singular_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
+        frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
         self._values = frame.s  # stays in float64: slopes of the metric divide by differences of singular values
         self._lower: Tensor | None = None  # which of the batch have a rank below h, if any
-        lower = ~(frame.s[..., -1] > rank_floor(n, x.shape[-2] - n) * frame.s[..., 0])
-        lower = lower | ~(frame.s[..., -1] > noise(frame.from_left, frame.from_right, x.dtype))
-        if not self._relaxed and some(lower):
+        if some(lost):
             if not in_no_graph(x):
                 raise ValueError(
                     "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
                 )
-            self._lower = lower
-            frame, self._values = completed(frame, x[..., :n, :], x[..., n:, :], lower)
+            self._lower, self._values = lost.any(dim=-1), frame.s.masked_fill(lost, 0.0)
         left, right = frame.left, frame.right
         alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
         weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
@@ -89,7 +83,9 @@ class FixedRankSpace(HorizontalSpace):
             self._size = exponent.round().exp2()
             self._s = frame.s / self._size[..., 0] ** (1 / t)
         self._frame = frame.to(dtype)
-        self._basis: Both = (left.to(dtype), right.to(dtype)) if self._relaxed else (self._frame.left, self._frame.right)
+        self._basis: Both = (self._frame.left, self._frame.right)
+        if self._relaxed:
+            self._basis = left.to(dtype), right.to(dtype)
         self._relative = relative.to(dtype)  # velocities a, b from coordinates
         self._to = (torch.stack([frame.to_left, frame.to_right], dim=-3) @ absolute).to(dtype)
         self._from = (relative @ torch.stack([frame.from_left, frame.from_right], dim=-3)).to(dtype)
@@ -194,11 +190,9 @@ class FixedRankSpace(HorizontalSpace):
                 "take order='second', a straight line there"
             )
         frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
-        if self._integrates:
-            require_no_vmap("the exact geodesic of this metric", self.point, z)
-            pairing = self._pairing()
-            rest, step, reached = exact.expand(pairing, self._s, self._t, self._turned(z), self._relaxed)
-            return self.point + step.way(pairing, rest), reached
+        if self._relaxed or (self._t != 0 and self.point.shape[-1] > 1):  # no closed form
+            way, reached = exact.expand(self._pairing(), self._s, self._t, self._turned(z), self._relaxed)
+            return self.point + way, reached
         # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
         # goes back to the representative, however badly balanced that is.
         a, b = self._split(times(self._split(z), self._relative))
@@ -208,42 +202,36 @@ class FixedRankSpace(HorizontalSpace):
             left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
-    @property
-    def _integrates(self) -> bool:
-        """Tell whether exact geodesics have no closed form here."""
-        return self._relaxed or (self._t != 0 and self.point.shape[-1] > 1)
-
     def linearised(self, order: str) -> Linearised:
-        if order != "first" and self._lower is None and (order == "second" or self._integrates):
-            # by hand: autograd takes longer, and its graph holds more tall matrices
-            return partial(self._linearise, self._pairing(), order)
+        if order == "second" and self._lower is None:
+            return partial(
+                self._linearise, self._pairing()
+            )  # autograd takes longer, its graph holds more tall matrices
         return super().linearised(order)
 
     def _pairing(self) -> Pairing:
         return Pairing.of(self._frame, self._s, self._t)
 
     @full_precision
-    def _linearise(self, pairing: Pairing, order: str, z: Tensor, out: Rows) -> PullBack:
+    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
         with torch.no_grad():
             parts = self._turned(z)
-            if order == "second":
-                step, back = expand(pairing, parts), adjoint
-                way = step.way(pairing, parts)
-            else:
-                parts, step, reached = exact.linearise(pairing, self._s, self._t, parts, self._relaxed)
-                back = partial(exact.adjoint, relaxed=self._relaxed)
-                way = step.way(pairing, parts)
-                require_reached(reached, way)
-            sizes = [part.shape[-2] for part in out]
+            step = expand(pairing, parts)
+            way, sizes = step.way(pairing, parts), [part.shape[-2] for part in out]
             for part, start, end in zip(out, self.point.split(sizes, -2), way.split(sizes, -2), strict=True):
                 torch.add(start, end, out=part)
 
         @full_precision
         def pull_back(egrad: Rows, into: Tensor) -> None:
             with torch.no_grad():
-                at_factors = [part.shape[-2] for part in egrad] == [part.shape[-2] for part in parts]
-                grad = [part.to(z.dtype) for part in egrad] if at_factors else self._split(join_rows(egrad, z))
-                self._write_projected(pairing, back(pairing, parts, step, (grad[0], grad[1])), into)
+                of_factors = [part.shape[-2] for part in egrad] == [part.shape[-2] for part in parts]
+                grad = [part.to(z.dtype) for part in egrad] if of_factors else self._split(join_rows(egrad, z))
+                v = adjoint(pairing, parts, step, (grad[0], grad[1]))
+                if self._turns is None:  # `project` of what is known by its products with the basis already
+                    into.copy_(self._less(v.tall, self._vertical(v.inside + v.core) - v.core, mine=True))
+                else:  # left and right are not orthonormal
+                    tall = self._split(plus(v.tall, pairing.basis, v.core, mine=True))
+                    into.copy_(self.project(times(tall, self._turns.mT)))
                 if self._size is not None:
                     into.div_(self._size.to(into))
 
@@ -253,14 +241,6 @@ class FixedRankSpace(HorizontalSpace):
         """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
         z = z if self._size is None else z / self._size.to(z)
         return self._split(z if self._turns is None else times(self._split(z), self._turns))
-
-    def _write_projected(self, pairing: Pairing, v: Adjoint, into: Tensor) -> None:
-        """Write `project` of tall + basis core, whose tall products are known already."""
-        if self._turns is not None:  # the pairing's basis is not orthonormal
-            tall = self._split(plus(v.tall, pairing.basis, v.core, mine=True))
-            into.copy_(self.project(times(tall, self._turns.mT)))
-        else:
-            into.copy_(self._less(v.tall, self._vertical(v.inside + v.core) - v.core, mine=True))
 
     def _split(self, x: Tensor) -> Both:
         return split(x, self._basis)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
-from quotient_manifolds.manifolds.arguments import TOO_LONG, all_finite, broadcast, has_values, some
+from quotient_manifolds.manifolds.arguments import TOO_LONG, all_finite, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
 """The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
@@ -224,7 +224,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """
         z = self.project(self.coordinates(xi))
         require_finite_velocity(z)
-        time = self._time(t, xi)
+        time = torch.as_tensor(t, dtype=z.dtype, device=z.device)
         if isinstance(t, Tensor) or t != 1:
             z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, order)
@@ -242,19 +242,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def _retract(self, xi: Tensor) -> Tensor:
         """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast."""
         return self.geodesic(xi)
-
-    def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
-        """Return t as a tensor like the point; TypeError or ValueError unless it is real and goes with the batch."""
-        if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
-            raise TypeError(f"t must be a real number or a tensor of them. Found {t!r}")
-        time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
-        batches = [x.shape[: x.ndim - len(self.dims)] for x in (self.point, xi)]
-        if time.is_complex() or not all(broadcast(time.shape, batch) for batch in batches):
-            raise ValueError(
-                f"t must be real and broadcast against the batch. Found {time.dtype} of shape {tuple(time.shape)} "
-                f"at points of shape {tuple(self.point.shape)}"
-            )
-        return time.to(self.point)
 
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian to xi, from the Euclidean gradient and the Euclidean Hessian times xi.
@@ -315,20 +302,19 @@ def power(metric: Metric) -> float:
     raise ValueError(f"metric must be {' or '.join(map(repr, METRICS))} or a finite number. Found {metric!r}")
 
 
-def require_reached(reached: Tensor, *ends: Tensor) -> None:
+def require_reached(reached: Tensor, y: Tensor) -> None:
     """Raise GeodesicError unless geodesics started, and end at finite entries."""
     lost = int((~(reached > 0)).sum())
-    if lost or not all(bool(y.isfinite().all()) for y in ends):
+    if lost or not bool(y.isfinite().all()):
         found = f"{lost} that could not start" if lost else "NaN or infinity"
         raise GeodesicError(
-            f"a geodesic must end at finite entries of {ends[0].dtype} beyond t = 0. Found {found}: take a shorter "
-            "vector of finite entries"
+            f"a geodesic must end at finite entries of {y.dtype} beyond t = 0. Found {found}: take a shorter vector"
         )
 
 
-def require_finite_velocity(*z: Tensor) -> None:
+def require_finite_velocity(z: Tensor) -> None:
     """Raise ValueError if an entry is NaN or infinite."""
-    if not all(map(all_finite, z)):
+    if not all_finite(z):
         raise ValueError(f"the velocity of a geodesic must be finite. Found NaN or infinity: {TOO_LONG}")
 
 

@@ -17,7 +17,7 @@ from quotient_manifolds.manifolds.arguments import (
     PRECISIONS,
     all_finite,
     has_values,
-    require_no_vmap,
+    require_element,
     require_tensor,
     require_vector,
 )
@@ -49,6 +49,12 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     reversible = False
     vertical_equation: str
     """The equation that a horizontal vector satisfies, for messages."""
+    settings: tuple[str, ...] = ()
+    """The names of the parameters that a manifold is made with."""
+    complex_group = False
+    """Whether group elements may be complex."""
+    t = 0.0
+    """The number of the metric in its family, where there is one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +65,11 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
 
     def _key(self) -> tuple[Any, ...]:
         """Return what two manifolds of one class must share to be equal."""
-        return ()
+        return tuple(self.t if name == "metric" else getattr(self, name) for name in self.settings)
+
+    def extra_repr(self) -> str:
+        shown = [name for name in self.settings if name != "eps" or getattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -71,28 +81,55 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         """Say which shape the points of which manifold must have; None where `shape` is one."""
 
-    @abc.abstractmethod
     def _fault(self, x: Tensor) -> str | None:
         """Say which equation a finite tensor of the right shape fails; None where it is a point."""
+        return None
 
     @abc.abstractmethod
-    def at(self, x: Tensor) -> HorizontalSpace:
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
+        """Return `at(x)`."""
+
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of a group element that acts on one point."""
+        return ()
+
+    @abc.abstractmethod
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
+        """Return `action(A, x)`."""
+
+    @abc.abstractmethod
+    def _balanced(self, x: Tensor) -> Tensor:
+        """Return `balance(x)`."""
+
+    @abc.abstractmethod
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
+
+    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> HorizontalSpace:
         """Return the horizontal space at x, factored: keep it to do many things at one point.
+
+        Factored as x is given, rounded to `dtype`, by default that of x. Raises ValueError unless x is a point; a
+        `FixedRankQuotient` takes pairs of lower rank, too.
 
         >>> manifold.at(x).norm(x)
         tensor(2.)
         """
+        self._require_start(x)
+        return self._space(x, dtype or x.dtype)
 
-    @abc.abstractmethod
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Apply the group element A to the point (or, the action being linear, to a tangent vector) x.
+        """Apply the group element A to the point (or, where the action is linear, to a tangent vector) x.
+
+        Shapes: x (..., *shape of a point), A as the class says, for each point or for all.
 
         >>> manifold.action(torch.tensor([2.0, 2.0]), x)
         tensor([[ 0.5000,  1.0000],
                 [ 8.0000, 16.0000]])
         """
+        self._require(x=x)
+        require_element(A, x.shape[: x.ndim - self.ndim], self._element(x), self.complex_group)
+        return self._act(A, x)
 
-    @abc.abstractmethod
     def balance(self, x: Tensor) -> Tensor:
         """Return the canonical representative of the orbit of x: the same tensor for every point of the orbit.
 
@@ -100,10 +137,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         tensor([[2., 4.],
                 [2., 4.]])
         """
-
-    @abc.abstractmethod
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
+        self._require_start(x)
+        return self._balanced(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
         """Tell whether x and y represent the same point of the quotient. Shape (...,).
@@ -238,7 +273,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         if x.ndim <= self.ndim or len(x) == 0:
             raise ValueError(f"x must hold at least one point along a first dimension. Found shape {tuple(x.shape)}")
         self._require(x=x)
-        require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
             return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
         y = x[0]
@@ -276,8 +310,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         if len(size) == 1 and isinstance(size[0], tuple):  # as geoopt's ProductManifold calls it
             (size,) = size
-        if not all(isinstance(k, int) and k >= 0 for k in size):
-            raise TypeError(f"sizes must be integers, as in random(5, 2, 3). Found {size}")
         self._require_shape(size)
         if dtype not in (None, *PRECISIONS):
             raise ValueError(f"dtype must be torch.float32 or torch.float64. Found {dtype}")
@@ -297,22 +329,14 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
 
     @full_precision
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
-        try:
-            require_tensor(x, "x")
-            require_no_vmap("a check of values", x)
-        except ValueError as error:
-            return False, str(error)
+        require_tensor(x, "x")
         reason = self._fault(x) if bool(torch.isfinite(x).all()) else NOT_FINITE
         return reason is None, reason
 
     @full_precision
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
         """Count a vector as horizontal if its vertical part is at most `rtol` of it in the metric."""
-        try:
-            require_vector(x, u, self.ndim)
-            require_no_vmap("a check of values", u)
-        except ValueError as error:
-            return False, str(error)
+        require_vector(x, u, self.ndim)
         if not bool(torch.isfinite(u).all()):
             return False, "the entries of a vector must be finite. Found NaN or infinity"
         if u.numel() == 0:
@@ -346,6 +370,10 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         for x in points.values():
             if has_values(x) and (reason := self._fault(x)):
                 raise ValueError(reason)
+
+    def _require_start(self, x: Tensor) -> None:
+        """Raise unless training may begin at x."""
+        self._require_points(x=x)
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

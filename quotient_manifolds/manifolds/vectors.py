@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length
-from quotient_manifolds.manifolds.arguments import require_element, require_vector, some
+from quotient_manifolds.manifolds.arguments import require_vector, some
 from quotient_manifolds.manifolds.closed_forms import circle
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
@@ -42,7 +42,7 @@ class _VectorSpace(HorizontalSpace):
         return z - (z * self._line).sum(dim=-1, keepdim=True) * self._line
 
     def relative_speed(self, z: Tensor) -> Tensor:
-        """Compute |xi| / |w|, the angle that a great circle turns; 0 for straight lines, which are no polynomial off."""
+        """Compute |xi| / |w|, the angle that a great circle turns; 0 for straight lines."""
         speed = torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
         return speed if self._curved else torch.zeros_like(speed)
 
@@ -84,36 +84,16 @@ class ScaleQuotient(_VectorQuotient):
     name = "ScaleQuotient"
     vertical_equation = "w^T xi = 0 (horizontal space of positive scaling)"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x. Raises ValueError for a wrong shape, the zero vector or NaN.
-
-        >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
-        tensor(1.)
-        """
-        self._require_points(x=x)
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
         size = length(x, -1, keepdim=True)
-        return _VectorSpace(x, size, x / size, curved=True)
+        return _VectorSpace(*(each.to(dtype) for each in (x, size, x / size)), curved=True)
 
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
-
-        >>> ScaleQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
-        tensor([[2., 2.],
-                [3., 3.]])
-        """
-        self._require(x=x)
-        require_element(A, x[..., 0], ())
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         if some(A <= 0):
             raise ValueError("A must be positive, an element of the group. Found 0 or a negative number")
         return A[..., None] * x
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return w / |w|: the representative of length 1.
-
-        >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
-        tensor([0.6000, 0.8000])
-        """
-        self._require_points(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         return x / length(x, -1, keepdim=True)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -121,10 +101,10 @@ class ScaleQuotient(_VectorQuotient):
         return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1), 1.0
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1: the angle is its norm.
+        """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1.
 
-        The angle is 2 atan2(|u - v|, |u + v|) for the directions u and v: accurate where it is small, and the cosine is
-        not. Raises ValueError for opposite directions, between which every half circle is a shortest path.
+        Its norm, the angle, is 2 atan2(|u - v|, |u + v|) for the directions u and v: accurate where it is small, and
+        the cosine is not. Raises ValueError for opposite directions, between which every half circle is a shortest path.
 
         >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
         tensor([0., 2.])
@@ -161,33 +141,14 @@ class TranslationQuotient(_VectorQuotient):
     name = "TranslationQuotient"
     vertical_equation = "sum_i xi_i = 0 (horizontal space of translation)"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or NaN.
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
+        line = torch.full_like(x, x.shape[-1] ** -0.5, dtype=dtype)
+        return _VectorSpace(x.to(dtype), torch.ones_like(line[..., :1]), line, curved=False)
 
-        >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
-        tensor(5.)
-        """
-        self._require_points(x=x)
-        return _VectorSpace(x, torch.ones_like(x[..., :1]), torch.ones_like(x) / x.shape[-1] ** 0.5, curved=False)
-
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors do not change.
-
-        >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
-        tensor([[3., 3.],
-                [4., 4.]])
-        """
-        self._require(x=x)
-        require_element(A, x[..., 0], ())
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         return x + A[..., None]
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return b - mean(b): the representative of mean 0.
-
-        >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
-        tensor([-2., -1.,  3.])
-        """
-        self._require(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         return x - x.mean(dim=-1, keepdim=True)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -202,6 +163,3 @@ class TranslationQuotient(_VectorQuotient):
         """
         self._require_points(x=x, y=y)
         return self.balance(y - x)
-
-    def _fault(self, x: Tensor) -> str | None:
-        return None
