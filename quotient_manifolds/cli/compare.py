@@ -51,7 +51,7 @@ def compare(
     \b
       checkpoints:
         paths: models/*
-        loader: huggingface     # clip-soup, bert-tensorflow, package.module:function
+        loader: huggingface     # or package.module:function
       data: {path: train.jsonl, batch_size: 32, max_batches: 8}
       test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
       scores: scores.csv        # more to rank by: a column checkpoint, and any others

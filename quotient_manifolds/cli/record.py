@@ -85,7 +85,7 @@ class SharpnessRecord(Sequence[Result]):
                 continue
             known |= {"mean": each.mean, "standard_error": each.standard_error, "batches": len(each.batches)}
             known |= {"base_loss": sum(each.base_losses) / len(each.batches), "late_rise": each.late_rise}
-            known |= {"reach": each.reach, "beyond_reach": len(each.beyond_reach)}
+            known |= {"reach": each.reach, "beyond_reach": each.beyond_reach}
             known |= {"forward_passes": each.forward_passes, "backward_passes": each.backward_passes}
             rows.append({**known, "warning": each.warning})
         return data_frame(rows, ["model", "measure", "geometry"])
