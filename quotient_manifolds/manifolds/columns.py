@@ -108,16 +108,6 @@ class DiagonalQuotient(QuotientManifold):
         beta, other = x.double().prod(dim=-2), y.double().prod(dim=-2)
         return torch.where(beta == other, 0.0, (beta - other).abs() / beta.abs()).amax(dim=-1), 1.0
 
-    def component_inner(self, x: Tensor, u: Tensor, v: Tensor | None = None) -> Tensor:
-        """Compute the metric coordinate by coordinate: the quotient is a product of d lines. Shape (..., 1, d).
-
-        >>> DiagonalQuotient().component_inner(x, x)
-        tensor([[2., 2.]])
-        """
-        space = self._at(x)
-        z = space.coordinates(u)
-        return (z * (z if v is None else space.coordinates(v))).sum(dim=-2, keepdim=True)
-
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1.
 
@@ -196,28 +186,19 @@ class RotaryQuotient(QuotientManifold):
 
     Points have shape (..., n + m, 2), g stacked on k, real and imaginary parts in the two columns. The rotations that a
     rotary embedding puts between a query and a key commute with these z alone; a frequency plane of a head is one point
-    of the batch. Metrics, with |.| the Euclidean norm of all real and imaginary parts:
-
-    - `inv`: Re eta_g^H zeta_g / |g|^2 + Re eta_k^H zeta_k / |k|^2,
-    - `mix`: |k|^2 Re eta_g^H zeta_g + |g|^2 Re eta_k^H zeta_k,
-    - a number t: weights |k|^(2t) |g|^(2t - 2) and |g|^(2t) |k|^(2t - 2).
-
-    They are those of `FixedRankQuotient` for h = 1 on R^2n x R^2m, of which phases are isometries: geodesics are the
-    same, and one more direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and
-    |k|^2 + eps in place of the squares, invariant under phases only.
+    of the batch. Metrics: |k|^(2t) |g|^(2t - 2) Re eta_g^H zeta_g + |g|^(2t) |k|^(2t - 2) Re eta_k^H zeta_k with |.|
+    the Euclidean norm of all real and imaginary parts, t = 0 for `inv` and t = 1 for `mix`. They are those of
+    `FixedRankQuotient` for h = 1 on R^2n x R^2m, of which phases are isometries: geodesics are the same, and one more
+    direction is vertical, (i g, i k). `eps > 0` is the paper's relaxation: |g|^2 + eps and |k|^2 + eps in place of the
+    squares, invariant under phases only.
 
     `balance` gives the representative with |g| = |k|, whose entry of g of largest magnitude is real and positive. The
     dimension of the quotient is 2 (n + m) - 2. The examples of the methods use `manifold = RotaryQuotient(1, 1)`
     and `x = torch.tensor([[3.0, 4.0], [5.0, 0.0]])`, that is g = 3 + 4i, k = 5.
 
-    >>> manifold = RotaryQuotient(2, 1)
-    >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
-    >>> manifold.action(torch.tensor(2j), x)  # g / 2i, -2i k
-    tensor([[ 0.0000, -0.5000],
-            [ 1.0000,  0.0000],
-            [ 2.0000, -2.0000]])
-    >>> manifold.same_orbit(x, manifold.action(torch.tensor(2j), x))
-    tensor(True)
+    >>> manifold.action(torch.tensor(1j), x)  # g / i, k conj(i)
+    tensor([[ 4., -3.],
+            [ 0., -5.]])
     """
 
     name = "RotaryQuotient"
@@ -295,11 +276,6 @@ class RotarySpace(_ColumnSpace):
     def _back(x: Tensor) -> Tensor:
         return x[..., 0].unflatten(-1, (-1, 2))
 
-    @property
-    def singular_values(self) -> Tensor:
-        """Return |g| |k|, the singular value of g k^H. Shape (..., 1)."""
-        return self._real.singular_values
-
     def project(self, z: Tensor) -> Tensor:
         real = super().project(z)
         return real - self._phase * (self._phase * real).sum(dim=self.dims, keepdim=True)
@@ -308,7 +284,7 @@ class RotarySpace(_ColumnSpace):
         g = torch.complex(self.point[..., : self._n, 0], self.point[..., : self._n, 1])
         peak = g.gather(-1, g.abs().argmax(dim=-1, keepdim=True))
         # The real pair's frame has a sign of its own, that of the largest of all real and imaginary parts.
-        turn = torch.sgn(peak) * self._real.frame_sign[..., 0]
+        turn = torch.sgn(peak) * self._real._frame.to_left.sign()[..., 0]
         return torch.view_as_real(torch.complex(z[..., 0], z[..., 1]) * turn).to(z.dtype)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:

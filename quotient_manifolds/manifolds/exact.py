@@ -91,19 +91,17 @@ def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxe
     Everything multiplies (left, a) from the right, so G(t) = B c(t) with B a basis of their columns, left first, and c
     (2h, h), and n and m do not matter. Returns c at the end, and the time <= 1 that was reached.
 
-    Hamilton's equations of the kinetic energy, whose right-hand sides stay milder than accelerations where a singular
-    value nears 0: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is the gradient of the energy
-    at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H), for `inv` P_G' = -G P_G^T P_G. Momenta are kept as
+    Hamilton's equations of the kinetic energy: with momenta P_G = xi_G W_G and alike for H, G' = P_G W_G^-1 and P_G' is
+    the gradient of the energy at fixed velocity; for `mix` that is P_G' = G (xi_H^T xi_H). Momenta are kept as
     velocities in units of the first, which the weights s^2t of the start turn into momenta, so that all of a state is
-    about 1.
-    An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or whose largest
-    grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when. With `relaxed`
-    the Gram matrices are those of left and right plus the constants that make them the identity at time 0.
-    Raises GeodesicError.
+    about 1. An entry of the batch whose smallest Gram eigenvalue falls to the square root of machine precision (or
+    whose largest grows to the inverse of that) is stopped there, at the end of its domain, and `reached` tells when.
+    With `relaxed` the Gram matrices are those of left and right plus the constants that make them the identity at time
+    0.
 
-    Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases, that of G first; gram
-    (..., 2, k, k), that of the last k columns of each basis, the others being orthonormal to them and to each other:
-    None for 0, 2h for what is relaxed.
+    Raises GeodesicError. Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases,
+    that of G first; gram (..., 2, k, k), that of the last k columns of each basis, the others being orthonormal to them
+    and to each other: None for 0, 2h for what is relaxed.
     """
     if not bool(velocity.isfinite().all()):
         raise GeodesicError("a geodesic must start with a finite velocity. Found NaN or infinity in it")

@@ -50,6 +50,7 @@ class FixedRankQuotient(QuotientManifold):
 
     name = "FixedRankQuotient"
     settings = ("n", "m", "metric", "eps")
+    passes_lower_rank = True
     vertical_equation = "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
 
     def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
@@ -94,11 +95,9 @@ class FixedRankQuotient(QuotientManifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
 
-        Found by shooting towards the aligned representative of y, for a whole batch at once: the shortest geodesic if
-        the points are near. In `inv`, where a length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the
-        norm of G H^T away, searches with h > 1 begin to fail.
-        Computed in float64; not differentiable. Raises `GeodesicError` if no geodesic is found, ValueError with
-        eps > 0. Shapes (..., n + m, h).
+        Found by shooting, for a whole batch at once: the shortest geodesic if the points are near. In `inv`, where a
+        length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the norm of G H^T away, searches with h > 1
+        begin to fail. In float64; not differentiable. Raises `GeodesicError` if no geodesic is found. (..., n + m, h)
 
         >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
         tensor([[1.3863],
@@ -131,6 +130,3 @@ class FixedRankQuotient(QuotientManifold):
         found = f"{zero[0]} is 0" if zero else f"its smallest singular value is {ratio:.3g} times its largest"
         cure = "nothing but training begins there: train first" if zero else "use a smaller h"
         return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
-
-    def _require_start(self, x: Tensor) -> None:
-        self._require_finite(x=x)

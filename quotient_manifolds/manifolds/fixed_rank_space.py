@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
-from quotient_manifolds.manifolds.arguments import require_vector, some
+from quotient_manifolds.manifolds.arguments import has_values, require_vector, some
 from quotient_manifolds.manifolds.closed_forms import inv_exponential, rank_one
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
@@ -28,10 +28,12 @@ from quotient_manifolds.manifolds.second_order import (
     cores,
     expand,
     plus,
-    shorter,
     split,
     times,
 )
+
+FASTEST = 1.0
+"""The relative speed up to which an optimizer's step follows the second-order geodesic."""
 
 _FAR = 32
 """Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
@@ -56,14 +58,13 @@ class FixedRankSpace(HorizontalSpace):
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
         frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
-        self._values = frame.s  # stays in float64: slopes of the metric divide by differences of singular values
         self._lower: Tensor | None = None  # which of the batch have a rank below h, if any
         if some(lost):
             if not in_no_graph(x):
                 raise ValueError(
                     "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
                 )
-            self._lower, self._values = lost.any(dim=-1), frame.s.masked_fill(lost, 0.0)
+            self._lower = lost.any(dim=-1)
         left, right = frame.left, frame.right
         alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
         weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
@@ -77,7 +78,7 @@ class FixedRankSpace(HorizontalSpace):
             self._turns = turns.to(dtype)
         # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
         # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
-        self._s: Tensor = frame.s
+        self._s: Tensor = frame.s  # in float64: slopes of the metric divide by differences of singular values
         self._size: Tensor | None = None
         if t and some((exponent := t * frame.s[..., :1, None].detach().log2()).abs() > _FAR):
             self._size = exponent.round().exp2()
@@ -94,16 +95,6 @@ class FixedRankSpace(HorizontalSpace):
         hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
         self._cos, self._sin = (alpha[..., :, None] / hypotenuse).to(dtype), (beta[..., None, :] / hypotenuse).to(dtype)
 
-    @property
-    def singular_values(self) -> Tensor:
-        """Return the singular values of G H^T, descending, 0 where the rank is lower. Shape (..., h)."""
-        return self._values.to(self._frame.s.dtype)
-
-    @property
-    def frame_sign(self) -> Tensor:
-        """Return for h = 1 whether `left` is G / |G| (1) or its negative (-1). Shape (..., 1, 1)."""
-        return self._frame.to_left.sign()
-
     def coordinates(self, eta: Tensor) -> Tensor:
         require_vector(self.point, eta)
         return times(self._split(eta), self._to)
@@ -119,18 +110,23 @@ class FixedRankSpace(HorizontalSpace):
         return self._less(z, self._vertical(self._inside(z)))
 
     def _retract(self, xi: Tensor) -> Tensor:
-        """Follow the second-order geodesic; where its relative speed is above 1, a straight and `shorter` way."""
-        # The formula of the base class by fewer copies of tall matrices.
+        """Follow the second-order geodesic, no faster than at relative speed 1; at a lower rank the straight line.
+
+        Near lower rank relative speeds have no bound, nor has the parabola; a shorter step is as invariant.
+        """
+        # Where that is slow enough, the formula of the base class by fewer copies of tall matrices.
         require_vector(self.point, xi)
         z = times(self._split(xi), self._to)
         z = self._less(z, self._vertical(self._inside(z)), mine=True)
         require_finite_velocity(z)
         pairing, parts = self._pairing(), self._turned(z)
         step = expand(pairing, parts)
+        squares = (pairing.unit.mT * step.square * pairing.unit).diagonal(dim1=-2, dim2=-1).sum(-1)
+        if not self._relaxed and (not has_values(squares) or some(squares > FASTEST**2)):  # bounds of the speed
+            speed = (self._speed(z) / FASTEST).clamp_min(1.0).to(z.dtype)[..., None, None]
+            parts = parts[0] / speed, parts[1] / speed
+            step = expand(pairing, parts)
         y = plus(plus(self.point, parts, step.turn), pairing.basis, step.bend, mine=True)
-        if not self._relaxed and (way := shorter(pairing, step)):
-            on, fast = way
-            y = torch.where(fast[..., None, None], plus(self.point, parts, on), y)
         return y if self._lower is None else torch.where(self._low, self.point + self.vector(z), y)
 
     def proju(self, eta: Tensor) -> Tensor:
@@ -168,8 +164,11 @@ class FixedRankSpace(HorizontalSpace):
         1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
         relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
         """
-        speed = torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._relative))))
+        speed = self._speed(z)
         return speed if self._lower is None else torch.where(self._lower, torch.inf, speed)
+
+    def _speed(self, z: Tensor) -> Tensor:
+        return torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._relative))))
 
     def _step(self, z: Tensor, order: str) -> Tensor:
         if order == "first":

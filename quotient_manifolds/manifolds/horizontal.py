@@ -39,11 +39,9 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     """Represent the horizontal space H_x = V_x^perp at a point x of the total space, factored once; immutable.
 
     Every tangent vector eta has *orthonormal coordinates* z, a tensor of the same shape with |z|_F = |eta|_x. In them
-    the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space.
-
-    Leading dimensions of the point are a batch; vectors broadcast against it.
-
-    Examples: `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and `space = DiagonalQuotient("inv").at(x)`.
+    the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space. Leading dimensions of
+    the point are a batch; vectors broadcast against it. Examples: `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and
+    `space = DiagonalQuotient("inv").at(x)`.
     """
 
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
@@ -117,8 +115,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """Follow the geodesic with horizontal initial velocity z to t = 1, or to where it leaves the manifold.
 
         Returns the point (differentiable in z) and the time reached, in (0, 1], shape (...,). The geodesic ball
-        [paper, Eq. 3] holds only points that are reached, and z -> point is onto it. Raises `GeodesicError` for an
-        exact geodesic that cannot be followed in floating point at all.
+        [paper, Eq. 3] holds only points that are reached. Raises `GeodesicError` where floating point cannot follow.
 
         >>> space = DiagonalQuotient("mix").at(x)
         >>> point, reached = space.follow(space.coordinates(-x), "exact")
@@ -126,8 +123,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         '0.500'
         """
         if order not in GEODESICS:
-            names = ", ".join(map(repr, GEODESICS))
-            raise ValueError(f"order of the geodesic must be one of {names}. Found {order!r}")
+            raise ValueError(f"order of the geodesic must be one of {', '.join(GEODESICS)}. Found {order!r}")
         if order != "exact":
             y = self.point + self._step(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
@@ -139,9 +135,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def linearised(self, order: str) -> Linearised:
         """Prepare to follow many geodesics of one order from here, each with the adjoint of its derivative.
 
-        What depends on the point alone is computed here, once: an ascent takes all its steps from one point.
-        Returns a function (z, out) -> pull-back that writes the rows of follow(z, order) into `out`. Nothing is in any
-        graph. z is held, not copied: it must not change while the pull-back is in use.
+        What depends on the point alone is computed here, once. Returns a function (z, out) -> pull-back that writes the
+        rows of follow(z, order) into `out`; z must not change while the pull-back is in use. Nothing is in any graph.
 
         >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
         >>> pull_back = space.linearised("second")(torch.zeros(2, 2), (u, v))
@@ -214,9 +209,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         """Compute the point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
 
-        Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch: with
-        leading dimensions of its own it gives the points at many times at once.
-        Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
+        Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch, so that
+        there may be many times at once. Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
 
         >>> space.geodesic(x, torch.tensor([0.0, 1.0]), "exact")[:, 0]
         tensor([[1.0000, 2.0000],
@@ -246,9 +240,9 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian to xi, from the Euclidean gradient and the Euclidean Hessian times xi.
 
-        It is the Euclidean Hessian of f along the second-order geodesics, H f(gamma_z) at z = 0: that of f itself in
-        coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors.
-        [Boumal 2023, Prop. 5.44, Sec. 9.12]
+        It is the Euclidean Hessian of f(gamma_z) at z = 0 along second-order geodesics: that of f itself in
+        coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors. [Boumal 2023, Prop. 5.44,
+        Sec. 9.12]
 
         >>> f = lambda p: (p[0] * p[1]).log().sum()  # linear along the geodesics of inv
         >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))

@@ -33,15 +33,14 @@ Answer = tuple[bool, str | None]
 class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     """Represent a manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
-    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the action and the spaces, and
+    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the spaces and the action, and
     say which shapes and which values are points, `_misfit` and `_fault`.
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
     that need values are left out. Autocast, which is for networks, is off inside, also in functions that are given.
-    Manifolds of one class with the same parameters are equal.
-
-    The examples below use `manifold = DiagonalQuotient("inv")` and `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
+    Manifolds of one class with the same parameters are equal. The examples use `manifold = DiagonalQuotient("inv")` and
+    `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """
 
     __scaling__ = geoopt.Manifold.__scaling__.copy()
@@ -53,6 +52,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     """The names of the parameters that a manifold is made with."""
     complex_group = False
     """Whether group elements may be complex."""
+    passes_lower_rank = False
+    """Whether training may begin at, and pass, what is in the closure of the manifold only."""
     t = 0.0
     """The number of the metric in its family, where there is one."""
 
@@ -114,7 +115,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         >>> manifold.at(x).norm(x)
         tensor(2.)
         """
-        self._require_start(x)
+        (self._require_finite if self.passes_lower_rank else self._require_points)(x=x)
         return self._space(x, dtype or x.dtype)
 
     def action(self, A: Tensor, x: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         tensor([[2., 4.],
                 [2., 4.]])
         """
-        self._require_start(x)
+        (self._require_finite if self.passes_lower_rank else self._require_points)(x=x)
         return self._balanced(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
@@ -154,7 +155,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         return gap <= (64 * torch.finfo(x.dtype).eps if rtol is None else rtol) * size
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return x itself where it is a point; else a point nearby, where the manifold has a rule for that.
+        """Return x itself: what is no point has no point that is nearest along orbits.
 
         >>> torch.equal(manifold.projx(x), x)
         True
@@ -262,8 +263,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
         """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
 
-        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
-        times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
+        By y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance` times the largest
+        logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
 
         >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
         tensor([[4., 8.],
@@ -296,13 +297,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         return self._at(x).geodesic(u, t, order)
 
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> geoopt.ManifoldTensor:
+    def random(self, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> geoopt.ManifoldTensor:
         """Draw a point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
 
         >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
@@ -358,22 +353,18 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         for x in others:
             require_vector(first, x, self.ndim, "two points")
 
-    def _require_finite(self, **points: Tensor) -> None:
-        """Raise also unless all entries are finite, as far as they are known."""
-        self._require(**points)
-        if not all(map(all_finite, points.values())):
-            raise ValueError(NOT_FINITE)
-
     def _require_points(self, **points: Tensor) -> None:
-        """Raise also unless all lie on the manifold, as far as values are known."""
+        """Raise also unless all are finite and lie on the manifold, as far as values are known."""
         self._require_finite(**points)
         for x in points.values():
             if has_values(x) and (reason := self._fault(x)):
                 raise ValueError(reason)
 
-    def _require_start(self, x: Tensor) -> None:
-        """Raise unless training may begin at x."""
-        self._require_points(x=x)
+    def _require_finite(self, **points: Tensor) -> None:
+        """Raise also unless all entries are finite, as far as they are known."""
+        self._require(**points)
+        if not all(map(all_finite, points.values())):
+            raise ValueError(NOT_FINITE)
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

@@ -40,15 +40,13 @@ class Recipe(QuotientManifold):
           eta orthogonal to them is eta - V c, where the normal equations V^T M V c = V^T M eta give c.
     (iii) *Riemannian gradient.* M^{-1} times the Euclidean one: <gradient, eta> is then the directional derivative. For
           an invariant function it is horizontal.
-    (iv)  *Geodesics.* x'' = -Gamma(x', x') with M Gamma(xi, xi) = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2, one
-          jvp and one vjp of the metric. x + xi - Gamma(xi, xi) / 2 is the second-order geodesic [paper, Eq. 4]. For
-          the exact one an ODE solver follows the same equation in Hamilton's form, milder near the end of the domain:
-          the momentum p = M(x) x' changes by p' = grad_x <x', x'>_x / 2.
+    (iv)  *Geodesics.* x'' = -Gamma(x', x') with M Gamma(xi, xi) = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2. Of
+          second order: x + xi - Gamma(xi, xi) / 2 [paper, Eq. 4]. For the exact one an ODE solver follows the same
+          equation in Hamilton's form: the momentum p = M(x) x' changes by p' = grad_x <x', x'>_x / 2.
 
-    Everything is dense: with d the number of entries of a point, O(d^3) time at every point. It is meant for reading,
-    for small problems and as the yardstick of the closed forms of the other manifolds.
-
-    The scalar toy model of [paper, App. D], two numbers of which only the product matters:
+    Everything is dense, O(d^3) for points of d entries: for reading, for small problems and as the yardstick of the
+    closed forms of the other manifolds. The scalar toy model of [paper, App. D], two numbers of which only the product
+    matters:
 
     >>> def rescale(a, x):
     ...     return torch.stack([x[0] / a, x[1] * a])
@@ -66,8 +64,6 @@ class Recipe(QuotientManifold):
     [12.0, 18.0]
     >>> [round(float(e), 4) for e in toy.expmap(x, xi) / x]  # (iv) the curve is x exp(t / 8)
     [1.1331, 1.1331]
-    >>> toy.dimension(x)
-    tensor(1)
 
     `balance`, if given, maps a point to a canonical one of its orbit, and `same_orbit` compares those; nothing else
     needs it. The examples below use x = (3, 4) and `rays`, with action(a, x) = a x and metric <eta, zeta> / |x|^2.
@@ -112,16 +108,6 @@ class Recipe(QuotientManifold):
             return torch.stack([jvp(lambda A: self._single(A, x), (identity,), (K,))[1] for K in algebra])
 
         return _each(at, (self.ndim,), x)
-
-    def dimension(self, x: Tensor) -> Tensor:
-        """Compute the dimension of the quotient at x: entries less the rank of the vertical space. Shape (...,).
-
-        >>> rays.dimension(x)
-        tensor(1)
-        """
-        self._require_finite(x=x)
-        vertical = self.vertical(x).flatten(-self.ndim)
-        return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
 
     def _metric_matrix(self, x: Tensor) -> Tensor:
         """Compute the symmetric matrix M of the metric at x. Shape (..., d, d) for points of d entries."""

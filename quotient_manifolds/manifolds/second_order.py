@@ -24,10 +24,6 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, in_no_graph
-from quotient_manifolds.manifolds.arguments import has_values, some
-
-FASTEST = 1.0
-"""The relative speed up to which an optimizer's step follows the second-order geodesic."""
 
 Both = tuple[Tensor, Tensor]
 """One matrix for G and one for H."""
@@ -156,23 +152,6 @@ def expand(at: Pairing, z: Both) -> Step:
     turn = at.unit.mT * at.back - at.along.change(M + M.mT) @ at.back
     square = cores(z, z)
     return Step(turn, at.across.change(square) @ at.back, inside, square)
-
-
-def shorter(at: Pairing, step: Step) -> tuple[Tensor, Tensor] | None:
-    r"""Compute on, for a straight and shorter way z on, and the fast entries of the batch; None where there are none.
-
-    With a, b the velocities relative to the point, G = left from_left, and M = I + a^T a + b^T b, it leads to
-    (left + a M^(-1/4)) from_left, and alike for H: an invariant rule, equal to x + xi to the second order. Near lower
-    rank relative speeds have no bound, nor has the parabola. This has: with X the product and z the velocity in
-    coordinates, the spectral norm of the new product is at most 4 (|X| + |z|) in `mix`, as
-    s^(1/2) M^(1/2) s^(1/2) <= (s^2 + |z|^2 I)^(1/2) for s = diag(s): the square root is operator monotone.
-    """
-    gram = (at.unit.mT * step.square * at.unit).double().sum(-3)
-    if has_values(gram) and not some(gram.diagonal(dim1=-2, dim2=-1).sum(-1) > FASTEST**2):
-        return None
-    squares, E = torch.linalg.eigh(gram)
-    root = (E * (1 + squares.clamp_min(0.0))[..., None, :] ** -0.25 @ E.mT).to(at.back.dtype)
-    return at.unit.mT * (root[..., None, :, :] @ at.back), squares[..., -1] > FASTEST**2
 
 
 def adjoint(at: Pairing, z: Both, step: Step, grad: Both) -> Adjoint:

@@ -104,7 +104,7 @@ class ScaleQuotient(_VectorQuotient):
         """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1.
 
         Its norm, the angle, is 2 atan2(|u - v|, |u + v|) for the directions u and v: accurate where it is small, and
-        the cosine is not. Raises ValueError for opposite directions, between which every half circle is a shortest path.
+        the cosine is not. Raises ValueError for opposite directions: every half circle is a shortest path then.
 
         >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
         tensor([0., 2.])

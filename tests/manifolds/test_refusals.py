@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "dtypes": (lambda: PAIR.proju(ONES, ONES.double()), "must have one dtype and one device. Found torch.float64"),
     "two dtypes": (lambda: PAIR.logmap(ONES, ONES.double()), "one dtype and one device"),
     "batches": (lambda: PAIR.norm(torch.ones(2, 5, 1), torch.ones(3, 5, 1)), "leading dimensions, the batch"),
-    "order": (lambda: PAIR.geodesic(ONES, ONES, 1.0, "third"), "'exact'. Found 'third'"),
+    "order": (lambda: PAIR.geodesic(ONES, ONES, 1.0, "third"), "exact. Found 'third'"),
     "velocity": (lambda: PAIR.retr(ONES, math.nan * ONES), "the velocity of a geodesic must be finite"),
     "element": (lambda: PAIR.action(torch.ones(2, 2), ONES), "A must have shape (..., 1, 1) for a batch ()"),
     "no points": (lambda: PAIR.mean(torch.ones(0, 5, 1)), "at least one point along a first dimension"),

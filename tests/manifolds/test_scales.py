@@ -66,7 +66,7 @@ def pulled_back(m: QuotientManifold, x: Tensor, u: Tensor, egrad: Tensor, order:
 
 WITH_GRADIENTS: dict[str, Callable[[QuotientManifold, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "egrad2rgrad": lambda m, x, u, egrad, ehess: m.egrad2rgrad(x, egrad),
-    "ehess2rhess": lambda m, x, u, egrad, ehess: m.ehess2rhess(x, egrad, ehess, u),
+    "ehess2rhess": lambda m, x, u, egrad, ehess: m.at(x).hessian(egrad, ehess, u),
     "second": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "second"),
     "exact": lambda m, x, u, egrad, ehess: pulled_back(m, x, u, egrad, "exact"),
 }
