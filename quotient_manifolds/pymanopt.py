@@ -39,11 +39,11 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
         raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
     manifold._require_shape(tuple(shape))
     try:
-        from pymanopt.manifolds.manifold import Manifold
+        import pymanopt
     except ImportError as error:
         cure = 'pip install "quotient-manifolds[pymanopt]"'
         raise ImportError(f"the view of a manifold needs the pymanopt library: {cure}.") from error
-    return type("PymanoptView", (_View, Manifold), {})(manifold, tuple(shape))
+    return type("PymanoptView", (_View, pymanopt.manifolds.manifold.Manifold), {})(manifold, tuple(shape))
 
 
 class _View:

@@ -11,7 +11,6 @@ from torch import Tensor
 from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
 from quotient_manifolds.manifolds.arguments import has_values, require_vector, some
-from quotient_manifolds.manifolds.closed_forms import inv_exponential, rank_one
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
     HorizontalSpace,
@@ -58,13 +57,13 @@ class FixedRankSpace(HorizontalSpace):
         # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
         accuracy = dtype if x.dtype == torch.float32 else torch.float64
         frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
-        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any
+        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
         if some(lost):
             if not in_no_graph(x):
                 raise ValueError(
                     "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
                 )
-            self._lower = lost.any(dim=-1)
+            self._lower = lost.any(dim=-1)[..., None, None]
         left, right = frame.left, frame.right
         alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
         weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
@@ -107,7 +106,7 @@ class FixedRankSpace(HorizontalSpace):
         return times(self._split(egrad), self._from.mT)
 
     def project(self, z: Tensor) -> Tensor:
-        return self._less(z, self._vertical(self._inside(z)))
+        return plus(z, self._basis, -self._vertical(self._inside(z)))
 
     def _retract(self, xi: Tensor) -> Tensor:
         """Follow the second-order geodesic, no faster than at relative speed 1; at a lower rank the straight line.
@@ -117,7 +116,7 @@ class FixedRankSpace(HorizontalSpace):
         # Where that is slow enough, the formula of the base class by fewer copies of tall matrices.
         require_vector(self.point, xi)
         z = times(self._split(xi), self._to)
-        z = self._less(z, self._vertical(self._inside(z)), mine=True)
+        z = plus(z, self._basis, -self._vertical(self._inside(z)), mine=True)
         require_finite_velocity(z)
         pairing, parts = self._pairing(), self._turned(z)
         step = expand(pairing, parts)
@@ -127,7 +126,7 @@ class FixedRankSpace(HorizontalSpace):
             parts = parts[0] / speed, parts[1] / speed
             step = expand(pairing, parts)
         y = plus(plus(self.point, parts, step.turn), pairing.basis, step.bend, mine=True)
-        return y if self._lower is None else torch.where(self._low, self.point + self.vector(z), y)
+        return y if self._lower is None else torch.where(self._lower, self.point + self.vector(z), y)
 
     def proju(self, eta: Tensor) -> Tensor:
         # The formula of the base class by fewer products with tall matrices.
@@ -153,10 +152,6 @@ class FixedRankSpace(HorizontalSpace):
         y = self._cos * in_G - self._sin * in_H.mT
         return torch.stack([self._cos * y, -(self._sin * y).mT], dim=-3)
 
-    def _less(self, z: Tensor, c: Tensor, *, mine: bool = False) -> Tensor:
-        """Compute (z_G - left c_G, z_H - right c_H); in z, where that is `mine`."""
-        return plus(z, self._basis, -c, mine=mine)
-
     def relative_speed(self, z: Tensor) -> Tensor:
         """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
 
@@ -165,7 +160,7 @@ class FixedRankSpace(HorizontalSpace):
         relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
         """
         speed = self._speed(z)
-        return speed if self._lower is None else torch.where(self._lower, torch.inf, speed)
+        return speed if self._lower is None else torch.where(self._lower[..., 0, 0], torch.inf, speed)
 
     def _speed(self, z: Tensor) -> Tensor:
         return torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._relative))))
@@ -175,12 +170,7 @@ class FixedRankSpace(HorizontalSpace):
             return self.vector(z)
         pairing, parts = self._pairing(), self._turned(z)
         way = expand(pairing, parts).way(pairing, parts)
-        return way if self._lower is None else torch.where(self._low, self.vector(z), way)
-
-    @property
-    def _low(self) -> Tensor:
-        assert self._lower is not None
-        return self._lower[..., None, None]
+        return way if self._lower is None else torch.where(self._lower, self.vector(z), way)
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if self._lower is not None:
@@ -196,9 +186,9 @@ class FixedRankSpace(HorizontalSpace):
         # goes back to the representative, however badly balanced that is.
         a, b = self._split(times(self._split(z), self._relative))
         if self._t == 0:
-            left, right = inv_exponential(frame.left, a), inv_exponential(frame.right, b)
+            left, right = exact.inv_exponential(frame.left, a), exact.inv_exponential(frame.right, b)
         else:
-            left, right, reached = (x.to(z.dtype) for x in rank_one(self._t, frame.left, frame.right, a, b))
+            left, right, reached = (x.to(z.dtype) for x in exact.rank_one(self._t, frame.left, frame.right, a, b))
         return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
 
     def linearised(self, order: str) -> Linearised:
@@ -227,7 +217,7 @@ class FixedRankSpace(HorizontalSpace):
                 grad = [part.to(z.dtype) for part in egrad] if of_factors else self._split(join_rows(egrad, z))
                 v = adjoint(pairing, parts, step, (grad[0], grad[1]))
                 if self._turns is None:  # `project` of what is known by its products with the basis already
-                    into.copy_(self._less(v.tall, self._vertical(v.inside + v.core) - v.core, mine=True))
+                    into.copy_(plus(v.tall, self._basis, v.core - self._vertical(v.inside + v.core), mine=True))
                 else:  # left and right are not orthonormal
                     tall = self._split(plus(v.tall, pairing.basis, v.core, mine=True))
                     into.copy_(self.project(times(tall, self._turns.mT)))

@@ -102,9 +102,10 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def _balanced(self, x: Tensor) -> Tensor:
         """Return `balance(x)`."""
 
-    @abc.abstractmethod
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
+        p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
+        return length(p - q, -1), length(p, -1)
 
     def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> HorizontalSpace:
         """Return the horizontal space at x, factored: keep it to do many things at one point.

@@ -146,11 +146,6 @@ class Recipe(QuotientManifold):
             )
         return _each(self._canonical, (self.ndim,), x)
 
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Compare canonical representatives."""
-        p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
-        return torch.linalg.vector_norm(p - q, dim=-1), torch.linalg.vector_norm(p, dim=-1)
-
     def _key(self) -> tuple[Any, ...]:
         tensors = tuple((tuple(K.shape), K.dtype, tuple(K.flatten().tolist())) for K in (self._identity, self._algebra))
         return (self._single, self._inner, self._canonical, self.shape, *tensors)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import length
 from quotient_manifolds.manifolds.arguments import require_vector, some
-from quotient_manifolds.manifolds.closed_forms import circle
+from quotient_manifolds.manifolds.exact import circle
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
@@ -95,10 +95,6 @@ class ScaleQuotient(_VectorQuotient):
 
     def _balanced(self, x: Tensor) -> Tensor:
         return x / length(x, -1, keepdim=True)
-
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Compare directions."""
-        return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1), 1.0
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1.

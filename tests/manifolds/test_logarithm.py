@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import singular_frame
 from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, ScaleQuotient
-from quotient_manifolds.manifolds.logarithm import nearest
+from quotient_manifolds.manifolds.fixed_rank import nearest
 from tests.cases import INVARIANT, VECTORS, Case, fixed_rank
 
 every_case = pytest.mark.parametrize(

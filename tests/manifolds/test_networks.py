@@ -151,26 +151,3 @@ def test_biases_of_a_softmax_lie_on_the_translation_quotient() -> None:
     torch.testing.assert_close(loss(manifold.action(torch.tensor(5.0, dtype=torch.float64), b)), loss(b), **exact)
     assert abs(loss(2 * b) - loss(b)) > 1e-3
     assert manifold.check_vector_on_tangent(b, torch.func.grad(loss)(b))
-
-
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_neurons_of_a_relu_network_are_pairs_under_the_positive_numbers(metric: str) -> None:
-    """FixedRankQuotient with h = 1, one neuron a point: its in-row with the bias is G, its out-column is H."""
-    inputs, neurons, outputs = 3, 5, 2
-    data, target = torch.randn(30, inputs, dtype=torch.float64), torch.randn(30, outputs, dtype=torch.float64)
-    manifold = FixedRankQuotient(inputs + 1, outputs, metric)
-
-    def predict(x: Tensor) -> Tensor:  # x (neurons, inputs + 1 + outputs, 1)
-        weight, bias, out = x[..., 0].split([inputs, 1, outputs], dim=1)
-        return F.linear(F.relu(F.linear(data, weight, bias[:, 0])), out.T)
-
-    x = torch.randn(neurons, inputs + 1 + outputs, 1, dtype=torch.float64)
-    a = torch.logspace(-2, 2, neurons, dtype=torch.float64)[:, None, None]
-    y = manifold.action(a, x)
-    torch.testing.assert_close(predict(y), predict(x), **exact)
-    assert (predict(manifold.action(-a, x)) - predict(x)).norm() > 1e-2  # positive numbers only
-    one_sided = torch.cat([x[:, : inputs + 1], y[:, inputs + 1 :]], dim=1)
-    assert (predict(one_sided) - predict(x)).norm() > 1e-2
-    egrad = torch.func.grad(lambda x: ((predict(x) - target) ** 2).mean())(x)
-    space = manifold.at(x)
-    assert manifold.check_vector_on_tangent(x, space.vector(space.covector(egrad)))

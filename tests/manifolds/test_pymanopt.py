@@ -112,18 +112,6 @@ def test_taylor_remainders_have_slopes_2_and_3(case: Case, curve: str) -> None:
     assert slope(lambda t: rest(t, 2), rounding) > 2.9
 
 
-@every_case
-def test_hessian_is_self_adjoint_and_horizontal(case: Case) -> None:
-    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
-    x = case.point(5).numpy()
-    u, v = (view.random_tangent_vector(x) for _ in range(2))
-    egrad = problem.gradient(x)
-    Hu, Hv = (view.euclidean_to_riemannian_hessian(x, egrad, problem.hessian(x, w), w) for w in (u, v))
-    size = view.norm(x, Hu) + view.norm(x, Hv)
-    assert abs(view.inner_product(x, Hu, v) - view.inner_product(x, u, Hv)) < 1e-9 * size
-    assert view.norm(x, Hu - view.projection(x, Hu)) < 1e-9 * size
-
-
 def test_positive_is_the_inv_metric_of_each_factor() -> None:
     """A horizontal vector (b u, b v) is a vector of Positive in both factors at once, so squared lengths add up."""
     d = 4
@@ -191,28 +179,6 @@ def test_psd_fixed_rank_is_the_balanced_metric_where_both_factors_agree() -> Non
     ambient = np.random.default_rng(0).standard_normal((n, h))
     projected = view.projection(twice(Y), twice(ambient))
     np.testing.assert_allclose(projected, twice(psd.projection(Y, ambient)), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_runs_do_not_see_the_representative(solver: str) -> None:
-    case = small[0]
-    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
-    A = case.group(torch.Generator().manual_seed(2), 30.0)
-    x = case.point(6)
-    ends = [
-        minimize(view, start.numpy(), problem, solver, max_iterations=6) for start in (x, case.manifold.action(A, x))
-    ]
-    np.testing.assert_allclose(ends[0].cost, ends[1].cost, rtol=1e-6)
-    assert ends[0].iterations == ends[1].iterations
-
-
-def test_a_point_changed_in_place_is_a_new_point() -> None:
-    view = as_pymanopt(DiagonalQuotient("inv"), (2, 3))
-    x = view.random_point()
-    u = view.random_tangent_vector(x)
-    before = view.norm(x, u)
-    x *= 2
-    np.testing.assert_allclose(view.norm(x, u), before / 2, rtol=1e-12)
 
 
 def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,25 +105,6 @@ def test_moves_are_differentiable(order: str) -> None:
     assert torch.autograd.gradcheck(lambda z: space.follow(space.project(z), order)[0], z, atol=1e-6)
 
 
-def test_single_precision_agrees() -> None:
-    x, u = torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.1])
-    for method in ("proju", "egrad2rgrad", "retr", "expmap"):
-        result = getattr(toy(torch.float32), method)(x, u)
-        assert result.dtype == torch.float32
-        torch.testing.assert_close(result.double(), getattr(toy(), method)(x.double(), u.double()), rtol=1e-5, atol=0)
-
-
-def test_many_times_and_leading_dimensions_broadcast() -> None:
-    x = torch.rand(3, 1, 2, dtype=torch.float64) + 1
-    xi = 0.1 * toy().proju(x, torch.randn(3, 1, 2, dtype=torch.float64))
-    times = torch.linspace(-1, 1, 4, dtype=torch.float64).reshape(4, 1, 1)
-    for order in ("second", "exact"):
-        batch = toy().geodesic(x, xi, times, order)
-        assert batch.shape == (4, 3, 1, 2)
-        torch.testing.assert_close(batch[2, 1], toy().geodesic(x[1], xi[1], times[2, 0], order), **exact)
-    assert toy().inner(x, xi, keepdim=True).shape == (3, 1, 1)
-
-
 def test_the_hessian_is_that_of_the_closed_form() -> None:
     case = next(case for case in CASES if case.name == "fixed-rank-4-3-2-inv")
     x, xi = case.point(0), case.manifold.proju(case.point(0), case.vector(1))

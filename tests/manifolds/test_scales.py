@@ -205,18 +205,3 @@ def test_diagonal_distances_anywhere_in_two_orbits(
     assert manifold.same_orbit(x, here)
     size = torch.tensor(products(moved), dtype=torch.float64).abs().sqrt()
     torch.testing.assert_close(manifold.balance(moved).double().abs(), size.expand(2, 3), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("metric", FAMILY)
-@settings(max_examples=60)
-@given(seed=seeds, u=exponents, v=exponents)
-def test_lengths_of_diagonal_vectors(metric: str, seed: int, u: float, v: float) -> None:
-    manifold, x = diagonal_quotient(metric), pairs(seed, u, v)
-    eta, zeta = (x * pairs(seed + i, 0, 0) for i in (1, 2))
-    b, c = ((w.double() / x.double()).T.tolist() for w in (eta, zeta))
-    weights = [abs(beta) ** (2 * manifold.t) for beta in products(x)]
-    terms = [w * (p * q) for w, p_, q_ in zip(weights, b, c, strict=True) for p, q in zip(p_, q_, strict=True)]
-    squares = [w * p * p for w, p_ in zip(weights, b, strict=True) for p in p_]
-    assert_rounded(manifold.norm(x, eta), math.sqrt(sum(squares)))
-    assert_rounded(manifold.inner(x, eta, zeta), math.fsum(terms), sum(map(abs, terms)))
-    assert_rounded(manifold.inner(x, eta), sum(squares))

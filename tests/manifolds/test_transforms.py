@@ -168,21 +168,6 @@ def test_autocast_is_off_in_steps_of_optimizers(optimizer: Callable[..., torch.o
     same_inside_autocast(stepped)
 
 
-@pytest.mark.parametrize("geometry", ["inv", "mix"])
-def test_autocast_is_off_in_the_ascent_of_sam(geometry: str) -> None:
-    start, _, _, found = made("encoder", torch.float32)
-
-    def perturbed() -> tuple[Tensor, ...]:
-        model = copy.deepcopy(start)
-        for p in model.parameters():
-            p.grad = torch.randn_like(p)
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        with qm.SAM(plain, model, geometry=qm.Quotient(geometry, symmetries=found), radius=0.1).perturbed():
-            return tuple(p.detach().clone() for p in model.parameters())
-
-    same_inside_autocast(perturbed)
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "privateuseone"])
 def test_autocast_of_every_device_is_off_inside_and_on_again_after_an_error(device: str) -> None:
     @linalg.full_precision
