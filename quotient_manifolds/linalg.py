@@ -76,6 +76,19 @@ def rank_floor(n: int, m: int) -> float:
     return (n + m) * torch.finfo(torch.float64).eps
 
 
+def product_svd(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the thin SVD G H^T = left diag(s) right^T, of any rank and shape, without the n x m product.
+
+    QR is accurate column by column, so columns whose lengths differ do not disturb each other. The largest entry in
+    every column of `left` is positive. Shapes: G (..., n, h), H (..., m, h); s has min(n, m, h) values, descending.
+    """
+    (Q_G, R_G), (Q_H, R_H) = torch.linalg.qr(G), torch.linalg.qr(H)
+    U, s, Vh = torch.linalg.svd(R_G @ R_H.mT, full_matrices=False)
+    left = Q_G @ U
+    sign = _sign(left)
+    return left * sign, s, Q_H @ (Vh.mT * sign)
+
+
 def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64) -> SingularFrame:
     """Compute the thin SVD of G H^T from QR factors of G and H: the condition number of G^T G would be squared.
 
@@ -86,55 +99,117 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = 
     then have columns shorter than one. With `dtype` float32 all is as accurate as that takes: for well-conditioned
     factors, Gram matrices in float64 are, in a third of the time; `left` and `right` are then rounded already.
 
-    Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite.
+    Shapes: G (..., n, h), H (..., m, h), with n, m >= h, finite. Where a factor is singular the frame is not finite:
+    see `pair_frame`.
     """
-    if dtype == torch.float32 and not eps and in_no_graph(G, H):
-        R_G, R_H = gram_factor(G), gram_factor(H)
-        if R_G is not None and R_H is not None:
-            return _frame_in_single(G, H, R_G, R_H)
-    (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
+    single = dtype == torch.float32 and not eps and in_no_graph(G, H)
+    if single:
+        R_G, R_H = triangle(G), triangle(H)
+    else:
+        (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
     U, s, Vh = torch.linalg.svd(apart(R_G @ R_H.mT))
-    left = Q_G @ U
+    to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
+    left = _product(G, to_left) if single else Q_G @ U
     # Signs of singular vectors are rounding's choice; a rule makes all of the frame a function of G H^T.
     sign = _sign(left)
-    left, U, V = left * sign, U * sign, Vh.mT * sign
+    left, to_left, U, V = left * sign, to_left * sign.double(), U * sign, Vh.mT * sign
+    to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
+    right = _product(H, to_right) if single else Q_H @ V
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
-    to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
-    to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    return SingularFrame(left, Q_H @ V, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
+    return SingularFrame(left, right, s, to_left, to_right, U.mT @ R_G, V.mT @ R_H)
 
 
-def gram_factor(G: Tensor) -> Tensor | None:
-    """Compute the Cholesky factor R of G^T G in float64, upper triangular; None where it is not that of QR to 1e-8.
+def pair_frame(
+    G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = torch.float64, floor: float = 0.0, unit: float = 0.0
+) -> tuple[SingularFrame, Tensor]:
+    """Compute `singular_frame` of a product of any rank, and which directions it lacks (..., h), bool.
 
-    Its error is that of rounding times the square of the condition number, the columns taken to length 1; so the
-    factors of badly conditioned matrices are left to QR, for the whole batch.
+    Let H have full rank and G not, as where G = 0. Of the orbit then the column span of H is left, and with a basis of
+    it that H gives, the product is left diag(s) right^T with some s_i = 0. In these directions the metric is that of
+    `mix`, which needs H alone for velocities of G: |xi_G|^2 = tr(H^T H xi_G^T xi_G), gradient g_G (H^T H)^-1. This is
+    the limit of `mix`, while `inv` (every t < 1) has the limit 0 and would stay for ever. There xi_H = 0: its limit
+    depends on how G comes to 0, and its gradient is 0. All of this commutes with the action of GL(h), which a
+    pseudo-inverse of G^T G does not; with the roles exchanged alike. What lacks in both factors stays as it is: all
+    gradients are 0 there. Where each factor lacks what only the other one has, no rule commutes with the action.
+
+    In the frame that is: s_i = 1, so that all metrics are one; left_i = 0; velocities of G are measured as `mix` does,
+    with to_left_i from H; those of H are not seen, to_right_i = 0.
+
+    Lacking is s_i <= floor s_1 (`rank_floor` at least), and what rounding entries by `unit` (the epsilon of G at least)
+    makes of 0: s_i <= 4 unit sum_j |G_j| |H_j| over columns. With `eps > 0` nothing lacks. In a graph the frame is that
+    of `singular_frame`, and what lacks is for the caller to refuse.
     """
-    gram = torch.cat([x.mT @ x for x in (piece.double() for piece in _pieces(G))])
-    L, failed = torch.linalg.cholesky_ex(gram.reshape(*G.shape[:-2], *gram.shape[1:]))
-    lengths, eye = torch.linalg.vector_norm(L, dim=-1), torch.eye(G.shape[-1], dtype=L.dtype, device=L.device)
+    frame = singular_frame(G, H, eps, dtype)
+    if eps:
+        return frame, torch.zeros_like(frame.s, dtype=torch.bool)
+    floor, unit = max(floor, rank_floor(G.shape[-2], H.shape[-2])), max(unit, torch.finfo(G.dtype).eps)
+    lengths = torch.linalg.vector_norm(frame.from_left, dim=-2) * torch.linalg.vector_norm(frame.from_right, dim=-2)
+    lost = ~(frame.s > torch.maximum(floor * frame.s[..., :1], 4 * unit * lengths.sum(-1, keepdim=True)))
+    lower = lost.any(dim=-1)
+    if not in_no_graph(G, H) or not bool(lower.any()):
+        return frame, lost
+    there, lost[lower] = _lower_rank(G[lower].double(), H[lower].double(), floor, 4 * unit)
+    frame = SingularFrame(*(part.clone() for part in frame))
+    for part, new in zip(frame, there, strict=True):
+        part[lower] = new.to(part.dtype)
+    return frame, lost
+
+
+def _lower_rank(G: Tensor, H: Tensor, floor: float, unit: float) -> tuple[SingularFrame, Tensor]:
+    """Compute the frame of `pair_frame` in the basis of the factor of higher rank. Shapes G (k, n, h), H (k, m, h)."""
+    (Q_G, R_G), (Q_H, R_H) = _qr(G), _qr(H)
+    swap = (_scaled_svd(R_G)[1] > 0).sum(-1) > (_scaled_svd(R_H)[1] > 0).sum(-1)
+    swap = swap[:, None, None]
+    A, B = torch.where(swap, R_H, R_G), torch.where(swap, R_G, R_H)  # B gives the basis
+    Q, sigma, Wh, lengths = _scaled_svd(B)
+    inverse = torch.where(sigma > 0, 1 / sigma, 0.0)
+    coordinates = sigma[..., :, None] * Wh * lengths  # B = Q coordinates
+    U, s, Vh = torch.linalg.svd(A @ coordinates.mT)
+    noise = unit * (torch.linalg.vector_norm(A, dim=-2) * torch.linalg.vector_norm(B, dim=-2)).sum(-1, keepdim=True)
+    lost = ~(s > torch.maximum(floor * s[..., :1], noise))
+    s = torch.where(lost, 1.0, s)
+    row, column = lost[..., None, :], lost[..., :, None]
+    back, to = Vh @ coordinates, (Wh.mT / lengths.mT * inverse[..., None, :]) @ Vh.mT
+    one = U.masked_fill(row, 0.0), back.mT / s[..., None, :], to.mT * s[..., :, None]  # vectors, to them, from them
+    two = Q @ Vh.mT, to.masked_fill(row, 0.0), back.masked_fill(column, 0.0)
+    left, to_left, from_left = (torch.where(swap, b, a) for a, b in zip(one, two, strict=True))
+    right, to_right, from_right = (torch.where(swap, a, b) for a, b in zip(one, two, strict=True))
+    return SingularFrame(Q_G @ left, Q_H @ right, s, to_left, to_right, from_left, from_right), lost
+
+
+def _scaled_svd(R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute R = Q diag(sigma) Wh diag(lengths) from columns of length 1, sigma at rounding level made 0."""
+    lengths = torch.linalg.vector_norm(R, dim=-2, keepdim=True)
+    lengths = torch.where(lengths > 0, lengths, 1.0)
+    Q, sigma, Wh = torch.linalg.svd(R / lengths)
+    return Q, torch.where(sigma > rank_floor(*R.shape[-2:]), sigma, 0.0), Wh, lengths
+
+
+def triangle(G: Tensor) -> Tensor:
+    """Compute the upper triangular R (..., h, h), R^T R = G^T G, in float64: by Cholesky where that is QR's to 1e-8.
+
+    Its error is that of rounding times the square of the condition number, the columns taken to length 1; so float64
+    and what is badly conditioned in a batch are left to QR. Nothing is differentiated.
+    """
+    if G.dtype == torch.float64:
+        return torch.linalg.qr(G, mode="r").R
+    h = G.shape[-1]
+    gram = torch.cat([x.mT @ x for x in (piece.double() for piece in _pieces(G))]).reshape(*G.shape[:-2], h, h)
+    L, failed = torch.linalg.cholesky_ex(gram)
+    lengths, eye = torch.linalg.vector_norm(L, dim=-1), torch.eye(h, dtype=L.dtype, device=L.device)
     inverse = torch.linalg.solve_triangular(L / lengths[..., :, None], eye.expand_as(L), upper=False)
-    condition = torch.linalg.matrix_norm(inverse) * G.shape[-1] ** 0.5
-    return L.mT if bool(((failed == 0) & (condition < _CONDITION)).all()) else None
+    poor = (failed != 0) | ~(torch.linalg.matrix_norm(inverse) * h**0.5 < _CONDITION)
+    if bool(poor.any()):
+        L[poor] = triangle(G[poor].double()).mT
+    return L.mT
 
 
-def _frame_in_single(G: Tensor, H: Tensor, R_G: Tensor, R_H: Tensor) -> SingularFrame:
-    """Compute `singular_frame` from R_G and R_H: left = G to_left, in float64 and piece by piece, then rounded."""
-    U, s, Vh = torch.linalg.svd(R_G @ R_H.mT)
-    to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
-    left, right = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (G, H))
-    sign = s.new_empty(*s.shape[:-1], 1, s.shape[-1])
-    parts = (_pieces(x, of=G) for x in (G, to_left, left, sign))
-    for x, on, out, signs in zip(*parts, strict=True):
-        columns = x.double() @ on
-        signs.copy_(_sign(columns))
-        out.copy_(columns.mul_(signs))
-    V, to_left = Vh.mT * sign, to_left * sign
-    to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
-    for x, on, out in zip(*(_pieces(x, of=H) for x in (H, to_right, right)), strict=True):
-        out.copy_(x.double() @ on)
-    s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1])
-    return SingularFrame(left, right, s, to_left, to_right, (U * sign).mT @ R_G, V.mT @ R_H)
+def _product(G: Tensor, basis: Tensor) -> Tensor:
+    """Compute G basis in float64, piece by piece, rounded to float32."""
+    out = torch.empty(G.shape, dtype=torch.float32, device=G.device)
+    for x, on, part in zip(_pieces(G), _pieces(basis, of=G), _pieces(out), strict=True):
+        part.copy_(x.double() @ on)
+    return out
 
 
 def _pieces(x: Tensor, of: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -189,7 +264,7 @@ def in_no_graph(*tensors: Tensor) -> bool:
     )
 
 
-def _qr(G: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _qr(G: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
     """Compute Q (..., n, h) and upper triangular R with G = Q R and R^T R = G^T G + eps I."""
     n, h = G.shape[-2:]
     if eps:

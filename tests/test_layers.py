@@ -49,7 +49,6 @@ LEVELS = {
 DOORS: dict[str, str | tuple[str, ...]] = {
     "transformers": ("load.huggingface", "callbacks"),
     "safetensors": "load",
-    "PIL": "load",
     "sklearn": "demo",
     "joblib": "demo",
     "pandas": ("frames", "compare"),
@@ -64,7 +63,6 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "click": "cli",
     "rich": "cli",
     "pyarrow": "compare",
-    "tensorflow": "load",
     "pymanopt": "pymanopt",
     "peft": "load.adapters",
 }

@@ -1,4 +1,4 @@
-"""Frames from Gram matrices, in single precision, against those from Householder's factors and NumPy's SVD."""
+"""Frames of products G H^T of every rank, against dense SVDs, and from Gram matrices against those from QR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds import linalg
-from quotient_manifolds.linalg import gram_factor, singular_frame
+from quotient_manifolds.linalg import pair_frame, product_svd, singular_frame, triangle
 
 
 def factor(n: int, h: int, condition: float, seed: int, *batch: int, lengths: float = 1e5) -> Tensor:
@@ -27,7 +27,6 @@ def factor(n: int, h: int, condition: float, seed: int, *batch: int, lengths: fl
 @pytest.mark.parametrize(("batch", "n", "m", "h"), [((), 40, 7, 5), ((3,), 2100, 33, 4), ((2, 5), 70, 900, 16)])
 def test_grams_give_the_frame_of_householder(condition: float, batch: tuple[int, ...], n: int, m: int, h: int) -> None:
     G, H = factor(n, h, condition, 1, *batch), factor(m, h, condition, 2, *batch, lengths=1e-5) / 3
-    assert gram_factor(G) is not None
     single, double = singular_frame(G, H, dtype=torch.float32), singular_frame(G, H)
     assert single.left.dtype == single.right.dtype == torch.float32
     assert single.s.dtype == single.to_left.dtype == torch.float64
@@ -46,18 +45,64 @@ def test_grams_give_the_frame_of_householder(condition: float, batch: tuple[int,
         assert float(gap.max()) < 1e-6
 
 
-def test_badly_conditioned_factors_are_left_to_householder() -> None:
-    """One of a batch suffices; what the columns' lengths do to the condition number counts for nothing."""
+def test_badly_conditioned_factors_of_a_batch_are_left_to_householder() -> None:
+    """What the columns' lengths do to the condition number counts for nothing."""
     good, bad = factor(50, 4, 10.0, 1), factor(50, 4, 1e6, 2)
-    zero, infinite = torch.zeros(50, 4), torch.full((50, 4), torch.inf)
-    assert gram_factor(good) is not None
     assert float(torch.linalg.cond(good.double())) > 1e8
-    for x in (bad, zero, infinite):
-        assert gram_factor(torch.stack([good, x])) is None
-    for G, H in ((bad, good), (good, bad)):
-        frames = singular_frame(G, H, dtype=torch.float32), singular_frame(G, H)
-        for one, two in zip(*frames, strict=True):
-            assert torch.equal(one, two)
+    for x in (bad, torch.zeros(50, 4)):
+        R = triangle(torch.stack([good, x]))
+        assert torch.equal(R[1], torch.linalg.qr(x.double(), mode="r").R)
+        assert torch.equal(R[0], triangle(good))
+        torch.testing.assert_close(R[0].mT @ R[0], good.double().mT @ good.double(), rtol=1e-9, atol=0)
+    good, bad = factor(50, 4, 10.0, 1), factor(50, 4, 1e6, 2, lengths=1e-5)
+    single, double = (singular_frame(good, bad, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    np.testing.assert_allclose(single.s, double.s, rtol=1e-7)
+    torch.testing.assert_close(single.right, double.right.float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(9, 7, 3), (5, 40, 12), (4, 3, 10), (2, 6, 1)])
+def test_the_svd_of_a_product_is_that_of_the_dense_one(shape: tuple[int, int, int]) -> None:
+    n, m, h = shape
+    lengths = torch.logspace(-5, 5, h, dtype=torch.float64)
+    G, H = torch.randn(n, h, dtype=torch.float64) * lengths, torch.randn(m, h, dtype=torch.float64) / lengths
+    left, s, right = product_svd(G, H)
+    oracle = np.linalg.svd((G @ H.mT).numpy(), compute_uv=False)
+    np.testing.assert_allclose(s, oracle[: len(s)], rtol=1e-9, atol=1e-13 * oracle[0])
+    torch.testing.assert_close(left * s @ right.mT, G @ H.mT, rtol=0, atol=1e-12 * float(s[0]))
+
+
+RANKS = [("G = 0", 0, 3), ("H = 0", 3, 0), ("G of rank 2", 2, 3), ("H of rank 1", 3, 1), ("both of rank 2", 2, 2)]
+
+
+@pytest.mark.parametrize("unbatched", [False, True])
+@pytest.mark.parametrize(("name", "rank_G", "rank_H"), RANKS)
+def test_a_frame_of_lower_rank(name: str, rank_G: int, rank_H: int, unbatched: bool) -> None:
+    """It has the product's singular vectors, the metric of `mix` in what lacks, and no other after a group element."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    G, H, A = draw(2, 7, 3), draw(2, 5, 3), draw(3, 3)
+    lead = draw(3, 3) if name.startswith("both") else torch.eye(3, dtype=torch.float64)  # one kernel in both
+    G[0] = G[0, :, :rank_G] @ lead[:rank_G]
+    H[0] = H[0, :, :rank_H] @ torch.linalg.inv(lead).mT[:rank_H]
+    G, H = (G[0], H[0]) if unbatched else (G, H)
+    frame, lost = pair_frame(G, H)
+    s = frame.s.masked_fill(lost, 0.0)
+    torch.testing.assert_close(frame.left * s[..., None, :] @ frame.right.mT, G @ H.mT, rtol=0, atol=1e-12)
+    first = 0 if not unbatched else slice(None)
+    assert int(lost[first].sum()) == 3 - min(rank_G, rank_H)
+    assert bool((frame.s[lost] == 1).all())
+    moved, also = pair_frame(G @ torch.linalg.inv(A), H @ A.mT)
+    assert torch.equal(lost, also)
+    on_G, on_H = draw(*G.shape[:-1], H.shape[-2]), draw(*H.shape[:-1], G.shape[-2])  # gradients of the product
+    changes: list[tuple[Tensor, Tensor]] = []  # of the product, by the gradient steps of G and of H
+    for one, g, k in ((frame, G, H), (moved, G @ torch.linalg.inv(A), H @ A.mT)):
+        z, w = on_G @ k @ one.from_left.mT, on_H @ g @ one.from_right.mT
+        changes.append((z @ one.from_left @ k.mT, g @ (w @ one.from_right).mT))
+    for mine, its in zip(*changes, strict=True):
+        torch.testing.assert_close(mine, its, rtol=1e-8, atol=1e-9)
 
 
 def test_pieces_of_a_batch_are_put_together_again() -> None:

@@ -7,7 +7,6 @@ it, `load(folder)`, which reads the record in a folder, and `tables(record)`. It
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +14,9 @@ from typing import Final
 
 import click
 
-from quotient_manifolds.cli.errors import Commands
-from quotient_manifolds.cli.options import EXIT_CODES, out_option, quiet_option
-from quotient_manifolds.cli.terminal import Terminal, progress_bars
 from quotient_manifolds.files import write_text
-from quotient_manifolds.report import Table
-from studies.common import RECORDS, csv_files, fill_page
+from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown
+from studies.convert import convert
 
 STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
@@ -38,7 +34,6 @@ STUDIES: Final = {
 }
 """By name what a study does, and how long it takes on one core."""
 
-
 FIGURES: Final = {
     "diagonal": Path("notebooks/results/settings.svg"),
     "mnist": Path("notebooks/results/mnist.svg"),
@@ -47,6 +42,9 @@ FIGURES: Final = {
 }
 """By study, where the figure of its pages is."""
 
+out_option = click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Directory of the record.")
+quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+
 
 def module_of(name: str) -> ModuleType:
     """Return the module of a study."""
@@ -54,63 +52,61 @@ def module_of(name: str) -> ModuleType:
 
 
 @cache
-def recorded(name: str) -> Mapping[str, Table]:
+def recorded(name: str) -> Tables:
     """Return the tables of a study by name, from its committed record."""
     module = module_of(name)
-    return {table.name: table for table in module.tables(module.load(RECORDS))}
+    return by_name(module.tables(module.load(RECORDS)))
 
 
-@click.group(cls=Commands, epilog=EXIT_CODES)
+def said(what: str, done: int, total: int) -> None:
+    """Print how far a study is, to standard error."""
+    click.echo(f"{what}: {done} of {total}", err=True)
+
+
+@click.group()
 def study() -> None:
     """Redo one of the studies that stand behind the notebooks."""
 
 
 def _add(name: str, words: str) -> None:
     @study.command(name, help=f"{words}\n\nOUT receives the record. An interrupted study continues where it stopped.")
-    @out_option(f"results/{name}")
+    @out_option
     @click.option("--fast", is_flag=True, help="A few small cases, to try the command.")
     @quiet_option
-    def run(out: Path, fast: bool, quiet: bool) -> None:
+    def run(out: Path | None, fast: bool, quiet: bool) -> None:
+        out = out or Path("results", name)
         out.mkdir(parents=True, exist_ok=True)
         module = module_of(name)
-        with progress_bars(quiet=quiet) as progress:
-            command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
-            found = module.run(out, fast=fast, command=command, progress=progress)
+        command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
+        found = module.run(out, fast=fast, command=command, progress=(lambda *done: None) if quiet else said)
         if not quiet:
-            Terminal().show(*module.tables(found), f"Record: {out}")
+            for title, table in by_name(module.tables(found)).items():
+                click.echo(f"{title}\n\n{markdown(table)}")
+            click.echo(f"Record: {out}")
 
 
 for _name, _words in STUDIES.items():
     _add(_name, _words)
 
 
-@study.command(epilog=EXIT_CODES)
+@study.command()
 @click.argument("pages", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@quiet_option
-def pages(pages: tuple[Path, ...], quiet: bool) -> None:
+def pages(pages: tuple[Path, ...]) -> None:
     """Fill the tables of PAGES, by default all of docs and notebooks, from the committed records, and draw figures.
 
     A table stands between the lines `<!-- table STUDY NAME -->` and `<!-- end -->`.
     """
-    changed = []
-    for page in pages or all_pages():
+    for page in pages or [*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))]:
         for file, text in {page: fill_page(page, recorded), **csv_files(page, recorded)}.items():
             if not file.exists() or text != file.read_text(encoding="utf-8"):
                 write_text(file, text)
-                changed.append(str(file))
+                click.echo(f"Changed: {file}")
     for name, file in FIGURES.items():
         module = module_of(name)
         module.figure(module.load(RECORDS)).save(file)
-    if not quiet:
-        Terminal().show(f"Changed: {', '.join(changed) or 'nothing'}")
 
 
-def all_pages() -> list[Path]:
-    """Return the pages that may show tables of studies."""
-    return [*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))]
-
-
-@study.command("appendix-g", epilog=EXIT_CODES)
+@study.command("appendix-g")
 @click.option(
     "--zoo",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -121,19 +117,24 @@ def all_pages() -> list[Path]:
 @click.option("--layer", default="classifier", show_default=True, help="The layer whose relative flatness is computed.")
 @click.option("--radius", default=0.36, show_default=True, help="Of the ball of adaptive sharpness.")
 @click.option("--steps", default=15, show_default=True, help="Of each ascent.")
-@out_option("results/appendix_g")
+@out_option
 @quiet_option
-def appendix_g(zoo: Path, layer: str, radius: float, steps: int, out: Path, quiet: bool) -> None:
+def appendix_g(zoo: Path, layer: str, radius: float, steps: int, out: Path | None, quiet: bool) -> None:
     """Redo the ablations of the paper's Appendix G: quotients in the ball of adaptive sharpness, relative flatness.
 
     OUT receives appendix_g.csv, a row for each model. About a minute for ten vision transformers of the MNIST zoo.
     """
     from studies.appendix_g import measure_zoo
 
-    with progress_bars(quiet=quiet) as progress:
-        file = measure_zoo(out, zoo, layer=layer, radius=radius, steps=steps, progress=progress)
+    progress = (lambda *done: None) if quiet else said
+    file = measure_zoo(
+        out or Path("results/appendix_g"), zoo, layer=layer, radius=radius, steps=steps, progress=progress
+    )
     if not quiet:
-        Terminal().show(f"Table: {file}")
+        click.echo(f"Table: {file}")
+
+
+study.add_command(convert)
 
 
 if __name__ == "__main__":

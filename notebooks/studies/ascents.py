@@ -1,4 +1,4 @@
-"""How much of the loss's rise two ascents find at equal passes: the matched one and the one released for weights.
+"""How much of the increase in loss two ascents find at equal passes: the matched and the released one.
 
 Networks on scikit-learn's digits, the balls of Euclidean and adaptive sharpness in l2 and linf, at the smallest and the
 largest radius that Andriushchenko et al. (arXiv 2302.07011) publish for vision transformers. An iteration of the
@@ -7,12 +7,13 @@ released ascent takes two forward passes and one backward, one of the matched as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import stats
 from torch import nn
@@ -20,10 +21,8 @@ from torch import nn
 from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import Result, cross_entropy, legacy_sharpness, worst_case_sharpness
-from quotient_manifolds.version import VERSION
-from studies.common import Saves, numbers
+from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
+from studies.common import Record, Tables, read_record, table, write_record
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -35,123 +34,74 @@ RELEASED_STEPS = 20  # 40 forward passes and 20 backward
 MATCHED_STEPS = 29  # 30 forward passes and 29 backward: 59 of the released one's 60 passes
 TRAINING_STEPS = 200
 TRAIN_POINTS, BATCH_SIZE = 300, 128
-
-
-@final
-@dataclass(frozen=True)
-class Case:
-    """Hold one network in one ball on one batch: the loss, and the rise that each ascent finds.
-
-    norm: of the released ascent's best point, in units of the radius; above 1 where a zero weight turns its projection
-    off.
-    """
-
-    network: str
-    geometry: str
-    radius: float
-    loss: float
-    matched: float
-    released: float
-    released_norm: float
-
-    @property
-    def ratio(self) -> float:
-        """Return released over matched."""
-        return self.released / self.matched
-
-
-@final
-@dataclass(frozen=True)
-class Ascents(Saves):
-    """Hold all cases."""
-
-    cases: tuple[Case, ...]
-    passes: tuple[int, int]  # forward and backward together, of the matched and the released ascent
-    command: str
-    version: str
-
-    def median_ratio(self, geometry: str | None = None) -> tuple[float, float, float]:
-        """Return the median of released over matched (in a geometry), with a bootstrap interval (95 %)."""
-        ratios = np.array([case.ratio for case in self.cases if geometry in (None, case.geometry)])
-        found = stats.bootstrap((ratios,), np.median, rng=np.random.default_rng(0), method="percentile")
-        low, high = found.confidence_interval
-        return float(np.median(ratios)), float(low), float(high)
+LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
+    "softmax regression": lambda: [nn.Flatten(), nn.Linear(64, 10)],
+    "tanh network": lambda: [
+        *(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 10))
+    ],
+    "ReLU network": lambda: [
+        *(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    ],
+    "convolutional network": lambda: [
+        *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
+    ],
+}
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Ascents:
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     """Measure every network in every ball and write OUT/ascents.json; `fast`: two networks, hardly trained."""
-    digits = load_digits(train_points=TRAIN_POINTS)
+    digits, steps = load_digits(train_points=TRAIN_POINTS), 5 if fast else TRAINING_STEPS
+    networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, digits, steps) for name in LAYERS}
+    recipe = draw_recipe(0, steps=2 * steps)
+    networks["vision transformer"] = partial(train, recipe, digits.train_images, digits.train_labels)
     images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
     batch = {"pixel_values": images, "labels": labels}
-    networks = dict(_networks(digits, 5 if fast else TRAINING_STEPS))
-    chosen = dict(list(networks.items())[:2]) if fast else networks
-    balls = [(geometry, radius) for geometry, radii in RADII.items() for radius in radii]
-    cases: list[Case] = []
-    passes = (0, 0)
-    for name, make in chosen.items():
-        model = make().double().eval()
-        for geometry, radius in balls:
-            progress("ascents", len(cases), len(chosen) * len(balls))
-            case, passes = _case(name, model, batch, geometry, radius)
-            cases.append(case)
-    progress("ascents", len(cases), len(cases))
-    found = Ascents(tuple(cases), passes, command, VERSION)
-    found.save(out / "ascents.json")
-    return found
+    names = list(networks)[:2] if fast else list(networks)
+    cases: list[Record] = []
+    passes: list[int] = []
+    for place, name in enumerate(names):
+        progress("networks", place, len(names))
+        model = networks[name]().double().eval()
+        for geometry, radii in RADII.items():
+            for radius in radii:
+                case, passes = _case(model, batch, geometry, radius)
+                cases.append({"network": name, **case})
+    return write_record(out / "ascents.json", {"cases": cases, "passes": passes}, command)
 
 
-def load(folder: Path) -> Ascents:
+def load(folder: Path) -> Record:
     """Read the record in a folder."""
-    return Ascents.load(folder / "ascents.json")
+    return read_record(folder / "ascents.json")
 
 
 def _case(
-    name: str, model: nn.Module, batch: dict[str, torch.Tensor], geometry: Geometry, radius: float
-) -> tuple[Case, tuple[int, int]]:
+    model: nn.Module, batch: dict[str, torch.Tensor], geometry: Geometry, radius: float
+) -> tuple[Record, list[int]]:
+    """Return the increases that both ascents find in one ball, and the passes of both, forward and backward.
+
+    released_norm: of the released ascent's best point, in units of the radius; above 1 where a zero weight turns its
+    projection off.
+    """
     shared: dict[str, Any] = {"geometry": geometry, "radius": radius}
     matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, **shared)
     released = legacy_sharpness(model, cross_entropy, [batch], steps=RELEASED_STEPS, **shared)
-    case = Case(
-        network=name,
-        geometry=geometry.name,
-        radius=radius,
-        loss=matched.base_losses[0],
-        matched=matched.mean,
-        released=released.mean,
-        released_norm=(released.norms[0] or 0.0) / radius,
-    )
-    return case, (_passes(matched), _passes(released))
+    case = {
+        "geometry": geometry.name,
+        "radius": radius,
+        "loss": matched.base_losses[0],
+        "matched": matched.mean,
+        "released": released.mean,
+        "released_norm": (released.norms[0] or 0.0) / radius,
+    }
+    return case, [found.forward_passes + found.backward_passes for found in (matched, released)]
 
 
-def _passes(found: Result) -> int:
-    return found.forward_passes + found.backward_passes
-
-
-def _networks(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Yield each network by name, trained when it is called for."""
-
-    def fitted(*layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        return lambda: _fit(layers, digits, steps)
-
-    def linear(rows: int, columns: int) -> Callable[[], nn.Module]:
-        return lambda: nn.Linear(rows, columns)
-
-    yield "softmax regression", fitted(nn.Flatten, linear(64, 10))
-    yield "tanh network", fitted(nn.Flatten, linear(64, 32), nn.Tanh, linear(32, 32), nn.Tanh, linear(32, 10))
-    yield "ReLU network", fitted(nn.Flatten, linear(64, 64), nn.ReLU, linear(64, 64), nn.ReLU, linear(64, 10))
-    yield (
-        "convolutional network",
-        fitted(lambda: nn.Conv2d(1, 8, 3), nn.ReLU, lambda: nn.Conv2d(8, 16, 3), nn.ReLU, nn.Flatten, linear(256, 10)),
-    )
-    yield "vision transformer", lambda: train(draw_recipe(0, steps=2 * steps), digits.train_images, digits.train_labels)
-
-
-def _fit(layers: tuple[Callable[[], nn.Module], ...], digits: Digits, steps: int) -> nn.Module:
+def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
     """Train by Adam on all training images at once; torch's global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = nn.Sequential(*(make() for make in layers))
+        network = nn.Sequential(*LAYERS[name]())
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
@@ -173,24 +123,22 @@ class _OnPixels(nn.Module):
         return logits
 
 
-def tables(found: Ascents) -> list[Table]:
+def median_ratio(cases: pd.DataFrame) -> tuple[float, float, float]:
+    """Return the median of released over matched, with a bootstrap interval (95 %)."""
+    ratios = (cases.released / cases.matched).to_numpy()
+    found = stats.bootstrap((ratios,), np.median, rng=np.random.default_rng(0), method="percentile")
+    return float(np.median(ratios)), *map(float, found.confidence_interval)  # type: ignore[return-value]
+
+
+def tables(record: Record) -> Tables:
     """Return the medians of released over matched by ball, and a row for each case."""
+    cases = pd.DataFrame(record["cases"])
     ratios = []
-    for geometry in dict.fromkeys(case.geometry for case in found.cases):
-        median, low, high = found.median_ratio(geometry)
-        own = [case.ratio for case in found.cases if case.geometry == geometry]
-        less, more = sum(ratio < 0.99 for ratio in own), sum(ratio > 1.01 for ratio in own)
+    for geometry, own in cases.groupby("geometry", sort=False):
+        median, low, high = median_ratio(own)
+        less, more = (own.released < 0.99 * own.matched).sum(), (own.released > 1.01 * own.matched).sum()
         ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", str(more)])
-    cases = [
-        [
-            *(case.network, case.geometry, f"{case.radius:g}", f"{case.loss:.3g}"),
-            *(f"{case.matched:.4g}", f"{case.released:.4g}", f"{case.ratio:.3f}", f"{case.released_norm:.3f}"),
-        ]
-        for case in found.cases
-    ]
-    columns = ["Network", "Ball", "Radius", "Loss", "Matched", "Released", "Released / matched", "Norm / radius"]
-    counts = ["Over 1 % less", "Over 1 % more"]
-    return [
-        numbers("ratios", "", ["Ball", "Released / matched, median", *counts], ratios),
-        numbers("cases", "", columns, cases, words=2),
-    ]
+    return {
+        "ratios": table(["Ball", "Released / matched, median", "Over 1 % less", "Over 1 % more"], ratios),
+        "cases": cases.assign(ratio=cases.released / cases.matched),
+    }

@@ -1,4 +1,8 @@
-"""What every study needs: records that can be resumed, numbers with intervals, and tables on pages."""
+"""What every study needs: records that can be resumed, numbers with intervals, and tables on pages.
+
+A record is what JSON holds: a dictionary with the rows of the study, its command and the version. A table is a
+DataFrame of what is printed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import pandas as pd
@@ -20,26 +24,75 @@ from quotient_manifolds.demo.zoo import each_finished
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.report import Table
+from quotient_manifolds.version import VERSION
 
 Floats = NDArray[np.float64]
-Record = TypeVar("Record")
+Record = dict[str, Any]
 Saved = TypeVar("Saved", bound="Saves")
 RECORDS = Path("notebooks/records")
 NBSP = "\N{NO-BREAK SPACE}"
-GAPS = {"error_gap": "gap in error", "loss_gap": "gap in loss"}
 
 # ---- records
 
 
-def save_record(path: Path, record: Any) -> None:
-    """Write a dataclass as JSON, atomically. Raises ValueError for a number that is not finite."""
+def write_record(path: Path, record: Record, command: str) -> Record:
+    """Write a record with its command and the version as JSON, atomically, and return it as it is read again.
+
+    Raises ValueError for a number that is not finite.
+    """
+    _write(path, {**record, "command": command, "version": VERSION})
+    return read_record(path)
+
+
+def read_record(path: Path) -> Record:
+    """Return what `write_record` wrote."""
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def _write(path: Path, record: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(asdict(record), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(record, indent=1, allow_nan=False, default=asdict) + "\n")
 
 
-def read_record(kind: type[Record], path: Path) -> Record:
-    """Return what `save_record` wrote. Raises ValueError for anything else."""
-    return TypeAdapter(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
+def resume(
+    folder: Path,
+    cells: Mapping[str, Callable[[], Any]],
+    *,
+    what: str,
+    settings: Any = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> list[Any]:
+    """Compute each cell that has no file in `folder` yet, and return the records of all in the order of `cells`.
+
+    A cell returns what JSON can hold, or a dataclass. An interrupted study continues from its files, one for each cell.
+    settings: what decides the cells besides their names. Raises ValueError if the folder holds cells of other settings.
+    """
+    _require_same(folder / "settings.json", json.loads(json.dumps(settings, default=asdict)))
+    files = {name: folder / f"{re.sub(r'[^a-z0-9.+-]+', '_', name.lower())}.json" for name in cells}
+    if len(set(files.values())) < len(files):
+        raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
+    jobs = [partial(_compute, cells[name], file) for name, file in files.items() if not file.exists()]
+    done = len(cells) - len(jobs)
+    report = progress or (lambda what, done, total: None)
+    report(what, done, len(cells))
+    for number, _ in enumerate(each_finished(jobs, workers), 1):
+        report(what, done + number, len(cells))
+    return [read_record(file) for file in files.values()]
+
+
+def _compute(cell: Callable[[], Any], file: Path) -> None:
+    _write(file, cell())
+
+
+def _require_same(file: Path, settings: Any) -> None:
+    if not file.is_file():
+        _write(file, settings)
+    elif json.loads(file.read_text(encoding="utf-8")) != settings:
+        raise ValueError(
+            f"{file.parent} must hold cells of the same settings. Found others in {file.name}: take another --out"
+        )
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -51,61 +104,13 @@ class Saves:
     """Give a dataclass `save` and `load`, which are inverse to each other."""
 
     def save(self, path: Path) -> None:
-        """Write the record as JSON."""
-        save_record(path, self)
+        """Write the record as JSON. Raises ValueError for a number that is not finite."""
+        _write(path, self)
 
     @classmethod
     def load(cls: type[Saved], path: Path) -> Saved:
         """Read what `save` wrote. Raises ValueError for anything else."""
-        return read_record(cls, path)
-
-
-class Call(Protocol):
-    """Make the record of one cell of a study."""
-
-    def __call__(self) -> Any: ...
-
-
-def resume(
-    folder: Path,
-    kind: type[Record],
-    cells: Mapping[str, Call],
-    *,
-    what: str,
-    settings: Any = None,
-    workers: int = 1,
-    progress: Progress | None = None,
-) -> tuple[Record, ...]:
-    """Make the record of each cell that has none in `folder` yet, and return all of them in the order of `cells`.
-
-    An interrupted study continues from its files, one for each cell. settings: what decides the cells besides their
-    names, anything that JSON can hold. Raises ValueError if the folder holds cells of other settings.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    _require_same(folder / "settings.json", json.loads(json.dumps(settings, default=asdict)))
-    files = {name: folder / f"{re.sub(r'[^a-z0-9.+-]+', '_', name.lower())}.json" for name in cells}
-    if len(set(files.values())) < len(files):
-        raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
-    jobs = [partial(_make, cells[name], file) for name, file in files.items() if not file.exists()]
-    done = len(cells) - len(jobs)
-    report = progress or (lambda what, done, total: None)
-    report(what, done, len(cells))
-    for number, _ in enumerate(each_finished(jobs, workers), 1):
-        report(what, done + number, len(cells))
-    return tuple(read_record(kind, file) for file in files.values())
-
-
-def _make(cell: Call, file: Path) -> None:
-    save_record(file, cell())
-
-
-def _require_same(file: Path, settings: Any) -> None:
-    if not file.is_file():
-        write_text(file, json.dumps(settings, indent=1) + "\n")
-    elif json.loads(file.read_text(encoding="utf-8")) != settings:
-        raise ValueError(
-            f"{file.parent} must hold cells of the same settings. Found others in {file.name}: take another --out"
-        )
+        return TypeAdapter(cls).validate_python(read_record(path))
 
 
 # ---- numbers
@@ -170,14 +175,15 @@ class Estimate:
 # ---- tables and pages
 
 MARK = re.compile(r"<!-- table (?P<study>[\w-]+) (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+CSV = re.compile(r"<!-- csv (?P<study>[\w-]+) (?P<name>[\w-]+) (?P<file>[\w.-]+) -->")
+
+Tables = dict[str, pd.DataFrame]
+"""The tables of a study by name."""
 
 
-def markdown(table: Table) -> str:
-    """Return a table as Markdown, its caption above it."""
-    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
-    lines = (f"| {' | '.join(text.replace('|', chr(92) + '|') for text in row)} |" for row in rows)
-    caption = f"{table.caption}\n\n" if table.caption else ""
-    return caption + "\n".join(lines) + "\n"
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> pd.DataFrame:
+    """Return a table of what is printed, in rows."""
+    return pd.DataFrame([list(row) for row in rows], columns=list(columns))
 
 
 def numbers(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> Table:
@@ -185,10 +191,18 @@ def numbers(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequ
     return Table(name, caption, columns, rows, [place >= words for place in range(len(columns))])
 
 
-CSV = re.compile(r"<!-- csv (?P<study>[\w-]+) (?P<name>[\w-]+) (?P<file>[\w.-]+) -->")
+def by_name(tables: Any) -> Tables:
+    """Return tables by name, in one form."""
+    return tables if isinstance(tables, dict) else {each.name: table(each.columns, each.rows) for each in tables}
 
 
-def fill_page(page: Path, tables: Callable[[str], Mapping[str, Table]]) -> str:
+def markdown(shown: pd.DataFrame) -> str:
+    """Return a table as Markdown."""
+    rows = [list(shown.columns), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
+    return "".join(f"| {' | '.join(str(text).replace('|', chr(92) + '|') for text in row)} |\n" for row in rows)
+
+
+def fill_page(page: Path, tables: Callable[[str], Tables]) -> str:
     """Return a page with every table between its marks as it follows from the records.
 
     A mark names the study and the table: `<!-- table toy claims -->`, and the table ends at `<!-- end -->`. tables:
@@ -205,14 +219,10 @@ def fill_page(page: Path, tables: Callable[[str], Mapping[str, Table]]) -> str:
     return MARK.sub(filled, page.read_text(encoding="utf-8"))
 
 
-def csv_files(page: Path, tables: Callable[[str], Mapping[str, Table]]) -> dict[Path, str]:
+def csv_files(page: Path, tables: Callable[[str], Tables]) -> dict[Path, str]:
     """Return the files beside a page that hold tables too long for it; a mark is `<!-- csv STUDY NAME FILE -->`."""
-    found = {}
-    for mark in CSV.finditer(page.read_text(encoding="utf-8")):
-        table = tables(mark["study"])[mark["name"]]
-        frame = pd.DataFrame(table.rows, columns=list(table.columns))
-        found[page.with_name(mark["file"])] = frame.to_csv(index=False)
-    return found
+    marks = CSV.finditer(page.read_text(encoding="utf-8"))
+    return {page.with_name(mark["file"]): tables(mark["study"])[mark["name"]].to_csv(index=False) for mark in marks}
 
 
 # ---- what studies begin with

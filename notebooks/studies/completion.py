@@ -118,11 +118,12 @@ def random_completion(
     There are `oversampling` times as many entries as the manifold has dimensions, (n + m - h) h.
     Raises ValueError if that is more than the matrix has.
     """
-    entries = round(oversampling * (n + m - rank) * rank)
+    dimensions = (n + m - rank) * rank
+    entries = round(oversampling * dimensions)
     if not 0 < entries <= n * m:
         raise ValueError(
-            f"oversampling should leave between 1 and n m = {n * m} entries known; found {oversampling:g} times "
-            f"{(n + m - rank) * rank} dimensions"
+            f"oversampling must leave between 1 and n m = {n * m} entries known. Found {oversampling:g} times "
+            f"{dimensions} dimensions"
         )
     rng = np.random.default_rng(seed)
     truth = rng.standard_normal((n + m, rank))
@@ -131,57 +132,6 @@ def random_completion(
     values = np.einsum("ij,ij->i", truth[rows], truth[n + columns])
     known = scipy.sparse.csr_array((values, (rows, columns)), shape=(n, m))
     return Completion(known, rows.astype(known.indices.dtype), truth)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """Hold what a solver left: the relative `error` over all entries and `residual` over the known ones."""
-
-    point: Array
-    error: float
-    residual: float
-    seconds: float
-    costs: int
-    gradients: int
-    hessians: int
-
-
-def complete(
-    problem: Completion,
-    *,
-    solver: str = "conjugate-gradient",
-    metric: Metric = "mix",
-    tolerance: float = 2e-9,
-    max_steps: int = 500,
-) -> Completed:
-    """Complete a matrix from its spectral start until the relative residual over the known entries is `tolerance`.
-
-    `solver` is one of `SOLVERS`, or "geoopt".
-    """
-    manifold = FixedRankQuotient(problem.n, int(problem.known.shape[1]), metric)
-    if solver == GEOOPT:
-        return _with_geoopt(problem, manifold, tolerance, max_steps)
-    end = minimize(
-        as_pymanopt(manifold, problem.truth.shape),
-        problem.start(),
-        problem.cost,
-        problem.gradient,
-        problem.hessian,
-        solver=solver,
-        target=problem.target(tolerance),
-        max_iterations=max_steps,
-        min_gradient_norm=0,
-        min_step_size=0,
-    )
-    return Completed(
-        end.point,
-        problem.error(end.point),
-        problem.relative(end.cost),
-        end.seconds,
-        end.costs,
-        end.gradients,
-        end.hessians,
-    )
 
 
 @dataclass
@@ -194,6 +144,28 @@ class Minimum:
     costs: int = 0
     gradients: int = 0
     hessians: int = 0
+
+
+def complete(
+    problem: Completion,
+    *,
+    solver: str = "conjugate-gradient",
+    metric: Metric = "mix",
+    tolerance: float = 2e-9,
+    max_steps: int = 500,
+) -> Minimum:
+    """Complete a matrix from its spectral start until the relative residual over the known entries is `tolerance`.
+
+    `solver` is one of `SOLVERS`, or "geoopt".
+    """
+    manifold = FixedRankQuotient(problem.n, int(problem.known.shape[1]), metric)
+    target = problem.target(tolerance)
+    if solver == GEOOPT:
+        return _with_geoopt(problem, manifold, target, max_steps)
+    view = as_pymanopt(manifold, problem.truth.shape)
+    settings: dict[str, Any] = {"max_iterations": max_steps, "min_gradient_norm": 0, "min_step_size": 0}
+    derivatives = (problem.gradient, problem.hessian)
+    return minimize(view, problem.start(), problem.cost, *derivatives, solver=solver, target=target, **settings)
 
 
 def minimize(
@@ -242,23 +214,23 @@ def minimize(
     return best
 
 
-def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, tolerance: float, max_steps: int) -> Completed:
+def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, target: float, max_steps: int) -> Minimum:
     """Run geoopt's conjugate gradients (Polak-Ribiere) with backtracking from the last decrease."""
     point = geoopt.ManifoldParameter(torch.from_numpy(problem.start()), manifold=manifold)
     optimizer = geoopt.optim.RiemannianLineSearch([point], cg_method="pr")
-    calls = 0
+    found = Minimum()
 
     def closure() -> float:
-        nonlocal calls
-        calls += 1
+        found.costs += 1
         x = point.detach().numpy()
         point.grad = torch.from_numpy(problem.gradient(x))
         return problem.cost(x)
 
     before = time.perf_counter()
     for _ in range(max_steps):
-        if optimizer.step(closure) <= problem.target(tolerance):
+        if optimizer.step(closure) <= target:
             break
-    seconds = time.perf_counter() - before
-    x = point.detach().numpy().copy()
-    return Completed(x, problem.error(x), problem.relative(problem.cost(x)), seconds, calls, calls, 0)
+    found.seconds, found.gradients = time.perf_counter() - before, found.costs
+    found.point = point.detach().numpy().copy()
+    found.cost = problem.cost(found.point)
+    return found

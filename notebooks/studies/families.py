@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
-from quotient_manifolds.version import VERSION
-from studies.common import Saves, numbers, pretrained_encoder
+from studies.common import Record, Tables, pretrained_encoder, read_record, write_record
+from studies.invariance import group_dimension
 
-GEOMETRIES: dict[str, Geometry] = {
+GEOMETRIES: Final[dict[str, Geometry]] = {
     "adaptive": Adaptive(),
     "inv, paper": Quotient("inv", symmetries="paper"),
     "mix, paper": Quotient("mix", symmetries="paper"),
@@ -38,113 +38,70 @@ RADIUS, STEPS, LOG_SCALE = 0.05, 5, 1.0
 TRAINING_STEPS, GREYS = 300, 17  # of the small models; digits have grey values from 0 to 16
 SENTENCES = ("A man is playing a guitar.", "The market fell sharply today.", "She never said that.", "It rains.")
 
-
-@final
-@dataclass(frozen=True)
-class FamilyMove:
-    """Hold what a random move along one family did to a model: worst-case sharpness after / before, by geometry.
-
-    change: of the loss, relative. dimension: of the family in the model.
-    """
-
-    model: str
-    family: str
-    dimension: int
-    change: float
-    ratios: Mapping[str, float]
-
-
-@final
-@dataclass(frozen=True)
-class Families(Saves):
-    """Hold all transformations."""
-
-    moves: tuple[FamilyMove, ...]
-    radius: float
-    steps: int
-    log_scale: float
-    command: str
-    version: str
+Subject = tuple[nn.Module, Any, Loss]
+"""A model, a batch and the loss."""
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Families:
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     """Transform every model along each of its families and write OUT/families.json; `fast`: the ViT, hardly trained."""
-    moves: list[FamilyMove] = []
-    models = dict(_models(load_digits(train_points=256), 5 if fast else TRAINING_STEPS))
-    chosen = {name: models[name] for name in ("ViT",)} if fast else models
-    for name, make in chosen.items():
-        model, batch, loss = make()
-        model = model.double().eval()
-        moves += _moves(name, model, batch, loss, progress)
-    found = Families(tuple(moves), RADIUS, STEPS, LOG_SCALE, command, VERSION)
-    found.save(out / "families.json")
-    return found
+    digits, steps = load_digits(train_points=256), 5 if fast else TRAINING_STEPS
+    models: dict[str, Callable[[], Subject]] = {
+        "ViT": partial(_vit, digits, steps),
+        "GPT-2": partial(_decoder, digits, steps, "GPT2"),
+        "Llama": partial(_decoder, digits, steps, "Llama"),
+        "all-MiniLM-L6-v2": _sentence_encoder,
+    }
+    moves: list[Record] = []
+    for place, (name, make) in enumerate(models.items()):
+        progress("models", place, len(models))
+        if name == "ViT" or not fast:
+            moves += _moves(name, *make())
+    settings = {"radius": RADIUS, "steps": STEPS, "log_scale": LOG_SCALE}
+    return write_record(out / "families.json", {"moves": moves, **settings}, command)
 
 
-def load(folder: Path) -> Families:
+def load(folder: Path) -> Record:
     """Read the record in a folder."""
-    return Families.load(folder / "families.json")
+    return read_record(folder / "families.json")
 
 
-def _moves(
-    name: str, model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor], progress: Progress
-) -> Iterator[FamilyMove]:
-    families = dict(_families(find_symmetries(model, batch, evaluate=loss)))
-    total, done = (len(families) + 1) * len(GEOMETRIES), 0
-    here: dict[str, float] = {}
-    for family, symmetries in ({"": None} | families).items():
+def _moves(name: str, model: nn.Module, batch: Any, loss: Loss) -> Iterator[Record]:
+    """Yield what a random move along each family does to worst-case sharpness, after / before, by geometry.
+
+    change: of the loss, relative. dimension: of the family in the model.
+    """
+    model = model.double().eval()
+    here = _sharpness(model, loss, batch)
+    for family, symmetries in _families(find_symmetries(model, batch, evaluate=loss)):
         there = copy.deepcopy(model)
-        if symmetries is not None:
-            there.load_state_dict(random_move(model, symmetries, log_scale=LOG_SCALE), strict=False)
-        found: dict[str, float] = {}
-        for label, geometry in GEOMETRIES.items():
-            progress(f"{name}, {family or 'as it is'}", done, total)
-            found[label] = _sharpness(there, loss, batch, geometry)
-            done += 1
-        if symmetries is None:
-            here = found
-            continue
+        there.load_state_dict(random_move(model, symmetries, log_scale=LOG_SCALE), strict=False)
         with torch.no_grad():
             before, after = (float(loss(each, batch)) for each in (model, there))
-        ratios = {label: value / here[label] for label, value in found.items()}
-        yield FamilyMove(name, family, _dimension(symmetries), abs(after / before - 1), ratios)
-    progress(name, total, total)
+        ratios = {label: value / here[label] for label, value in _sharpness(there, loss, batch).items()}
+        counted = {"dimension": group_dimension(symmetries), "change": abs(after / before - 1)}
+        yield {"model": name, "family": family, **counted, "ratios": ratios}
 
 
-def _sharpness(model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], batch: Any, geometry: Geometry) -> float:
+def _sharpness(model: nn.Module, loss: Loss, batch: Any) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpnessWarning)  # of other measures than those that are constant
-        return worst_case_sharpness(model, loss, [batch], geometry=geometry, radius=RADIUS, steps=STEPS).mean
+        return {
+            name: worst_case_sharpness(model, loss, [batch], geometry=geometry, radius=RADIUS, steps=STEPS).mean
+            for name, geometry in GEOMETRIES.items()
+        }
 
 
 def _families(found: Symmetries) -> Iterator[tuple[str, Symmetries]]:
     """Yield what moves one family alone, by its name."""
     nothing = replace(found, pairs=(), translations=(), freedoms=())
-    for kind in dict.fromkeys(pair.kind for pair in found.pairs):
-        yield kind, replace(nothing, pairs=tuple(pair for pair in found.pairs if pair.kind == kind))
-    for shift in dict.fromkeys(shift.kind for shift in found.translations):
-        yield shift, replace(nothing, translations=tuple(each for each in found.translations if each.kind == shift))
-    for kind in dict.fromkeys(freedom.kind for freedom in found.freedoms):
-        yield kind, replace(nothing, freedoms=tuple(each for each in found.freedoms if each.kind == kind))
-
-
-def _dimension(symmetries: Symmetries) -> int:
-    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
-    translations = sum(shift.dimension for shift in symmetries.translations)
-    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
+    for part in ("pairs", "translations", "freedoms"):
+        every = getattr(found, part)
+        for kind in dict.fromkeys(each.kind for each in every):
+            yield kind, replace(nothing, **{part: tuple(each for each in every if each.kind == kind)})
 
 
 # ---- the models, each with a batch and its loss
-
-Subject = tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]
-
-
-def _models(digits: Digits, steps: int) -> Iterator[tuple[str, Callable[[], Subject]]]:
-    yield "ViT", partial(_vit, digits, steps)
-    yield "GPT-2", partial(_decoder, digits, steps, "GPT2")
-    yield "Llama", partial(_decoder, digits, steps, "Llama")
-    yield "all-MiniLM-L6-v2", _sentence_encoder
 
 
 def _vit(digits: Digits, steps: int) -> Subject:
@@ -207,13 +164,12 @@ def _distance(model: nn.Module, batch: Any) -> Tensor:
 # ---- tables
 
 
-def tables(found: Families) -> list[Table]:
+def tables(found: Record) -> Tables:
     """Return worst-case sharpness after / before in every geometry, a row for each model and family."""
-    rows = [
-        [move.model, move.family, f"{move.dimension:,}", *(_ratio(move.ratios[label]) for label in GEOMETRIES)]
-        for move in found.moves
-    ]
-    return [numbers("ratios", "", ["Model", "Family", "Dimension", *GEOMETRIES], rows, words=2)]
+    frame = pd.DataFrame(found["moves"])
+    heads = {"model": "Model", "family": "Family", "dimension": "Dimension"}
+    first = frame[[*heads]].assign(dimension=frame["dimension"].map("{:,}".format)).rename(columns=heads)
+    return {"ratios": first.join(pd.DataFrame([*frame["ratios"]])[[*GEOMETRIES]].map(_ratio))}
 
 
 def _ratio(value: float) -> str:

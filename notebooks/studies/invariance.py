@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import copy
-import statistics
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+import quotient_manifolds as qm
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import gradient_norm
-from quotient_manifolds.sharpness.average_case import AverageCase, GradientNorm
-from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue
-from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.measure import Measure
-from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.worst_case import WorstCase
+from quotient_manifolds.sharpness import SharpnessWarning
 from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from quotient_manifolds.version import VERSION
-from studies.common import Saves, numbers, resume
-from studies.fibres.cases import FAST, kind_of, names, small_model
+from studies.common import Record, Tables, read_record, resume, table, write_record
+from studies.fibres.cases import FAST, names, small_model
 
 METRICS = ("inv", "mix")
 MEASURES = ("worst case", "average case", "gradient norm", "trace", "top eigenvalue")
-TARGETS = {"float64": 1e-9, "float32": 1e-3}
+TARGETS: Final = {"float64": 1e-9, "float32": 1e-3}
 MOVES = ((0.3, 0), (1.0, 1), (3.0, 2), (3.0, 3))  # log-scales, each with a seed
 RADIUS, STEPS, SAMPLES = 0.05, 5, 4
-
-ENOUGH = 3  # times: what explains most of a change, and what nearly cancels
-
-Values = dict[str, dict[str, float]]
-"""By metric, by measure."""
-
-
-# ---- the model, its loss, and what that loss does not depend on
-
 OFF = 1e-3  # relative, of parameters drawn in float32: sums of those lie where float32 rounds either way
+ENOUGH = 3  # times: what explains most of a change, and what nearly cancels
 
 
 @final
@@ -69,14 +54,10 @@ class Subject:
                 w.mul_(1 + OFF * torch.randn(w.shape, generator=generator, dtype=w.dtype))
         return cls(model, _cast(batch, torch.float64))
 
-    def to(self, dtype: torch.dtype) -> Subject:
-        """Return a copy in another precision."""
+    def to(self, precision: str) -> Subject:
+        """Return a copy in "float32" or "float64"."""
+        dtype = getattr(torch, precision)
         return Subject(copy.deepcopy(self.model).to(dtype), _cast(self.batch, dtype))
-
-    @property
-    def single(self) -> bool:
-        """Return whether the model is in float32."""
-        return next(self.model.parameters()).dtype == torch.float32
 
     def at(self, params: Mapping[str, Tensor]) -> Subject:
         """Return a copy with these parameters."""
@@ -84,14 +65,13 @@ class Subject:
         model.load_state_dict(params, strict=False)
         return Subject(model, self.batch)
 
-    def loss(self) -> float:
-        """Compute the loss."""
-        with torch.no_grad():
-            return float(loss(self.model, self.batch))
-
     def symmetries(self) -> Symmetries:
         """Find all that leaves the loss alone."""
         return propose_symmetries(self.model, self.batch, evaluate=loss)
+
+    def adaptive(self) -> float:
+        """Compute the gradient norm of adaptive sharpness, which is not invariant."""
+        return qm.gradient_norm(self.model, loss, [self.batch], geometry="adaptive").mean
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -102,7 +82,8 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
         words = torch.randint(logits.shape[-1], logits.shape[:-1], generator=torch.Generator().manual_seed(0))
         return nn.functional.cross_entropy(logits.flatten(0, -2), words.flatten())
     outputs = [out] if isinstance(out, Tensor) else [each for each in out.values() if isinstance(each, Tensor)]
-    return torch.stack([_distance(each, seed) for seed, each in enumerate(outputs)]).sum()
+    targets = (torch.randn(each.shape, generator=torch.Generator().manual_seed(k)) for k, each in enumerate(outputs))
+    return torch.stack([(x - y.to(x)).square().mean() for x, y in zip(outputs, targets, strict=True)]).sum()
 
 
 def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
@@ -111,290 +92,179 @@ def uncast_loss(model: nn.Module, batch: Any) -> Tensor:
         return loss(model, batch)
 
 
-def _distance(output: Tensor, seed: int) -> Tensor:
-    target = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed))
-    return (output - target.to(output)).square().mean()
+def group_dimension(symmetries: Symmetries) -> int:
+    """Return the dimension of the group of all symmetries."""
+    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
+    translations = sum(shift.dimension for shift in symmetries.translations)
+    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
 
 
 def _cast(batch: Any, dtype: torch.dtype) -> Any:
     return tree_map_only(Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
 
 
-# ---- rows
-
-
-@final
-@dataclass(frozen=True)
-class Row:
-    """Hold how far random moves of the whole group change the measures of one model: the largest relative change.
-
-    moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
-    from 1, which shows that the moves are none. loss: the change of the loss itself, by precision. changes: by
-    precision, metric and measure. Of rows where float64 misses its target, uncast: the same without the casts to
-    float32 inside the model. Of rows where float32 misses its target, stored: the same in float64, of weights that were
-    stored in float32; spread: standard errors of means over directions, relative to the means. absent: measures that
-    there are none of, with the reason.
-    """
-
-    name: str
-    kind: str
-    seconds: float
-    failure: str = ""
-    moved: int = 0
-    adaptive: float = 1.0
-    loss: dict[str, float] | None = None
-    changes: dict[str, Values] | None = None
-    uncast: Values | None = None
-    stored: Values | None = None
-    spread: Values | None = None
-    absent: dict[str, str] | None = None
-
-    def worst(self, precision: str) -> float:
-        """Return the largest change of any measure in this precision."""
-        return _largest((self.changes or {})[precision])
-
-    def misses(self, precision: str) -> list[tuple[str, str]]:
-        """Return the metrics and measures that change by more than the target of this precision."""
-        return [
-            (metric, measure)
-            for metric, values in (self.changes or {}).get(precision, {}).items()
-            for measure, change in values.items()
-            if not change <= TARGETS[precision]
-        ]
-
-    @property
-    def cast(self) -> list[tuple[str, str]]:
-        """Return those misses in float64 that are none without the casts to float32 inside the model."""
-        target = TARGETS["float64"]
-        return [
-            (metric, measure)
-            for metric, measure in self.misses("float64")
-            if self.uncast is not None and self.uncast[metric][measure] <= target
-        ]
-
-    @property
-    def stored_apart(self) -> dict[tuple[str, str], float]:
-        """Return how far what misses in float32 changes in float64, of weights stored in float32, if that is why."""
-        found = {(metric, measure): (self.stored or {})[metric][measure] for metric, measure in self.misses("float32")}
-        single = (self.changes or {})["float32"] if found else {}
-        return {place: change for place, change in found.items() if ENOUGH * change > single[place[0]][place[1]]}
-
-    @property
-    def cancelling(self) -> dict[tuple[str, str], float]:
-        """Return the relative standard errors of those misses in float32 that are means which nearly cancel."""
-        found = {
-            (metric, measure): (self.spread or {}).get(metric, {}).get(measure, 0.0)
-            for metric, measure in self.misses("float32")
-        }
-        return {place: ratio for place, ratio in found.items() if ratio > ENOUGH}
-
-
-@final
-@dataclass(frozen=True)
-class Invariance(Saves):
-    """Hold all rows."""
-
-    rows: tuple[Row, ...]
-    moves: tuple[tuple[float, int], ...]
-    command: str
-    version: str
-    torch: str
-    transformers: str
+# ---- the study
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Invariance:
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     """Measure all models and write OUT/invariance.json; a run continues from OUT/rows, which has a file for each."""
     import transformers
 
     moves = MOVES[-1:] if fast else MOVES
     cells = {name: partial(row_of, name, moves) for name in (FAST if fast else names())}
-    rows = resume(out / "rows", Row, cells, what="invariance", settings=moves, progress=progress)
-    found = Invariance(rows, moves, command, VERSION, torch.__version__, transformers.__version__)
-    found.save(out / "invariance.json")
-    return found
+    rows = resume(out / "rows", cells, what="invariance", settings=moves, progress=progress)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return write_record(out / "invariance.json", {"rows": rows, "moves": moves, **versions}, command)
 
 
-def load(folder: Path) -> Invariance:
+def load(folder: Path) -> Record:
     """Read the record in a folder."""
-    return Invariance.load(folder / "invariance.json")
+    return read_record(folder / "invariance.json")
 
 
-def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Row:
-    """Return the row of a model; a failure is told in it."""
-    began = time.perf_counter()
+def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Record:
+    """Return how far random elements of the whole group change the measures of one model; a failure is told in it.
+
+    moved: the dimension of the group. adaptive: after / before of the gradient norm of adaptive sharpness, the farthest
+    from 1, which shows that the changes of the weights are large. changes: for each metric and measure the largest
+    relative change in float64 and in float32. Where float64 misses its target, uncast: the same without the casts to
+    float32 inside the model. Where float32 misses its target, stored: the same in float64, of weights that were stored
+    in float32; spread: standard errors of means over directions, relative to the means.
+    """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            row = _row(name, moves)
-    except Exception as error:  # of any model
-        row = Row(name, "", 0.0, failure=" ".join(f"{type(error).__name__}: {error}".split()))
-    return replace(row, kind=kind_of(name), seconds=round(time.perf_counter() - began, 1))
+        return {"name": name, **_row(name, moves)}
+    except ValueError as error:  # such as a pair that has lost rank where its weights are stored in float32
+        return {"name": name, "failure": str(error), "changes": []}
 
 
-def _row(name: str, moves: Sequence[tuple[float, int]]) -> Row:
+def _row(name: str, moves: Sequence[tuple[float, int]]) -> Record:
     here = Subject.of(name)
-    found, start = here.symmetries(), _adaptive(here)
-    absent: dict[str, str] = {}
-    errors: Values = {}
-    before = {precision: (each.loss(), _measured(each, absent, errors)) for precision, each in _precisions(here)}
-    losses, changes = dict.fromkeys(TARGETS, 0.0), {precision: Values() for precision in TARGETS}
-    ratio, uncast, stored = 1.0, None, None
+    found, start, ratio = here.symmetries(), here.adaptive(), 1.0
+    before = {precision: _measured(here.to(precision)) for precision in TARGETS}
+    changes = pd.DataFrame(np.nan, index=before["float64"].index, columns=[*TARGETS, "uncast", "stored"])
+
+    def keep(column: str, after: pd.DataFrame, first: pd.DataFrame) -> bool:
+        change = (after["value"] / first["value"] - 1).abs()
+        changes[column] = np.fmax(changes[column], change)
+        return bool((change <= TARGETS.get(column, 0.0)).all())
+
     for scale, seed in moves:
         there = here.at(random_move(here.model, found, seed=seed, log_scale=scale))
-        ratio = max(ratio, _adaptive(there) / start, key=lambda each: max(each, 1 / each))
-        for precision, each in _precisions(there):
-            loss_before, values = before[precision]
-            losses[precision] = max(losses[precision], abs(each.loss() / loss_before - 1))
-            change = _change(_measured(each, absent), values)
-            changes[precision] = _larger(changes[precision], change)
-            if precision == "float64" and not _largest(change) <= TARGETS[precision]:
-                free = (_measured(where, absent, function=uncast_loss) for where in (there, here))
-                uncast = _larger(uncast or {}, _change(*free))
-            if precision == "float32" and not _largest(change) <= TARGETS[precision]:
-                rounded = _measured(each.to(torch.float64), absent)
-                stored = _larger(stored or {}, _change(rounded, before["float64"][1]))
-    spread = None if stored is None else errors
-    return Row(name, "", 0.0, "", _dimension(found), ratio, losses, changes, uncast, stored, spread, absent)
+        ratio = max(ratio, there.adaptive() / start, key=lambda each: max(each, 1 / each))
+        single = there.to("float32")
+        if not keep("float64", _measured(there), before["float64"]):
+            keep("uncast", _measured(there, uncast_loss), _measured(here, uncast_loss))
+        if not keep("float32", _measured(single), before["float32"]):
+            keep("stored", _measured(single.to("float64")), before["float64"])
+    changes["spread"] = before["float32"]["spread"].where(changes["stored"].notna())
+    lines = [line.dropna().to_dict() for _, line in changes.reset_index().iterrows()]
+    return {"moved": group_dimension(found), "adaptive": ratio, "changes": lines}
 
 
-def _precisions(subject: Subject) -> Iterator[tuple[str, Subject]]:
-    for precision in TARGETS:
-        yield precision, subject.to(getattr(torch, precision))
-
-
-def _measured(subject: Subject, absent: dict[str, str], errors: Values | None = None, function: Loss = loss) -> Values:
+def _measured(subject: Subject, function: Callable[[nn.Module, Any], Tensor] = loss) -> pd.DataFrame:
     """Measure the model as it is, by symmetries that are found where it is.
 
-    absent: takes what has no value; errors: the relative standard errors of means.
+    Returns for each metric and measure the value, and of means over directions the relative standard error, spread.
     """
-    proved: Any = Quotient(symmetries=subject.symmetries()).verified(subject.model, function, [subject.batch])
-    found: Values = {}
+    model, batches = subject.model, [subject.batch]
+    proved: Any = Quotient(symmetries=subject.symmetries()).verified(model, function, batches)
+    single = next(model.parameters()).dtype == torch.float32
+    measures: dict[str, Callable[..., qm.Result]] = {
+        "worst case": partial(qm.worst_case_sharpness, radius=RADIUS, steps=STEPS),
+        "average case": partial(qm.average_case_sharpness, sigma=RADIUS, samples=SAMPLES),
+        "gradient norm": qm.gradient_norm,
+        "trace": partial(qm.hessian_trace, samples=SAMPLES),
+        "top eigenvalue": partial(qm.top_eigenvalue, tolerance=1e-6 if single else 1e-12, restarts=300),
+    }
+    lines = []
     for metric in METRICS:
         geometry = replace(proved, metric=metric, verify="none")
-        prepared = PreparedModel.of(subject.model, function, [subject.batch], geometry)
-        found[metric] = {}
-        for name, measure in _measures(geometry, subject.single).items():
-            try:
-                result = measure.on(prepared, 0, lambda: None, {})
-            except ValueError as error:
-                absent[name] = str(error)
-                continue
-            found[metric][name] = result.value
-            if errors is not None and result.standard_error is not None:
-                errors.setdefault(metric, {})[name] = abs(result.standard_error / result.value)
-    return found
-
-
-def _change(after: Values, before: Values) -> Values:
-    return {
-        metric: {measure: abs(value / before[metric][measure] - 1) for measure, value in values.items()}
-        for metric, values in after.items()
-    }
-
-
-def _larger(first: Values, second: Values) -> Values:
-    return {
-        metric: {measure: max(value, first.get(metric, {}).get(measure, 0.0)) for measure, value in values.items()}
-        for metric, values in second.items()
-    }
-
-
-def _largest(values: Values) -> float:
-    return max((value for each in values.values() for value in each.values()), default=0.0)
-
-
-def _measures(geometry: Quotient, single: bool) -> dict[str, Measure]:
-    measures = (
-        WorstCase(geometry, radius=RADIUS, steps=STEPS),
-        AverageCase(geometry, sigma=RADIUS, samples=SAMPLES),
-        GradientNorm(geometry),
-        HessianTrace(geometry, samples=SAMPLES),
-        TopEigenvalue(geometry, tolerance=1e-6 if single else 1e-12, restarts=300),
-    )
-    return dict(zip(MEASURES, measures, strict=True))
-
-
-def _adaptive(subject: Subject) -> float:
-    return gradient_norm(subject.model, loss, [subject.batch], geometry="adaptive").mean
-
-
-def _dimension(symmetries: Symmetries) -> int:
-    pairs = sum(pair.group_dimension for pair in symmetries.pairs)
-    translations = sum(shift.dimension for shift in symmetries.translations)
-    return pairs + translations + sum(sum(freedom.families.values()) for freedom in symmetries.freedoms)
+        for name, measure in measures.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SharpnessWarning)  # of values that are compared, not read
+                result = measure(model, function, batches, geometry=geometry)
+            spread = np.nan if result.standard_error is None else abs(result.standard_error / result.mean)
+            lines.append({"metric": metric, "measure": name, "value": result.mean, "spread": spread})
+    return pd.DataFrame(lines).set_index(["metric", "measure"])
 
 
 # ---- tables
 
 
-def tables(found: Invariance) -> list[Table]:
+def changes_of(found: Record) -> pd.DataFrame:
+    """Return a line for each measure of a model in a metric and precision: its change, whether it misses, and why.
+
+    cast: the miss is gone without the casts to float32 inside the model. rounded: the change is that of weights stored
+    in float32, which is `stored` in float64. cancels: the mean nearly cancels, its relative standard error is `spread`.
+    """
+    lines = [{"model": row["name"], **change} for row in found["rows"] for change in row["changes"]]
+    wide = pd.DataFrame(lines, columns=["model", "metric", "measure", *TARGETS, "uncast", "stored", "spread"])
+    keys = [column for column in wide if column not in TARGETS]
+    frame = wide.melt(keys, list(TARGETS), "precision", "change")
+    double = frame["precision"] == "float64"
+    frame["missed"] = ~(frame["change"] <= frame["precision"].map(TARGETS))
+    frame["cast"] = frame["missed"] & double & (frame["uncast"] <= TARGETS["float64"])
+    frame["rounded"] = frame["missed"] & ~double & (ENOUGH * frame["stored"] > frame["change"])
+    frame["cancels"] = frame["missed"] & ~double & (frame["spread"] > ENOUGH)
+    return frame
+
+
+def tables(found: Record) -> Tables:
     """Return by measure the largest changes, the models that miss a target and why, and a row for every model."""
-    rows = [row for row in found.rows if not row.failure]
+    frame, rows = changes_of(found), [row for row in found["rows"] if row["changes"]]
+    largest = frame.pivot_table(index="model", columns=["measure", "precision"], values="change", aggfunc="max")
     spread = []
     for measure in MEASURES:
-        cells = [measure]
+        spread.append([measure])
         for precision, target in TARGETS.items():
-            changes = [
-                max(each[measure] for each in (row.changes or {})[precision].values() if measure in each)
-                for row in rows
-                if measure not in (row.absent or {})
+            changes = largest[measure, precision]
+            spread[-1] += [
+                power(changes.median()),
+                power(changes.max()),
+                f"{(changes <= target).sum()} of {len(changes)}",
             ]
-            within = sum(change <= target for change in changes)
-            cells += [power(statistics.median(changes)), power(max(changes)), f"{within} of {len(changes)}"]
-        spread.append(cells)
-    heads = (f"{words}, {precision}" for precision in TARGETS for words in ("median", "largest", "within target"))
-    models = [[row.name, str(row.moved), power(max(row.adaptive, 1 / row.adaptive)), *_cells(row)] for row in rows]
-    columns = [
-        f"{measure}, {metric}, {precision}" for measure in MEASURES for metric in METRICS for precision in TARGETS
+    heads = [f"{words}, {precision}" for precision in TARGETS for words in ("median", "largest", "within target")]
+    order = [(measure, metric, each) for measure in MEASURES for metric in METRICS for each in TARGETS]
+    cells = frame.pivot(index="model", columns=["measure", "metric", "precision"], values="change").map(power)
+    models = [
+        [
+            row["name"],
+            str(row["moved"]),
+            power(max(row["adaptive"], 1 / row["adaptive"])),
+            *cells.loc[row["name"], order],
+        ]
+        for row in rows
     ]
-    misses = [[row.name, *why] for row in rows for why in _why(row)]
-    return [
-        numbers("measures", "", ["Measure", *heads], spread),
-        Table("misses", "", ["Model", "Precision", "Reason", "Change"], misses, [False, False, False, True]),
-        numbers("models", "", ["Model", "Dimension", "Adaptive gradient norm, factor", *columns], models),
-    ]
+    missed = dict(iter(frame[frame["missed"]].groupby("model")))
+    misses = [[name, *why] for row in rows if (name := row["name"]) in missed for why in _why(missed[name])]
+    return {
+        "measures": table(["Measure", *heads], spread),
+        "misses": table(["Model", "Precision", "Reason", "Change"], misses),
+        "models": table(["Model", "Dimension", "Adaptive gradient norm, factor", *map(", ".join, order)], models),
+    }
 
 
-def _cells(row: Row) -> list[str]:
-    changes = row.changes or {}
-    return [
-        power(changes[precision][metric].get(measure))
-        for measure in MEASURES
-        for metric in METRICS
-        for precision in TARGETS
-    ]
-
-
-def _why(row: Row) -> Iterator[tuple[str, str, str]]:
-    """Yield for each precision where a target is missed a reason, and the change that it explains."""
-    if row.cast:
-        largest = max((row.uncast or {})[metric][measure] for metric, measure in row.cast)
+def _why(missed: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    """Yield for each precision where a model misses a target a reason, and the change that it explains."""
+    if missed["cast"].any():
+        largest = missed.loc[missed["cast"], "uncast"].max()
         yield "float64", "the model casts to float32 inside; without the casts", power(largest)
-    if stored := row.stored_apart:
+    if missed["rounded"].any():
+        largest = missed.loc[missed["rounded"], "stored"].max()
+        yield "float32", "transformed weights are rounded when stored; this alone, in float64", power(largest)
+    for each in missed[missed["cancels"]].itertuples():
         yield (
             "float32",
-            "transformed weights are rounded when stored; this alone, in float64",
-            power(max(stored.values())),
+            f"{each.measure} of {each.metric} nearly cancels; standard error over mean",
+            f"{each.spread:.0f}",
         )
-    for (metric, measure), ratio in row.cancelling.items():
-        yield "float32", f"{measure} of {metric} nearly cancels; standard error over mean", f"{ratio:.0f}"
-    for precision, known in (("float64", {*row.cast}), ("float32", {*row.stored_apart, *row.cancelling})):
-        for metric, measure in row.misses(precision):
-            if (metric, measure) not in known:
-                yield (
-                    precision,
-                    f"{measure} of {metric}: unexplained",
-                    power((row.changes or {})[precision][metric][measure]),
-                )
+    for each in missed[~missed[["cast", "rounded", "cancels"]].any(axis=1)].itertuples():
+        yield each.precision, f"{each.measure} of {each.metric}: unexplained", power(each.change)
 
 
-def power(value: float | None) -> str:
-    """Return a change by its order of magnitude, such as 3e-12; "none" where there is no value."""
-    if value is None:
-        return "none"
-    return (
-        f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-        if value and (value < 0.01 or value >= 100)
-        else f"{value:.3g}"
-    )
+def power(value: float) -> str:
+    """Return a change by its order of magnitude, such as 3e-12."""
+    if not value or 0.01 <= value < 100:
+        return f"{value:.3g}"
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.linalg import rank_floor
+from quotient_manifolds.linalg import product_svd, rank_floor
 from quotient_manifolds.manifolds import Metric
 from quotient_manifolds.sharded import Layout, Whole
 from quotient_manifolds.symmetries import (
@@ -145,7 +145,7 @@ def of_lower_rank(pair: SymmetricPair, point: Params, start: Params) -> tuple[Sy
     rank = pair.h - int(lost[0].sum())
     if not 0 < rank < pair.h or bool((lost.sum(-1) != pair.h - rank).any()):
         return pair, point
-    U, s, V = _singular(pair.read(point).double(), pair.n)
+    U, s, V = product_svd(*pair.read(point).double().split([pair.n, pair.m], dim=-2))
     x = torch.cat([U, V], dim=-2) * s.sqrt()[:, None] * (torch.arange(pair.h, device=s.device) < rank)
     point = {name: w.to(precise(w.dtype), copy=True) if name in pair.names else w for name, w in point.items()}
     pair.write(point, x)
@@ -164,8 +164,8 @@ def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
     if pair.acts == "GL(1, C)":  # a real pair of one column
         x, before = x.flatten(-2)[..., None], before.flatten(-2)[..., None]
     n = x.shape[-2] * pair.n // (pair.n + pair.m)
-    U, s, V = _singular(x, n)
     (G, H), others = (each.split([n, each.shape[-2] - n], dim=-2) for each in (x, before))
+    U, s, V = product_svd(G, H)
     lengths = (
         torch.maximum(*(y.norm(dim=-2, keepdim=True) for y in both)) for both in zip((G, H), others, strict=True)
     )
@@ -174,13 +174,6 @@ def _lost(pair: SymmetricPair, point: Params, start: Params) -> Tensor:
     level = ROUNDING * eps / 2 * (on_G * (V.mT @ H).abs() + (U.mT @ G).abs() * on_H).sum(-1)
     largest = s.max() if pair.acts == "GL+(1)" else s[:, :1]
     return s <= torch.maximum(level, rank_floor(pair.n, pair.m) * largest)
-
-
-def _singular(x: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (heads, n, h), s (heads, h) and V (heads, m, h) of the products G H^T of points in float64."""
-    (Q_G, R_G), (Q_H, R_H) = (torch.linalg.qr(part) for part in (x[:, :n], x[:, n:]))
-    u, s, vh = torch.linalg.svd(R_G @ R_H.mT)
-    return Q_G @ u, s, Q_H @ vh.mT
 
 
 def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, eps: float) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.sharpness.ascent import Ascent
-from quotient_manifolds.sharpness.auto_pgd import AutoPGD
+from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.average_case import (
     AverageCase,
     GradientNorm,

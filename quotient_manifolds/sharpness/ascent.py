@@ -1,4 +1,4 @@
-"""Say what an ascent in a ball is, whatever its steps: objective, climbs, restarts, what is left, and the result.
+"""Maximise a function in a ball: what every ascent shares, and Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1).
 
 The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
 linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Protocol, final
 
 import torch
@@ -21,19 +22,16 @@ RECENT = 3
 
 
 class Objective(Protocol):
-    """Describe what is climbed: a function of z on a vector space of blocks."""
+    """Describe what is climbed: a function of z on a vector space of blocks.
+
+    sample: a standard Gaussian; uniform in [-1, 1] for the random points of a linf ball. value_and_gradient: in tensors
+    that are new at every call, for the ascent keeps them.
+    """
 
     def zero(self) -> Params: ...
-
-    def sample(self, generator: torch.Generator) -> Params:
-        """Return a standard Gaussian in the space; uniform in [-1, 1] for the random points of a linf ball."""
-        ...
-
+    def sample(self, generator: torch.Generator) -> Params: ...
     def value(self, z: Params) -> float: ...
-
-    def value_and_gradient(self, z: Params) -> tuple[float, Params]:
-        """Return the value and the gradient, in tensors that are new at every call: the ascent keeps them."""
-        ...
+    def value_and_gradient(self, z: Params) -> tuple[float, Params]: ...
 
 
 @final
@@ -77,8 +75,7 @@ class Method(ABC):
     tolerance: float
     norms: ClassVar[tuple[str, ...]] = tuple(BALLS)
 
-    def check(self) -> None:
-        """Raise ValueError, one sentence, for settings that no climb can have."""
+    def __post_init__(self) -> None:
         check_whole("steps", self.steps, 1)
         check_whole("restarts", self.restarts, 0)
         if not 0 <= self.tolerance < 1:
@@ -177,8 +174,8 @@ class Climb(ABC):
                 break
             z, length = there
         best, losses = self.best.z, tuple(self.losses)
-        length = self.ball.length(best)
         assert self.base is not None
+        length = self.ball.length(best)
         return Ascent(best, self.best_loss, self.base, losses, length, self.critical, len(losses), self.backwards)
 
     @abstractmethod
@@ -187,10 +184,7 @@ class Climb(ABC):
 
     @abstractmethod
     def _next(self, step: int) -> tuple[Params, float] | None:
-        """Return the next point, of step 1, 2, ..., in tensors that the climb owns, and its length.
-
-        None where there is nowhere to go.
-        """
+        """Return the next point, of step 1, 2, ..., in tensors that the climb owns, and its length; None: nowhere."""
 
     def _nearly_done(self) -> bool:
         """Tell whether the estimate of how much the loss can still rise is below the tolerance, see `Method`."""
@@ -208,6 +202,92 @@ class Climb(ABC):
                 f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
             )
         return iterate
+
+
+@final
+@dataclass(frozen=True)
+class AutoPGD(Method):
+    """Hold the settings of Auto-PGD, the ascent that published sharpness comes from.
+
+    In the ball |z| <= radius of the l2 or the linf norm, from z and the point z_old before it:
+
+        u     = P(z + eta d)                            P(v) the point of the ball nearest to v
+        z_new = P(z + a (u - z) + (1 - a) (z - z_old))  a = 1 at the first step, then alpha = 0.75
+
+    with d the steepest ascent of the norm, g / |g| or sign(g), and eta = 2 radius, halved at a checkpoint if the last
+    stretch of k steps saw at most rho k = 0.75 k increases of the loss, or if neither eta nor the best loss changed
+    since the last checkpoint; the ascent then goes on from the best point with the best point's gradient.
+
+    A step of 2 radius is as long as the ball is wide, and explores it; where the loss no longer rises at most steps,
+    the climb jumps to and fro across a maximum, and half the step from the best point comes nearer. P is applied twice
+    because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
+
+    steps, restarts, tolerance: see `Method`. Source: Croce & Hein, arXiv 2003.01690, Algorithm 1.
+    """
+
+    steps: int = 20
+    restarts: int = 0
+    tolerance: float = 0.0
+
+    alpha: ClassVar[float] = 0.75
+    rho: ClassVar[float] = 0.75
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Return the numbers of steps after which the step size is reconsidered, by the rule of the authors' code.
+
+        Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long:
+        for 20 steps after 4, 7, 9, 10, 11, ... of them. Their paper's ceil(p_j steps) is the same for 100 steps.
+        """
+        length, shrink, least = (max(int(part * self.steps), 1) for part in (0.22, 0.03, 0.06))
+        checks: list[int] = []
+        while (done := sum(checks[-1:]) + length) <= self.steps:
+            checks.append(done)
+            length = max(length - shrink, least)
+        return tuple(checks)
+
+    def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:
+        return _AutoPGDClimb(self, objective, ball, generator, base)
+
+
+@final
+class _AutoPGDClimb(Climb):
+    """Climb once. At most three buffers hold the current, the previous and the best point, by reference."""
+
+    def __init__(
+        self, settings: AutoPGD, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
+    ) -> None:
+        super().__init__(settings, objective, ball, generator, base)
+        self.checkpoints, self.eta = settings.checkpoints, 2 * ball.radius
+
+    def _arrived(self, step: int) -> None:
+        if step == 0:
+            self.z_old, self.buffers = self.now.z, [self.now.z]
+            # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as
+            # in the authors' code: no climb has stalled since a checkpoint that never was.
+            self._last_check = (0, self.best_loss, True)
+        elif step in self.checkpoints:
+            before, best_before, halved_before = self._last_check
+            increases = sum(later > earlier for earlier, later in pairwise(self.losses[before : step + 1]))
+            oscillates = increases <= AutoPGD.rho * (step - before)
+            halve = oscillates or (not halved_before and best_before >= self.best_loss)
+            self._last_check = (step, self.best_loss, halve)
+            if halve:
+                self.eta /= 2
+                # z_old stays the point before: the momentum of the next step is best - z_old, as in Algorithm 1.
+                self.now = self.best
+
+    def _next(self, step: int) -> tuple[Params, float]:
+        # Into a buffer that holds neither the current nor the best point: that of the previous point, or a third. The
+        # previous point may be overwritten, although the step reads it: each element is read before it is written.
+        free = [each for each in self.buffers if each is not self.now.z and each is not self.best.z]
+        if not free:
+            free = [{key: torch.empty_like(block) for key, block in self.now.z.items()}]
+            self.buffers += free
+        # The first step has no momentum, for there is no earlier point: z = z_old.
+        length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if step == 1 else AutoPGD.alpha, free[0])
+        self.z_old = self.now.z
+        return free[0], length
 
 
 def check_radius(radius: float, name: str = "radius") -> None:

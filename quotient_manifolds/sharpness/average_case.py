@@ -19,13 +19,13 @@ class AverageCase(Measure):
     """Estimate the mean rise of the loss at random points around the model's weights w.
 
     That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z.
-
-    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension), far outside a worst
-    case's ball of that radius. In the adaptive geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al.
-    (arXiv 2302.07011). In a geometry with norm "linf" z is uniform in the box |z_i| <= sigma instead. Each of `samples`
+    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z. Each of `samples`
     directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
     seed + i.
+
+    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension). In the adaptive
+    geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011). In a geometry with norm
+    "linf" z is uniform in the box |z_i| <= sigma instead.
 
     Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
     values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
@@ -55,16 +55,9 @@ class AverageCase(Measure):
             rises.append((there + objective.value(z)) / 2 - base)
             reaches.append(objective.space.reach(z))
         mean, error = mean_and_error(rises)
-        return BatchResult(
-            value=mean,
-            base_loss=base,
-            forward_passes=2 * self.samples + 1,
-            backward_passes=0,
-            standard_error=error,
-            reach=max((reach for reach in reaches if reach is not None), default=None),
-            reach_limit=objective.space.reach_limit,
-            spacing=objective.spacing(base),
-        )
+        reach = max((reach for reach in reaches if reach is not None), default=None)
+        passes, spacing = (2 * self.samples + 1, 0), objective.spacing(base)
+        return BatchResult(mean, base, *passes, standard_error=error, reach=reach, spacing=spacing)
 
 
 average_case_sharpness = measuring(AverageCase, "average_case_sharpness")
@@ -78,9 +71,8 @@ class GradientNorm(Measure):
 
     With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the
     Riemannian gradient in a quotient geometry; for an linf ball the dual norm, the sum of |g| or |w g| over all
-    weights. Per batch: the mean is over the norms of the batches' gradients, not the norm of their mean gradient.
-    Invariant along the orbit in a quotient geometry with eps = 0 (the order of its geodesics is of no account), not in
-    the others.
+    weights. The mean over batches is that of norms, not the norm of the mean gradient. Invariant along the orbit in a
+    quotient geometry with eps = 0, not in the others.
 
     Model, loss, batches, checks and errors as for `WorstCase`.
     """

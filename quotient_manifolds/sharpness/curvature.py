@@ -42,32 +42,28 @@ class Hessian:
 
     products: "exact" differentiates twice through network and geodesic, one forward for all products, whose graph is
     kept. "difference" takes (grad(e v) - grad(-e v)) / 2e with e |v| = (float precision)^(1/3): two forwards and
-    backwards each, a relative error of about e^2, for networks whose operations have no second derivative. torch's own
-    operations of that kind are refused by "exact". Some have a wrong one, such as torch's weight_norm, or a constant
-    slope, as an autograd.Function marked once_differentiable: one product is compared with a difference of gradients
-    first, in float64, and where they disagree "difference" is taken with a warning. Take it yourself for checkpointed
-    activations.
+    backwards each, a relative error of about e^2, for networks whose operations have no second derivative. Some have a
+    wrong one, such as torch's weight_norm: one product is compared with a difference of gradients first, and where they
+    disagree "difference" is taken with a warning. Take it yourself for checkpointed activations.
     """
 
     def __init__(self, objective: BatchObjective, products: Products) -> None:
-        self.objective = objective
-        self.space = objective.space
-        self.forward_passes, self.backward_passes = 1, 1
+        self.objective, self.space = objective, objective.space
         wrong = wrong_second_derivative(objective.model, objective.loss, objective.batch) if products == "exact" else ""
         if wrong:
             warnings.warn(f"{wrong}; differences of gradients are taken instead", stacklevel=2)
-            products = "difference"
-        if products == "exact":
+        exact = products == "exact" and not wrong
+        self.forward_passes, self.backward_passes = 1, int(exact)
+        if exact:
             self.base, self.times = self._differentiated()
         else:
             self.base, self.times = objective.value(objective.zero()), self._difference
-            self.backward_passes = 0
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
             # Exact geodesics agree with second-order ones at z = 0 up to third derivatives, which take no part here.
-            order = "second" if self.space.reach_limit is None else None
+            order = "second" if self.space.reach(self.space.zero()) is None else None
             value = self.objective.differentiable_loss(self.space.move(leaves, order=order))
             loss = self.objective.finite(value)
             slopes = torch.autograd.grad(value, tuple(leaves.values()), create_graph=True, materialize_grads=True)
@@ -104,15 +100,12 @@ class Hessian:
 def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
     """Say which parameter has a second derivative by autograd that differences of gradients deny; "" if none has.
 
-    H v is compared for one random v of the size of the parameters, in float64, at a point 1e-2 away: a unit of zeros
-    lies on the kink of its ReLU, where there is no second derivative. Kinks near by make differences that depend on the
-    step; what is wrong does not. What does not run twice differentiated is not compared.
+    H v is compared for one random v of the size of the parameters, in float64. Kinks near by make differences that
+    depend on the step; what is wrong does not.
     """
     losses, generator = BatchLosses(model, loss, [batch]), torch.Generator().manual_seed(0)
     params = dict(losses.params())
-    v, away = (
-        {name: typical(w) * gaussian(w, generator) for name, w in trained_parameters(model).items()} for _ in range(2)
-    )
+    v = {name: typical(w) * gaussian(w, generator) for name, w in trained_parameters(model).items()}
 
     def difference(step: float) -> Params:
         steps = ({name: params[name] + sign * step * v[name] for name in v} for sign in (1.0, -1.0))
@@ -120,21 +113,18 @@ def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
         return {name: (after[name] - before[name]) / (2 * step) for name in v}
 
     try:
-        params |= {name: params[name] + 1e-2 * step for name, step in away.items()}
         with sdpa_kernel(SDPBackend.MATH):
             exact, near = losses.hessian_product(params, v, 0), difference(losses.precision**0.5)
             largest = max((float(each.norm()) for each in near.values()), default=0.0)
-            errors = {name: near[name] - exact[name] for name in v}
-            size = {name: max(float(near[name].norm()), RESOLVED * largest) for name in v}
-            if not (doubted := [name for name in v if not float(errors[name].norm()) <= DISAGREE * size[name]]):
-                return ""
-            nearer = difference(losses.precision**0.5 / 8)
-    except RUN_ERRORS:
-        return ""
-    for name in doubted:
-        error = float(errors[name].norm())
-        if float((nearer[name] - near[name]).norm()) <= error / 4:
-            return f"the second derivative by autograd of the loss in {name} is off by {error / size[name]:.0%}"
+            nearer: Params = {}
+            for name, other in near.items():
+                error, size = float((other - exact[name]).norm()), max(float(other.norm()), RESOLVED * largest)
+                if not error <= DISAGREE * size:
+                    nearer = nearer or difference(losses.precision**0.5 / 8)
+                    if float((nearer[name] - other).norm()) <= error / 4:
+                        return f"the second derivative by autograd of the loss in {name} is off by {error / size:.0%}"
+    except RUN_ERRORS:  # it does not run twice differentiated
+        pass
     return ""
 
 
@@ -167,13 +157,12 @@ class HessianTrace(Measure):
     """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
 
     It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part). H is the Riemannian Hessian for a quotient geometry; with first-order
-    geodesics it lacks their bend. To second order in sigma, average-case sharpness is sigma^2 / 2 times this
-    trace. Invariant along the orbit in a quotient geometry with eps = 0 (in distribution where singular values of a
-    pair tie, else draw by draw), in the others not. Batch i draws its directions from the seed + i.
+    quotient geometry of its horizontal part); batch i draws them from the seed + i. H is the Riemannian Hessian for a
+    quotient geometry; with first-order geodesics it lacks their bend. To second order in sigma, average-case sharpness
+    is sigma^2 / 2 times this trace. Invariant along the orbit as `AverageCase` is.
 
-    products: how H v is found, see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`; progress
-    counts directions.
+    products: "exact" or "difference", see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`;
+    progress counts directions.
     """
 
     name: ClassVar[str] = "Hessian trace"
@@ -211,13 +200,12 @@ class TopEigenvalue(Measure):
     """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
 
     It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
-    in size, which may be negative. H is Riemannian for a quotient geometry (without the bend of the geodesics if they
-    are of first order), where it is invariant along the orbit with eps = 0; in the others it is not. errors: the
-    residuals |H v - lambda v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the
-    eigenvalue. restarts: of Lanczos; ValueError if it has not converged by then.
+    in size, which may be negative. H and its invariance as for `HessianTrace`. `BatchResult.residual` is |H v - lambda
+    v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of
+    Lanczos, which keeps 20 vectors in float64; ValueError if it has not converged by then.
 
-    products: how H v is found, see `Hessian`. Lanczos keeps 20 vectors in float64. Model, loss, batches, checks and
-    errors as for `WorstCase`; progress counts batches.
+    products: "exact" or "difference", see `Hessian`. Model, loss, batches, checks and errors as for `WorstCase`;
+    progress counts batches.
     """
 
     name: ClassVar[str] = "top Hessian eigenvalue"
@@ -229,8 +217,7 @@ class TopEigenvalue(Measure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number = isinstance(self.tolerance, (int, float)) and not isinstance(self.tolerance, bool)
-        if not number or not 0 < self.tolerance < 1:
+        if not 0 < self.tolerance < 1:
             raise ValueError(f"tolerance must be a number between 0 and 1. Found {self.tolerance!r}")
         check_whole("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry, self.products)
@@ -240,18 +227,16 @@ class TopEigenvalue(Measure):
 
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         hessian = Hessian(replace(objective, tick=idle), self.products)  # a batch ticks once, not every pass
-        start = objective.sample(objective.generator(self.seed))
-        value, residual = self._largest(hessian.times, objective, start)
+        value, residual = self._largest(hessian, objective)
         objective.tick()
         return BatchResult(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
 
-    def _largest(
-        self, times: Callable[[Params], Params], objective: BatchObjective, start: Params
-    ) -> tuple[float, float]:
+    def _largest(self, hessian: Hessian, objective: BatchObjective) -> tuple[float, float]:
         """Return the eigenvalue and its residual, by Lanczos from a horizontal start."""
+        start = objective.sample(objective.generator(self.seed))
         first = _flat(start)
         first /= max(float(np.linalg.norm(first)), np.finfo(np.float64).tiny)
-        image = _flat(times(_unflat(first, start)))
+        image = _flat(hessian.times(_unflat(first, start)))
         rayleigh, size = float(first @ image), float(np.linalg.norm(image))
         if size == 0 or first.size == 1:
             return rayleigh, 0.0
@@ -262,7 +247,7 @@ class TopEigenvalue(Measure):
         def product(v: Vector) -> Vector:
             v = v.ravel()
             moving = objective.space.project(_unflat(v, start))
-            return _flat(times(moving)) + below * (v - _flat(moving))
+            return _flat(hessian.times(moving)) + below * (v - _flat(moving))
 
         operator = LinearOperator((first.size, first.size), matvec=product, dtype=np.float64)
         try:

@@ -1,26 +1,19 @@
 """Repeat the ascent of the released adaptive-sharpness code (Andriushchenko et al., arXiv 2302.07011).
 
-What it does, step by step, with x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the loss:
+With x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the loss:
 
     z     = P(x + step c g / |g|)  (l2)    or    P(x + step c sign(g))  (linf)
     x_new = 0.75 z + 0.25 x_old,   x_old the perturbation before x
 
 from step = 2 radius. P is the Euclidean projection onto {|x / c| <= radius}: for adaptive l2 an ellipsoid, neither the
 preconditioner (c where the metric has c^2) nor the projection is that of the metric. In iteration ceil(p_j steps),
-counted from 0, p the decimals of Auto-PGD as floats, so for 20 steps 5, 9, 12, 15, 16, 18, 19, the step is halved if
-fewer than 0.75 k iterations since the last such one, k before it, found a new best. Then the weights go back to the
-best point but x does not: the next gradient is the best point's, the next step starts from x. (The second condition,
-step and best unchanged, is implied by the first.) Each iteration evaluates the loss twice and the gradient once. All
-parameters are perturbed, biases and norms too.
+counted from 0, p the decimals of Auto-PGD as floats, the step is halved if fewer than 0.75 k iterations since the last
+such one, k before it, found a new best. Then the weights go back to the best point but x does not: the next gradient is
+the best point's, the next step starts from x. Each iteration evaluates the loss twice and the gradient once.
 
-One weight that is 0 makes its adaptive l2 norm 0 / 0, and the comparison with the radius false: nothing is projected.
-
-Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases (networks with and without zero weights, l2
-and linf, plain and adaptive, 5 to 33 steps) once its bisection for the multiplier of P, which ends within 1e-5 of the
-radius, was made exact; to 1.1e-4 as it is.
-
-Unlike it: there are no random starts (its initialiser crashed), c = |w| + eta with an eta, parameters without gradient
-stay where they are, P is exact, and the model is never written.
+Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases once its bisection for the multiplier of P,
+which ends within 1e-5 of the radius, was made exact; to 1.1e-4 as it is. Unlike it: there are no random starts (its
+initialiser crashed), c = |w| + eta with an eta, parameters without gradient stay where they are, P is exact.
 """
 
 from __future__ import annotations
@@ -50,11 +43,11 @@ _PROGRESS = 0.75  # of k iterations that have to find a new best
 class LegacyWorstCase(Measure):
     """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
 
-    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean.
+    It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
+    maximum to be compared with `WorstCase`, and not invariant along orbits.
 
-    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. It is no maximum to be compared with
-    `WorstCase`, which climbs otherwise; and it is not invariant along orbits. norm in the result: |x / c| of
-    the best point over weights with c > 0, above the radius where a zero weight switched the projection off. Model,
+    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. norm in the result: |x / c| of the best point over
+    weights with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model,
     loss, batches, other settings, checks and errors as for `WorstCase`; it warns of nothing.
     """
 
@@ -82,16 +75,9 @@ class LegacyWorstCase(Measure):
         # The released steps are steps of the weights themselves.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
         highest, x, losses = _climb(plain, ball, self.steps)
-        base = losses[0]
-        return BatchResult(
-            value=highest - base,
-            base_loss=base,
-            forward_passes=2 * self.steps,
-            backward_passes=self.steps,
-            losses=losses,
-            norm=ball.length(x),
-            spacing=objective.spacing(base),
-        )
+        passes, base = (2 * self.steps, self.steps), losses[0]
+        spacing = objective.spacing(base)
+        return BatchResult(highest - base, base, *passes, losses=losses, norm=ball.length(x), spacing=spacing)
 
 
 legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
@@ -149,7 +135,12 @@ class _Ball:
             return {key: x[key].clamp(-self.radius * c, self.radius * c) for key, c in self.c.items()}
         if any(bool((c == 0).any()) for c in self.c.values()) or self.length(x) <= self.radius:
             return x
-        mu = self._multiplier(x)
+
+        def excess(mu: float) -> float:  # of |x c / (c^2 + mu)|: 0 at the Lagrange multiplier
+            return l2_norm({key: x[key] * c / (c**2 + mu) for key, c in self.c.items()}) - self.radius
+
+        upper = l2_norm({key: x[key] * c for key, c in self.c.items()}) / self.radius
+        mu = float(brentq(excess, 0.0, upper, xtol=1e-12 * upper, rtol=1e-12))
         return {key: x[key] * (c**2 / (c**2 + mu)) for key, c in self.c.items()}
 
     def length(self, x: Params) -> float:
@@ -158,15 +149,6 @@ class _Ball:
         if self.norm == "linf":
             return max(float(ratio.abs().max()) for ratio in ratios.values() if ratio.numel())
         return l2_norm(ratios)
-
-    def _multiplier(self, x: Params) -> float:
-        """Solve |x c / (c^2 + mu)| = radius for mu > 0, the Lagrange multiplier of the projection."""
-
-        def excess(mu: float) -> float:
-            return l2_norm({key: x[key] * c / (c**2 + mu) for key, c in self.c.items()}) - self.radius
-
-        upper = l2_norm({key: x[key] * c for key, c in self.c.items()}) / self.radius
-        return float(brentq(excess, 0.0, upper, xtol=1e-12 * upper, rtol=1e-12))
 
 
 def legacy_checkpoints(steps: int) -> tuple[int, ...]:

@@ -16,15 +16,14 @@ from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
-from quotient_manifolds.sharded import ShardedModel, is_sharded, together
+from quotient_manifolds.sharded import is_sharded, together
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle, leaves, scalar
-from quotient_manifolds.sharpness.rounded_products import precisions_noted, warn_of_rounding
-from quotient_manifolds.sharpness.sharded_objective import ShardedObjective, check_agreed, check_same_loss, check_shares
+from quotient_manifolds.sharpness.rounding import precisions_noted, warn_of_rounding
+from quotient_manifolds.sharpness.sharded_objective import ShardedObjective, check_shares
 from quotient_manifolds.symmetries import Params
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
-_RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.FractionalMaxPool2d)
 
 
 @final
@@ -32,10 +31,9 @@ _RANDOM_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._Norm
 class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
-    geometry: its symmetries are those that were found and verified. out: tensors for the moved parameters, the same for
-    all batches; None where a sharded model itself is moved. precision: machine epsilon of the loss, or of the model's
-    outputs if it is coarser there. losses: of the model as it is, by the index of the batch. complaints: what is wrong
-    with batches that cannot be measured, by their index.
+    geometry: its symmetries are those that were found and verified. out: tensors for the moved parameters; None where a
+    sharded model itself is moved. precision: machine epsilon of the loss, or of the model's outputs if it is coarser
+    there. losses: of the model as it is, and complaints: what is wrong with batches that cannot be measured, by index.
     """
 
     model: nn.Module
@@ -45,8 +43,8 @@ class PreparedModel:
     batches: list[Any]
     out: Params | None
     precision: float
-    losses: Mapping[int, float]
-    complaints: Mapping[int, str] = field(default_factory=dict)
+    losses: dict[int, float]
+    complaints: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -63,17 +61,19 @@ class PreparedModel:
 
         The loss is tried on every batch: finite, the same twice, and unchanged along symmetries that are quotiented
         out. some: go on as long as one batch can be measured, and keep the complaints about the others. known: what was
-        found before of this model, as it is.
+        found before of this model, as it is. All processes that share a model come here together.
         """
-        geometry, known = as_geometry(geometry), known or KnownSymmetries()
+        geometry, known, sharded = as_geometry(geometry), known or KnownSymmetries(), None
         if isinstance(model, nn.Module) and is_sharded(model):
-            return cls._sharded(model, loss, together(lambda: _checked(model, batches)), geometry, known)
-        found = _checked(model, batches)
+            found = together(lambda: _checked(model, batches))
+            sharded = check_shares(model, found, geometry)
+        else:
+            found = _checked(model, batches)
         losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
         with autograd_available():
-            plain = Euclidean().at(model)
+            plain = Euclidean().at(model) if sharded is None else Euclidean().over(sharded)
             for index, batch in enumerate(found):
-                check = partial(_check_loss, BatchObjective(model, loss, plain, batch, index))
+                check = partial(_checked_loss, _objective(model, loss, plain, batch, index))
                 try:
                     losses[index], precision = known.once(check, "checked", model, loss, batch)
                     precisions.append(precision)
@@ -82,38 +82,9 @@ class PreparedModel:
                         raise
                     complaints[index] = sentence(error)
             geometry = geometry.verified(model, loss, [found[index] for index in losses], known)
-            space = geometry.at(model)
-            out = space.buffers()
+            space = geometry.at(model) if sharded is None else geometry.over(sharded)
+            out = space.buffers() if sharded is None else None
         return cls(model, loss, geometry, space, found, out, max(precisions), losses, complaints)
-
-    @classmethod
-    def _sharded(
-        cls,
-        model: nn.Module,
-        loss: Loss,
-        batches: list[Any],
-        geometry: Geometry,
-        known: KnownSymmetries,
-    ) -> PreparedModel:
-        """As `of`, for a model of which every process has a part: all of them come here together."""
-        check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
-        with autograd_available():
-            sharded = ShardedModel(model)
-            check_shares(sharded, batches)
-            space: TangentSpace = Euclidean().over(sharded)
-            losses, precision = dict[int, float](), 0.0
-            for index, batch in enumerate(batches):
-                plain = ShardedObjective(model, loss, space, batch, index)
-                with precisions_noted(model) as precisions:
-                    values = [plain.unmoved_loss() for _ in range(2)]
-                precision = max(precision, precisions.of(values[0].dtype))
-                losses[index] = _checked_value([sharded.mean(value) for value in values], precision, index)
-                if sharded.alike:
-                    check_same_loss(sharded.values(values[0]), precision, index)
-            warn_of_rounding(sharded.original, precisions)
-            geometry = geometry.verified(model, loss, batches, known)
-            space = geometry.over(sharded)
-        return cls(model, loss, geometry, space, batches, None, precision, losses)  # the model itself is moved
 
     @property
     def processes_on(self) -> torch.device | None:
@@ -133,24 +104,18 @@ class PreparedModel:
         """Return z -> loss on batch `index`; tick is called after every forward pass."""
         if index in self.complaints:
             raise ValueError(self.complaints[index])
-        batch = self.batches[index]
-        if isinstance(self.space, ShardedSpace):
-            return ShardedObjective(self.model, self.loss, self.space, batch, index, None, tick, self.precision)
-        return BatchObjective(self.model, self.loss, self.space, batch, index, self.out, tick, self.precision)
+        given = (self.model, self.loss, self.space, self.batches[index], index)
+        return _objective(*given, self.out, tick, self.precision)
 
 
-def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:
-    """Return the batches as a list, after checking both."""
-    _check_model(model)
-    return listed(batches)
+def _objective(model: nn.Module, loss: Loss, space: TangentSpace, *others: Any) -> BatchObjective:
+    return (ShardedObjective if isinstance(space, ShardedSpace) else BatchObjective)(model, loss, space, *others)
 
 
 def listed(batches: Iterable[Any]) -> list[Any]:
     """Return the batches as a list; a single batch, easily passed by mistake, is refused."""
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
-    if not isinstance(batches, Iterable):
-        raise TypeError(f"batches must be a list of batches. Found {type(batches).__name__}")
-    if isinstance(batches, (Tensor, Mapping, str)) or single:
+    if single or not isinstance(batches, Iterable) or isinstance(batches, (Tensor, Mapping, str)):
         raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
     found = list(batches)
     if not found:
@@ -158,75 +123,58 @@ def listed(batches: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _check_model(model: nn.Module) -> None:
-    """Raise unless the model is a module in eval mode throughout, whose measured parameters are precise enough."""
+def _checked(model: nn.Module, batches: Iterable[Any]) -> list[Any]:
+    """Return the batches as a list; TypeError or ValueError unless the model is a module in eval mode throughout."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"The model must be a torch.nn.Module. Found {type(model).__name__}")
-    training = [(name, module) for name, module in model.named_modules() if module.training]
-    if training:
-        telling = [item for item in training if isinstance(item[1], _RANDOM_IN_TRAINING)] or training
-        name, module = telling[0]
-        raise ValueError(
-            f"The model must be in eval mode. Found {name or 'the model itself'} ({type(module).__name__}) in train "
-            f"mode; call model.eval() first"
-        )
-    for name, w in model.named_parameters():
-        if w.layout != torch.strided:
-            raise TypeError(f"Parameters must be dense. Found {name} with {w.layout}; call to_dense() on it")
-        if w.requires_grad and w.is_floating_point() and w.dtype.itemsize < 2:
-            raise TypeError(
-                f"Parameters must have 16 bits or more. Found {name} in {w.dtype}, which cannot be computed with; call "
-                f"model.float()"
-            )
+    for name, module in model.named_modules():
+        if module.training:
+            found = f"{name or 'the model itself'} ({type(module).__name__})"
+            raise ValueError(f"The model must be in eval mode. Found {found} in train mode; call model.eval() first")
+    return listed(batches)
 
 
-def _check_loss(objective: BatchObjective) -> tuple[float, float]:
-    """Raise unless the loss is finite at the model, the same twice, and a function of the model it is given.
+def _checked_loss(objective: BatchObjective) -> tuple[float, float]:
+    """Return the loss at the model, and the relative spacing of the numbers it is computed in, machine epsilon.
 
-    Returns the loss and the relative spacing of the numbers it is computed in, machine epsilon.
-
-    Two evaluations may differ by 64 units of the loss's precision (relative, at most 1e-3): parallel sums on
-    accelerators do. A loss that reaches the original model, past the replica, would not see its parameters move; a part
-    that only ever runs without gradients, as reentrant checkpointing does, would pass for one the loss does not use. A
-    weight that a forward pass writes has no value of its own.
+    Raises ValueError unless it is finite, the same twice, and a function of the model it is given. It may differ by 64
+    units of its precision (relative, at most 1e-3): parallel sums on accelerators do.
     """
-    point = objective.space.point
-    # A forward pass may write to them.
-    clones = ({name: w.to(precise(w.dtype), copy=True) for name, w in point.items()} for _ in range(2))
-    first, precision = _watched_loss(objective, next(clones))
-    return _checked_value(
-        [float(first), float(objective.detached_loss(next(clones)))], precision, objective.index
-    ), precision
-
-
-def _checked_value(values: list[float], precision: float, index: int) -> float:
-    """Return the first of two values of the loss of one model; ValueError unless they are finite and the same."""
-    first, second = values
+    if isinstance(objective, ShardedObjective):
+        (first, second), precision = objective.unmoved_losses()
+    else:
+        # Copies, for a forward pass may write to them.
+        point = objective.space.point
+        clones = ({name: w.to(precise(w.dtype), copy=True) for name, w in point.items()} for _ in range(2))
+        value, precision = _watched_loss(objective, next(clones))
+        first, second = float(value), float(objective.detached_loss(next(clones)))
     if not (math.isfinite(first) and math.isfinite(second)):
-        raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on batch {index}")
+        raise ValueError(f"The loss of the unperturbed model must be finite. Found {first} on batch {objective.index}")
     if abs(first - second) > min(64 * precision, 1e-3) * max(abs(first), abs(second)):
         raise ValueError(
             f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters on batch "
-            f"{index}; turn off whatever is random in the model and in the loss"
+            f"{objective.index}; turn off whatever is random in the model and in the loss"
         )
-    return first
+    return first, precision
 
 
 def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
     """Return the loss and its machine epsilon.
 
-    Raises ValueError if the loss reaches the original model, or if a measured part runs without gradients.
+    Raises ValueError if a weight that a forward pass writes has no value of its own, if the loss reaches the original
+    model, past the replica, and would not see its parameters move, or if a measured part only ever runs without
+    gradients, as under reentrant checkpointing, and would pass for one the loss does not use.
     """
     inputs = leaves(params)
     measured = {id(leaf) for leaf in inputs.values()}
     model, function = objective.replica(inputs)
-    with_gradients: dict[str, bool] = {}  # modules with measured parameters of their own: ever called with gradients on
-    for name, module in model.named_modules():
+    with_gradients: dict[nn.Module, bool] = {}  # modules with measured parameters: ever called with gradients on
+
+    def note(module: nn.Module, inputs: Any) -> None:
+        with_gradients[module] = with_gradients.get(module, False) or torch.is_grad_enabled()
+
+    for module in model.modules():
         if any(id(w) in measured for w in module._parameters.values()):
-
-            def note(module: nn.Module, inputs: Any, name: str = name) -> None:
-                with_gradients[name] = with_gradients.get(name, False) or torch.is_grad_enabled()
-
             module.register_forward_pre_hook(note)
     versions = {name: leaf._version for name, leaf in inputs.items()}
     with torch.enable_grad(), precisions_noted(model) as precisions:
@@ -247,7 +195,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
             f"original is reached, past the copy: by a closure in the loss, or a function in the model; use the "
             f"argument `model` (or self) there"
         )
-    hidden = [name for name, seen in with_gradients.items() if not seen]
+    hidden = [name for name, module in model.named_modules() if not with_gradients.get(module, True)]
     if hidden:
         raise ValueError(
             f"Measured parameters must get gradients. Found that {hidden[0] or 'the model'} runs with gradients turned "

@@ -67,7 +67,7 @@ class QuasiNewton(Method):
     norms: ClassVar[tuple[str, ...]] = ("l2",)
 
     def __post_init__(self) -> None:
-        self.check()
+        super().__post_init__()
         check_whole("memory", self.memory, 1)
 
     def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:

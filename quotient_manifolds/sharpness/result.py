@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
+from quotient_manifolds.geometry.pair_block import REACH
 
 if TYPE_CHECKING:
     from quotient_manifolds.frames import DataFrame
@@ -39,10 +40,9 @@ class BatchResult:
     |H v - value v| of an eigenpair. losses: those of the best climb, its start first. norm: the length of the worst
     direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
     direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
-    the direction the value comes from. reach_limit: above it they may be far from the exact ones, and the value is of
-    something else. spacing: of the floating point numbers that the loss is computed in, at L(w). group: what was
-    quotiented out, as `group_key` has it; None where nothing was. The passes are the measure's own, without the checks
-    before it.
+    the direction the value comes from. spacing: of the floating point numbers that the loss is computed in, at L(w).
+    group: what was quotiented out, as `group_key` has it; None where nothing was. The passes are the measure's own,
+    without the checks before it.
     """
 
     value: float
@@ -55,14 +55,8 @@ class BatchResult:
     norm: float | None = None
     critical_start: bool = False
     reach: float | None = None
-    reach_limit: float | None = None
     spacing: float | None = None
     group: str | None = None
-
-    @property
-    def beyond_reach(self) -> bool:
-        """Say whether truncated geodesics were followed further than their reach."""
-        return self.reach is not None and self.reach_limit is not None and self.reach > self.reach_limit
 
     @property
     def late_rise(self) -> float | None:
@@ -82,8 +76,7 @@ class BatchResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """Invert `to_dict`. Raises ValueError for missing or unknown keys."""
-        _check_keys("value on a batch", {each.name for each in fields(cls)}, record)
+        """Invert `to_dict`. Raises TypeError or KeyError for missing or unknown keys."""
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
@@ -129,11 +122,6 @@ class Result:
         return self.batches[0].standard_error if error is None else error
 
     @property
-    def errors(self) -> tuple[float | None, ...]:
-        """Return the uncertainty of each batch's own value: standard error over directions, residual, or None."""
-        return tuple(each.residual if each.standard_error is None else each.standard_error for each in self.batches)
-
-    @property
     def loss_steps(self) -> tuple[tuple[float, ...], ...]:
         """Return for every batch the losses of the best climb, its start first."""
         return tuple(each.losses for each in self.batches)
@@ -154,9 +142,13 @@ class Result:
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
 
     @property
-    def beyond_reach(self) -> tuple[int, ...]:
-        """Return on which batches truncated geodesics may be far from the exact ones."""
-        return tuple(index for index, each in enumerate(self.batches) if each.beyond_reach)
+    def beyond_reach(self) -> bool:
+        """Say whether `reach` is above `REACH`: truncated geodesics may be far from the exact ones there."""
+        return self.reach is not None and self.reach > self._reach_limit
+
+    @property
+    def _reach_limit(self) -> float:
+        return REACH.get(str(self.geometry_settings.get("geodesic")), REACH["second"])
 
     @property
     def late_rise(self) -> float | None:
@@ -181,13 +173,11 @@ class Result:
     @property
     def truncation_warning(self) -> str | None:
         """Return a sentence if truncated geodesics were followed further than they reach, else None."""
-        beyond = [self.batches[index] for index in self.beyond_reach]
-        if not beyond:
+        if not self.beyond_reach:
             return None
         return (
-            f"{self._label}: on {len(beyond)} of {len(self.batches)} batches geodesics were followed to relative speed "
-            f"{self.reach:.3g}, beyond {beyond[0].reach_limit:g}, where their Taylor polynomials may be far off; take "
-            f"a smaller {self._size}, or geodesic='exact'"
+            f"{self._label}: geodesics were followed to relative speed {self.reach:.3g}, beyond {self._reach_limit:g}, "
+            f"where their Taylor polynomials may be far off; take a smaller {self._size}, or geodesic='exact'"
         )
 
     @property
@@ -232,29 +222,19 @@ class Result:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
         stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
         if self.beyond_reach:
-            stated.append(f"beyond reach on {len(self.beyond_reach)} of them, at relative speed {self.reach:.3g}")
+            stated.append(f"beyond reach, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types, with the mean and its error for whoever reads the file."""
-        return {
-            "measure": self.measure,
-            "geometry": self.geometry,
-            "geometry_settings": dict(self.geometry_settings),
-            "settings": dict(self.settings),
-            "mean": self.mean,
-            "standard_error": self.standard_error,
-            "batches": [each.to_dict() for each in self.batches],
-            "version": self.version,
-        }
+        batches = [each.to_dict() for each in self.batches]
+        return {**asdict(self), "batches": batches, "mean": self.mean, "standard_error": self.standard_error}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Result:
-        """Invert `to_dict`. Raises ValueError for missing or unknown keys."""
-        stored = {each.name for each in fields(cls)}
-        _check_keys("measurement", stored | {"mean", "standard_error"}, record)
-        batches = tuple(BatchResult.from_dict(each) for each in record["batches"])
-        return cls(**{**{key: record[key] for key in stored}, "batches": batches})
+        """Invert `to_dict`. Raises TypeError or KeyError for missing or unknown keys."""
+        stored = {key: value for key, value in record.items() if key not in ("mean", "standard_error")}
+        return cls(**{**stored, "batches": tuple(map(BatchResult.from_dict, record["batches"]))})
 
     def to_frame(self) -> DataFrame:
         """Return a row for every batch. Raises ImportError where pandas is not installed.
@@ -286,13 +266,9 @@ def write_json(path: str | Path, record: Mapping[str, Any]) -> None:
 def read_json(path: str | Path, make: Callable[[Mapping[str, Any]], Record]) -> Record:
     """Make a record of the JSON object in a file. Raises ValueError, one sentence, for any other file."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    try:
-        return make(record)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} must hold measurements: {error}") from error
+        return make(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # UnicodeDecodeError, too
+        raise ValueError(f"{path} must be JSON that holds measurements: {error}") from error
 
 
 def group_key(names: Sequence[str]) -> str | None:
@@ -313,9 +289,3 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     if n == 1:
         return mean, None
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-
-
-def _check_keys(kind: str, expected: set[str], record: Mapping[str, Any]) -> None:
-    if set(record) != expected:
-        missing, unknown = sorted(expected - set(record)), sorted(set(record) - expected)
-        raise ValueError(f"Not a record of a {kind}: missing {missing}, unknown {unknown}")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharded import ShardedModel, from_all
 from quotient_manifolds.sharpness.objective import BatchObjective, scalar
+from quotient_manifolds.sharpness.rounding import precisions_noted, warn_of_rounding
 from quotient_manifolds.symmetries import Params
 
 
@@ -35,7 +37,7 @@ class ShardedObjective(BatchObjective):
             with torch.no_grad():
                 self._space.ownership.scatter(self.space.move(z, self._space.buffers()), held)
             loss = self._loss().detach()
-        return self._counted(loss)
+        return self.finite(self._mean(loss, self.precision))
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         """Return the loss at the end of gamma_z and this process's share of its gradient in z."""
@@ -51,7 +53,7 @@ class ShardedObjective(BatchObjective):
             if not taken:
                 raise self._no_dependence()
             grads = self._space.ownership.gather(taken, consume=True)
-        return self._counted(loss), pull_back(grads)
+        return self.finite(self._mean(loss, self.precision)), pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> NoReturn:
         raise NotImplementedError(
@@ -59,10 +61,16 @@ class ShardedObjective(BatchObjective):
             "case, the average case or the gradient norm, or measure a model that is not sharded"
         )
 
-    def unmoved_loss(self) -> Tensor:
-        """Return the loss of the model as it is, on this process."""
-        with self._space.model.restored():
-            return self._loss().detach()
+    def unmoved_losses(self) -> tuple[list[float], float]:
+        """Return the loss of the model as it is, evaluated twice, and its machine epsilon."""
+        losses = []
+        with precisions_noted(self.model) as precisions:
+            for _ in range(2):
+                with self._space.model.restored():
+                    losses.append(self._loss().detach())
+        warn_of_rounding(self._space.model.original, precisions)
+        precision = precisions.of(losses[0].dtype)
+        return [float(self._mean(loss, precision)) for loss in losses], precision
 
     @property
     def _space(self) -> ShardedSpace:
@@ -73,12 +81,16 @@ class ShardedObjective(BatchObjective):
         with torch.enable_grad():  # as in BatchObjective: losses are compared with those computed for a gradient
             return scalar(self.loss(self.model, private_batch(self.batch)))
 
-    def _counted(self, loss: Tensor) -> float:
-        """Return the mean over the processes, and count the pass. ValueError where losses that must be one differ."""
+    def _mean(self, loss: Tensor, precision: float) -> Tensor:
+        """Return the mean over the processes. ValueError where losses that must be one differ."""
         losses = self._space.model.values(loss)
-        if self._space.model.alike:
-            check_same_loss(losses, max(self.precision, torch.finfo(loss.dtype).eps), self.index)
-        return self.finite(losses.mean())
+        allowed = min(64 * max(precision, torch.finfo(loss.dtype).eps), 1e-3) * losses.abs().max()
+        if self._space.model.alike and bool(losses.max() - losses.min() > allowed):
+            raise ValueError(
+                f"Under tensor parallelism all processes must have the same batches. Found losses from "
+                f"{float(losses.min())!r} to {float(losses.max())!r} of batch {self.index}"
+            )
+        return losses.mean()
 
     def _no_dependence(self) -> ValueError:
         return ValueError(
@@ -100,19 +112,22 @@ def check_agreed(settings: Mapping[str, Any]) -> None:
                 )
 
 
-def check_shares(model: ShardedModel, batches: Sequence[Any]) -> None:
-    """Warn where processes have tensors of different shapes: the mean over processes is not the one over rows then.
+def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -> ShardedModel:
+    """Return the model with what its processes hold, after comparing what they measure.
 
-    Raises ValueError on all processes where one of them has no rows at all, and where all must have the same.
+    Raises ValueError on all processes where one of them has another geometry, or more batches, or no rows, and where
+    all must have the same. Warns where tensors differ in shape: the mean over processes is not the one over rows then.
     """
-    own = [tuple(_shapes(batch)) for batch in batches]
+    check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
+    sharded = ShardedModel(model)
+    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
+    own = [[tuple(leaf.shape) for leaf in each if isinstance(leaf, Tensor)] for each in leaves]
     every = from_all(own)
     different = [pair for other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
     if not different:
-        return
-    mine, theirs = map(list, different[0])
-    found = f"Found one with tensors of shapes {mine} on this process and {theirs} on another"
-    if model.alike:
+        return sharded
+    found = f"Found one with tensors of shapes {different[0][0]} on this process and {different[0][1]} on another"
+    if sharded.alike:
         raise ValueError(f"Under tensor parallelism all processes must have the same batches. {found}")
     if any(shape[:1] == (0,) for batches in every for shapes in batches for shape in shapes):
         raise ValueError(f"All processes must have rows of every batch. {found}")
@@ -121,20 +136,4 @@ def check_shares(model: ShardedModel, batches: Sequence[Any]) -> None:
         f"rows and labels, or read the value as such a mean",
         stacklevel=2,
     )
-
-
-def check_same_loss(losses: Tensor, precision: float, index: int) -> None:
-    """Raise ValueError where processes that must have the same loss have different ones: they have different data."""
-    if bool(losses.max() - losses.min() > min(64 * precision, 1e-3) * losses.abs().max()):
-        raise ValueError(
-            f"Under tensor parallelism all processes must have the same batches. Found losses from "
-            f"{float(losses.min())!r} to {float(losses.max())!r} of batch {index}"
-        )
-
-
-def _shapes(batch: Any) -> Iterator[tuple[int, ...]]:
-    for leaf in tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch):
-        if isinstance(leaf, Tensor):
-            yield tuple(leaf.shape)
-        elif isinstance(leaf, Mapping):  # Hugging Face's BatchEncoding, which torch takes for a leaf
-            yield from _shapes(leaf)
+    return sharded

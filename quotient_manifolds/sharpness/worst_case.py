@@ -11,8 +11,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.sharpness.ascent import Method, check_radius
-from quotient_manifolds.sharpness.auto_pgd import AutoPGD
+from quotient_manifolds.sharpness.ascent import AutoPGD, Method, check_radius
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, measuring, warned
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
@@ -126,7 +125,6 @@ class WorstCase(Measure):
             norm=space.length(space.reached(best.z)),
             critical_start=best.critical_start,
             reach=space.reach(best.z),
-            reach_limit=space.reach_limit,
             spacing=objective.spacing(best.base),
         )
 

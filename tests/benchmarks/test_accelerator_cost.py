@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
 from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import next_token_cross_entropy
-from quotient_manifolds.sharpness.auto_pgd import AutoPGD
+from quotient_manifolds.sharpness.ascent import AutoPGD
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from tests.benchmarks.alternating import Alternating

@@ -85,6 +85,6 @@ def test_no_dense_matrix_is_made() -> None:
 
 
 def test_overflow_is_said() -> None:
-    huge = torch.full((3, 1), 1e200, dtype=torch.float64)
+    huge = torch.full((5, 4), 1e200, dtype=torch.float64)
     with pytest.raises(ValueError, match="larger than float64 can hold"):
         truncated_sum([(1.0, huge, huge.T)], 1)

@@ -174,6 +174,6 @@ def test_devices_and_pipes_are_written_to(tmp_path: Path) -> None:
 
 
 def test_warnings_are_gathered() -> None:
-    beyond = BatchResult(1.0, 0.5, 3, 2, reach=1.0, reach_limit=0.5)
+    beyond = BatchResult(1.0, 0.5, 3, 2, reach=1.0)
     found = Result("m", "g", {"radius": 0.25}, (beyond,), "1")
     assert SharpnessRecord((measured(), found), "m").warnings == (found.warning,)

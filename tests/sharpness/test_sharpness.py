@@ -331,7 +331,10 @@ def finite_at_the_model_only(model: nn.Module, batch: Batch) -> Tensor:
 
 BAD: dict[str, tuple[Callable[[Classifier], dict[str, Any]], str]] = {
     "train mode": (train_mode, r"must be in eval mode. Found encoder\.layers\.1\.dropout2 \(Dropout\) in train mode"),
-    "batch norm": (batch_norm_in_train_mode, r"Found unused \(BatchNorm1d\) in train mode; call model\.eval\(\)"),
+    "batch norm": (
+        batch_norm_in_train_mode,
+        r"Found the model itself \(Classifier\) in train mode; call",
+    ),
     "nan weight": (nan_weight, r"Parameter head\.bias holds NaN or infinity"),
     "noisy loss": (lambda _: {"loss": noisy}, "must be deterministic"),
     "nan loss": (lambda _: {"loss": lambda m, b: cross_entropy(m, b) * math.nan}, "unperturbed model must be finite"),

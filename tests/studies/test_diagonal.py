@@ -626,7 +626,7 @@ def test_columns_are_read_at_their_radius(fast: tuple[Path, DiagonalStudy]) -> N
 
 def test_what_is_truncation_error_is_no_tau() -> None:
     record = load(Path("notebooks/records"))
-    grid, rows = Grid(record), {row[0]: row[1:] for row in recorded("diagonal")["orders"].rows}
+    grid, rows = Grid(record), {row[0]: row[1:] for row in recorded("diagonal")["orders"].to_numpy().tolist()}
     for (metric, order), place in itertools.product(itertools.product(METRICS, ("first", "second", "exact")), range(3)):
         radius = record.plan.radii[place]
         errors = [np.median(record.column("truncation", metric, radius, [each])) for each in grid.settings]

@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from quotient_manifolds.compare import read_spec
-from quotient_manifolds.report import Table
 from studies.__main__ import STUDIES, recorded
-from studies.common import MARK, Estimate, csv_files, fill_page, markdown, resume, signed
+from studies.common import (
+    MARK,
+    Estimate,
+    csv_files,
+    fill_page,
+    markdown,
+    read_record,
+    resume,
+    signed,
+    table,
+    write_record,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -26,9 +36,8 @@ def numbers_of(*studies: str) -> set[str]:
         number
         for study in studies
         for table in recorded(study).values()
-        for row in table.rows
-        for cell in row
-        for number in TAU.findall(cell)
+        for cell in table.to_numpy().ravel()
+        for number in TAU.findall(str(cell))
     }
 
 
@@ -57,7 +66,7 @@ def test_correlations_in_the_prose_stand_in_the_tables(page: str) -> None:
 def test_every_study_has_a_record_and_tables(name: str) -> None:
     tables = recorded(name)
     assert tables
-    assert all(table.rows for table in tables.values())
+    assert all(len(table) for table in tables.values())
 
 
 @pytest.mark.parametrize("name", ["clip_soups.yaml", "bert_mnli.yaml"])
@@ -72,45 +81,49 @@ def test_the_specs_of_the_papers_zoos_name_what_belongs_beside_them(name: str) -
 def test_a_table_between_marks_is_replaced_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- table toy x -->\nold\n<!-- end -->\nb\n")
-    table = Table("x", "", ["m", "|t|"], [["1", "+0.10"]], [False, True])
-    filled = fill_page(page, lambda study: {"x": table})
-    assert filled == f"a\n<!-- table toy x -->\n{markdown(table)}<!-- end -->\nb\n"
-    assert "| m | \\|t\\| |" in filled
+    shown = table(["m", "|t|"], [["1", "+0.10"]])
+    filled = fill_page(page, lambda study: {"x": shown})
+    assert filled == f"a\n<!-- table toy x -->\n{markdown(shown)}<!-- end -->\nb\n"
+    assert "| m | \\|t\\| |\n| --- | --- |\n| 1 | +0.10 |\n" in filled
     with pytest.raises(ValueError, match=r"must have a table 'x'\. Found y"):
-        fill_page(page, lambda study: {"y": table})
+        fill_page(page, lambda study: {"y": shown})
 
 
-class Failing(Exception):
-    """Stop a study in the middle."""
+def test_a_record_lasts_and_holds_finite_numbers_only(tmp_path: Path) -> None:
+    written = write_record(tmp_path / "a" / "x.json", {"rows": [{"a": 1.5, "b": None}]}, "make study NAME=x")
+    assert written == read_record(tmp_path / "a" / "x.json")
+    assert (written["rows"], written["command"]) == ([{"a": 1.5, "b": None}], "make study NAME=x")
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_record(tmp_path / "y.json", {"rows": [float("nan")]}, "")
+    assert not (tmp_path / "y.json").exists()
 
 
 def test_an_interrupted_study_continues_and_other_settings_are_refused(tmp_path: Path) -> None:
     made: list[str] = []
 
-    def cell(name: str, fail: bool = False) -> Estimate:
+    def cell(name: str, fail: bool = False) -> dict[str, int]:
         if fail:
-            raise Failing
+            raise KeyboardInterrupt
         made.append(name)
-        return Estimate(float(len(name)), None, None)
+        return {"length": len(name)}
 
-    def study(fail: bool, settings: object = 1) -> tuple[Estimate, ...]:
-        cells = {"A a": lambda: cell("a"), "bb": lambda: cell("bb", fail)}
-        return resume(tmp_path, Estimate, cells, what="study", settings=settings)
+    def study(fail: bool, settings: object = 1) -> list[int]:
+        cells = {"A a": lambda: cell("A a"), "bb": lambda: cell("bb", fail)}
+        return [each["length"] for each in resume(tmp_path, cells, what="study", settings=settings)]
 
-    with pytest.raises(Failing):
+    with pytest.raises(KeyboardInterrupt):
         study(fail=True)
-    assert [each.value for each in study(fail=False)] == [1.0, 2.0]
-    assert made == ["a", "bb"]
-    assert [each.value for each in study(fail=True)] == [1.0, 2.0]
+    assert study(fail=False) == study(fail=True) == [3, 2]
+    assert made == ["A a", "bb"]
     with pytest.raises(ValueError, match="must hold cells of the same settings"):
         study(fail=False, settings=2)
 
 
 def test_cells_of_one_file_are_refused(tmp_path: Path) -> None:
-    rates = {f"rate {rate:.0e}": lambda: Estimate(0.0, None, None) for rate in (0.1, 10.0)}
-    assert len(resume(tmp_path / "a", Estimate, rates, what="study")) == len(list((tmp_path / "a").glob("rate*"))) == 2
+    rates = {f"rate {rate:.0e}": lambda: [0.0] for rate in (0.1, 10.0)}
+    assert len(resume(tmp_path / "a", rates, what="study")) == len(list((tmp_path / "a").glob("rate*"))) == 2
     with pytest.raises(ValueError, match="must differ in letters or digits"):
-        resume(tmp_path / "b", Estimate, {"a": rates["rate 1e-01"], "A": rates["rate 1e-01"]}, what="study")
+        resume(tmp_path / "b", {"a": list, "A": list}, what="study")
 
 
 def test_numbers_are_written_as_they_are() -> None:

@@ -145,7 +145,7 @@ def test_starts_on_one_orbit_end_alike_where_that_is_promised(record: Training) 
 def test_the_figure_shows_the_record_and_the_page_what_is_significant(record: Training) -> None:
     drawn = figure(record).alt
     assert all(name in drawn for name in CANDIDATES)
-    significant = [(row[0], row[2]) for row in recorded("training")["losses"].rows if row[5].endswith("*")]
+    significant = [(row[0], row[2]) for row in recorded("training")["losses"].to_numpy() if row[5].endswith("*")]
     ranks = [str(rank) for rank in record.plan.ranks]
     assert significant == [(INV, ranks[0]), (INV, ranks[1]), ("preconditioned AdamW", ranks[2]), (INV, ranks[2])]
     gap = difference(*(chosen(record.trained, name, 16).outcomes for name in (OURS, ADAMW)))

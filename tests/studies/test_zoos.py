@@ -91,7 +91,7 @@ def test_what_is_measured_on_the_first_seed_alone_is_known_there() -> None:
 
 def test_correlations_are_those_of_the_table() -> None:
     comparison = zoo("mnist")
-    rows = {row[0]: row for row in recorded("mnist")["ranking"].rows}
+    rows = {row[0]: row for row in recorded("mnist")["ranking"].to_numpy().tolist()}
     for name, label in (("inv", INV), ("adaptive", ADAPTIVE)):
         pooled = stats.kendalltau(comparison.column(label), comparison.column("error_gap")).statistic
         within, with_loss = (agreement(comparison, label, same_task, gap) for gap in ("error_gap", "loss_gap"))
@@ -104,8 +104,8 @@ def test_the_primary_comparison_is_the_one_of_the_spec() -> None:
     assert found is not None
     assert found.value == pytest.approx(abs(psi(INV)) - abs(psi(ADAPTIVE)), abs=1e-9)
     assert found.sign == 0  # inconclusive, as the page says
-    assert recorded("mnist")["comparisons"].rows[0][1] == str(found)
-    assert recorded("sentiment")["comparisons"].rows[0][1] == "+0.01 [−0.28, +0.26]"
+    assert recorded("mnist")["comparisons"].iloc[0, 1] == str(found)
+    assert recorded("sentiment")["comparisons"].iloc[0, 1] == "+0.01 [−0.28, +0.26]"
 
 
 def test_no_measure_of_berts_that_differ_by_seed_alone_is_significant() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quotient_manifolds.symmetries import verify_on_batches
-from studies.invariance import Subject, _dimension, loss
+from studies.invariance import Subject, group_dimension, loss
 
 RECORD = Path(__file__).parents[2] / "notebooks" / "records" / "invariance.json"
 ROWS = {row["name"]: row["moved"] for row in json.loads(RECORD.read_text(encoding="utf-8"))["rows"]}
@@ -18,5 +18,5 @@ ROWS = {row["name"]: row["moved"] for row in json.loads(RECORD.read_text(encodin
 def test_the_symmetries_of_the_record_are_found_and_verified(name: str) -> None:
     subject = Subject.of(name)
     found = subject.symmetries()
-    assert _dimension(found) == ROWS[name]
+    assert group_dimension(found) == ROWS[name]
     assert verify_on_batches(subject.model, loss, [subject.batch], found).failed == {}

@@ -8,8 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from quotient_manifolds.report import Table
-from studies.common import minus, numbers, signed
+from studies.common import Tables, by_name, minus, numbers, signed
 from studies.diagonal.networks import Setting
 from studies.diagonal.records import MIDDLE, DiagonalStudy, Mean
 from studies.diagonal.summary import Grid, claims, said
@@ -32,7 +31,7 @@ SHOWN = (
 WHERE = ("Points", "Scales", "Rates")
 
 
-def tables(study: DiagonalStudy) -> list[Table]:
+def tables(study: DiagonalStudy) -> Tables:
     """Return tau by setting, by order of geodesics, metric and radius, its convergence, and the claims."""
     grid, plan = Grid(study), study.plan
     settings = [
@@ -50,7 +49,7 @@ def tables(study: DiagonalStudy) -> list[Table]:
         for claim in claims(grid)
     ]
     ordered = "Order of Table 1 by closed forms"
-    return [
+    made = [
         numbers("settings", "", [*WHERE, *map(said, SHOWN), ordered], settings, words=3),
         numbers("thorough", "", CONVERGENCE, [_thorough(grid, name) for name in MIDDLE]),
         numbers("orders", "", ["Sharpness", *(f"Radius {radius:g}" for radius in plan.radii)], orders),
@@ -58,6 +57,7 @@ def tables(study: DiagonalStudy) -> list[Table]:
         numbers("radius", "", ["Measure", "Radius", "tau", "Median", "Grows with the power"], list(_radii(grid))),
         numbers("claims", "", ["Claim", "Number", "Rule", "Range", "For", "Against", "Open"], verdicts, words=3),
     ]
+    return by_name(made)
 
 
 def _spread(zoo: Grid, name: str, radius: float) -> str:

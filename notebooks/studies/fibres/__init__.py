@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from studies.fibres.study import Fibres, Row, load, run, tables
+from studies.fibres.study import load, run, tables
 
-__all__ = ["Fibres", "Row", "load", "run", "tables"]
+__all__ = ["load", "run", "tables"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.merge import merge_adapters
-from studies.audit.optimizers import adapter_pairs
+from studies.audit import adapter_pairs
 from studies.training.adapters import BATCH
 from studies.training.outcome import logits_of
 from studies.training.reviews import TARGETS, Reviews, read_reviews, upper_layers

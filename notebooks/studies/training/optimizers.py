@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from quotient_manifolds.optim import QuotientAdam
 from quotient_manifolds.symmetries import Symmetries
-from studies.audit.optimizers import adapter_pairs
+from studies.audit import adapter_pairs
 
 HEAD_RATE = 1e-3
 LORA_PLUS = 16.0  # the rate of B over that of A which its paper proposes

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from joblib import cpu_count
+from pydantic import TypeAdapter
 
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.version import VERSION
-from studies.common import Saves, read_record, resume, save_record
+from studies.common import Saves, resume
 from studies.sentiment.sentences import fetched
 from studies.training.adapters import BATCH, Cell, Cost, Trained, measure_costs, train_cell
 from studies.training.choices import chosen
@@ -109,7 +110,7 @@ class Training(Saves):
 
 @final
 @dataclass(frozen=True)
-class _Costs:
+class _Costs(Saves):
     costs: tuple[Cost, ...]
 
 
@@ -146,7 +147,8 @@ def study_training(out: Path, archive: Path, plan: Plan, *, command: str, worker
 
     def all_of(what: str, listed: Sequence[Any], run: Callable[..., Done], kind: type[Done]) -> tuple[Done, ...]:
         cells = {each.name: partial(run, each, archive, plan.sizes) for each in listed}
-        return resume(folder, kind, cells, what=what, settings=settings, workers=workers, progress=progress)
+        made = resume(folder, cells, what=what, settings=settings, workers=workers, progress=progress)
+        return tuple(TypeAdapter(kind).validate_python(each) for each in made)
 
     trained = all_of("adapters", plan.cells(), train_cell, Trained)
     timed = all_of("adapters, equal time", _timed_cells(trained, costs), train_cell, Trained)
@@ -160,8 +162,8 @@ def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:
     """Measure what steps cost, before the processors are busy with runs."""
     if not file.is_file():
         found = [cost for rank in plan.ranks for cost in measure_costs(rank, archive, plan.sizes, plan.rounds)]
-        save_record(file, _Costs(tuple(found)))
-    return read_record(_Costs, file).costs
+        _Costs(tuple(found)).save(file)
+    return _Costs.load(file).costs
 
 
 def _timed_cells(trained: Sequence[Trained], costs: Sequence[Cost]) -> list[Cell]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from quotient_manifolds.sharded import plain_name
 from quotient_manifolds.symmetries import Params
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -37,23 +40,26 @@ def precisions_noted(model: nn.Module) -> Iterator[Precisions]:
 
     That is what autocast does to them, and mixed precision of sharded models. An output counts unless autocast is still
     on when the model returns: losses are then computed in float32 from the start. A matrix counts where the module that
-    holds it has no modules inside, or is attention of torch; others may only add what they hold. Not seen are matrices
-    that are used by functions of another module, such as those in a ParameterList or behind a parametrization, and
-    modules that return mappings.
+    holds it has no modules inside, or is attention of torch; others may only add what they hold.
     """
     found = Precisions()
     names = {id(w): plain_name(name) for name, w in model.named_parameters() if w.requires_grad and w.ndim > 1}
-    hooks = [model.register_forward_hook(lambda module, inputs, output: _note_output(output, found))]
-    for module in model.modules():
-        own = [names[id(w)] for w in module._parameters.values() if id(w) in names]
 
-        def note(module: nn.Module, inputs: object, output: object, own: list[str] = own) -> None:
-            first = output[0] if isinstance(output, (tuple, list)) and output else output
-            if isinstance(first, Tensor) and _is_half(first):
-                found.products.update(dict.fromkeys(own, first.dtype))
+    def note_products(own: list[str], module: nn.Module, inputs: object, output: Any) -> None:
+        first = _first(output)
+        if first is not None and first.dtype in _HALF:
+            found.products.update(dict.fromkeys(own, first.dtype))
 
+    def note_output(module: nn.Module, inputs: object, output: Any) -> None:
+        first = _first(output)  # the logits, or the loss that the model computed of them
+        if first is not None and first.dtype in _HALF and not _in_autocast(first.device.type):
+            found.outputs.add(first.dtype)
+
+    hooks = [model.register_forward_hook(note_output)]
+    for module in model.modules():  # no hook where nothing is noted: it would turn torch's fast paths off
+        own = [names[id(w)] for w in module._parameters.values() if id(w) in names]  # before hooks gather them
         if own and (not module._modules or isinstance(module, nn.MultiheadAttention)):
-            hooks.append(module.register_forward_hook(note))
+            hooks.append(module.register_forward_hook(partial(note_products, own)))
     try:
         yield found
     finally:
@@ -61,22 +67,15 @@ def precisions_noted(model: nn.Module) -> Iterator[Precisions]:
             hook.remove()
 
 
-def _note_output(output: Any, found: Precisions) -> None:
-    """Note the type of the first floating point tensor: the logits, or the loss that the model computed of them."""
-    values = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else [output]
-    )
-    first = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
-    if first is not None and _is_half(first) and not _in_autocast(first.device.type):
-        found.outputs.add(first.dtype)
+def _first(output: Any) -> Tensor | None:
+    """Return the first floating point tensor in what a module returned."""
+    values = output.values() if isinstance(output, Mapping) else output
+    values = values if isinstance(output, (Mapping, tuple, list)) else [output]
+    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 def _in_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def _is_half(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float16, torch.bfloat16)
 
 
 def warn_of_rounding(point: Params, precisions: Precisions) -> None:
