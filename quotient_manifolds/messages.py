@@ -44,6 +44,5 @@ def brief(value: Any, width: int = 60) -> str:
 def shown(text: object) -> str:
     """Return a text or a path with control characters, and bytes of names of files that are no text, as escapes."""
     return "".join(
-        each if each.isprintable() or each == "\xa0" else each.encode("unicode_escape").decode()
-        for each in str(text)
+        each if each.isprintable() or each == "\xa0" else each.encode("unicode_escape").decode() for each in str(text)
     )

@@ -46,16 +46,12 @@ class BadInput(click.ClickException):
 class Commands(click.Group):
     """Run commands; what the package says of bad input becomes one sentence, and any other error stays a traceback."""
 
-    def main(self, *args: Any, **settings: Any) -> Any:
-        try:
-            return super().main(*args, **settings)
-        except SystemExit as left:
-            if isinstance(left.__context__, BrokenPipeError):  # of which click and rich make exit code 1
-                sys.exit(0)
-            raise
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        with _reader_may_leave():
+            return super().make_context(*args, **settings)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with warnings.catch_warnings():
+        with _reader_may_leave(), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
                 return super().invoke(ctx)
@@ -65,6 +61,16 @@ class Commands(click.Group):
                 raise
             except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
                 raise BadInput(sentence(error)) from error
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """End with exit code 0 where whoever read the output has left, of which click would make 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes the rest when it ends
+        raise click.exceptions.Exit(0) from None
 
 
 # ---- options
@@ -84,12 +90,6 @@ def _usable_device(context: click.Context, parameter: click.Parameter, value: st
     except Exception as error:  # of torch and its backends: a dozen kinds
         raise click.BadParameter(f"{value!r} cannot be used here: {str(error).partition('. ')[0]}") from error
     return device
-
-
-def out_option(default: str) -> Callable[[Function], Function]:
-    """Return the option --out, the directory that a command writes to."""
-    place = click.Path(path_type=Path, file_okay=False)
-    return click.option("--out", type=place, default=Path(default), show_default=True, help="Directory.")
 
 
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -156,6 +156,10 @@ class Terminal(Console):
         """Print sentences, and tables as a page would render them, without breaking names off."""
         for block in blocks:
             self.print(block if isinstance(block, str) else _drawn(block))
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, where rich would end the program with exit code 1."""
+        raise BrokenPipeError
 
 
 def _drawn(table: Table) -> rich.table.Table:

@@ -100,7 +100,13 @@ def compare(
 
 
 @common.command
-@common.out_option("results/demo")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="results/demo",
+    show_default=True,
+    help="Directory.",
+)
 # The more models, the narrower the interval of tau.
 @click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
@@ -178,7 +184,11 @@ def print_comparison(comparison: Comparison, folder: Path | None) -> None:
     from quotient_manifolds.compare import summary_tables
 
     terminal = common.Terminal()
-    terminal.show(*summary_tables(comparison))
+    if len(comparison.scores) == 1:
+        columns = ["label", "mean", "standard_error", "batches", "seconds"]
+        terminal.show(comparison.values[columns].to_string(index=False, na_rep="", float_format="{:.6g}".format))
+    else:
+        terminal.show(*summary_tables(comparison))
     known, values = comparison.known
     measured = comparison.measured_now
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."

@@ -96,7 +96,7 @@ def test_measure_agrees_with_the_library_and_resumes(bert: Path, texts: Path, tm
             qm.load_model(bert), qm.cross_entropy, batches, geometry=geometry, radius=0.3, steps=3, seed=7
         )
         assert row["mean"] == pytest.approx(expected.mean, rel=1e-6)
-        assert f"{row['mean']:.4g}" in shown.stdout
+        assert f"{row['mean']:.6g}" in shown.stdout
     assert {each.name for each in out.iterdir()} >= {"report.html", "comparison.json", "values.csv", "store.sqlite"}
     again = call(*arguments)
     assert (again.exit_code, "Nothing was left to measure" in again.stdout) == (0, True)

@@ -20,7 +20,7 @@ OWN = ("measure", "M:encoder", "--data", "M:batches", "--geometry", "adaptive:0.
 # The words of a command, BERT for a model, DATA for texts with labels, M for a module; and of the sentence.
 CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "no model": (("inspect", "nowhere"), ("No model at",)),
-    "no parameters": (("inspect", "torch.nn:Identity"), ("no symmetric pair",)),
+    "no parameters": (("inspect", "torch.nn:Identity"), ("No example inputs can be made for Identity",)),
     "no data": (("measure", "BERT", "--data", "nowhere.csv", "--radius", 1), ("nowhere.csv",)),
     "data of no known kind": (("measure", "BERT", "--data", "data.parquet", "--radius", 1), ("data.parquet",)),
     "unknown geometry": ((*MEASURE, "--geometry", "manhattan"), ("geometry must be", "manhattan")),
@@ -105,7 +105,7 @@ def explode(tensors: dict[str, torch.Tensor]) -> None:
 
 
 SPOILT: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "NaN weights": (lambda model, data: rewrite(model, poison), "query.weight"),
+    "NaN weights": (lambda model, data: rewrite(model, poison), "finite"),
     "rank-deficient pair": (lambda model, data: rewrite(model, flatten), "bert.encoder.layer.0.attention query/key"),
     "loss not finite": (lambda model, data: rewrite(model, explode), "finite"),
     "no tokenizer": (lambda model, data: [file.unlink() for file in model.glob("token*")], "no tokenizer"),
