@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown
+from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
 from studies.convert import convert
 
 STUDIES: Final = {
@@ -103,7 +103,7 @@ def pages(pages: tuple[Path, ...]) -> None:
                 click.echo(f"Changed: {file}")
     for name, file in FIGURES.items():
         module = module_of(name)
-        module.figure(module.load(RECORDS)).save(file)
+        save_figure(module.figure(module.load(RECORDS)), file)
 
 
 @study.command("appendix-g")

@@ -59,17 +59,14 @@ class DataSection(_Section):
     """Hold the settings of a `DataSource`, which checks their values; or package.module:function as the path."""
 
     path: str
-    format: str | None = None
     batch_size: Count | None = None
     max_batches: Count | None = None
     max_examples: Count | None = None
     seed: Seed | None = None
-    labels: dict[str | int, int] | list[int] | None = None
+    labels: dict[str | int, int] | None = None
     max_length: Count | None = None
     tokenizer: str | None = None
     columns: dict[str, str] | None = None
-    size: Count | None = None
-    channels: Count | None = None
     mean: list[FiniteFloat] | str | None = None
     std: list[FiniteFloat] | None = None
     task: str | None = None
@@ -250,6 +247,8 @@ def _source(section: DataSection, base: Path) -> Data:
     for key in ("path", "tokenizer"):
         if key in settings:
             settings[key] = base / expanded(settings[key])
+    if section.labels is not None:
+        settings["labels"] = {str(label): number for label, number in section.labels.items()}
     source = DataSource(**settings)
     source.fingerprint()
     source.check()

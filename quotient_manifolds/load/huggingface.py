@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quotient_manifolds.load.untrusted import TooLarge, asked_network, at_most, check_config, check_regular, no_network
+from quotient_manifolds.load.untrusted import asked_network, check_config, no_network
 from quotient_manifolds.load.weights import shapes_in
 from quotient_manifolds.messages import brief, first_line
 
@@ -37,16 +37,11 @@ def load_pretrained(
     entries of the configuration in place of the file's. instead: values of parameters that the files may lack, or have
     in another shape.
 
-    Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, a model far
-    larger than the files, and anything that would have to be fetched from a network.
+    Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, far more
+    layers or classes than the files have, and anything that would have to be fetched from a network.
     """
-    settings, instead, where = settings or {}, instead or {}, str(path / "config.json")
-    config = read_config(path)
-    check_regular(path)
-    if config.get("transformers_weights") not in (None, WEIGHTS, INDEX):
-        raise ValueError(f"{where} names weights of its own: expected {WEIGHTS}.")
-    shapes = shapes_in(_weight_files(path))
-    check_config({**config, **settings}, shapes, where)
+    settings, instead, config = settings or {}, instead or {}, read_config(path)
+    check_config({**config, **settings}, shapes_in(_weight_files(path)), str(path / "config.json"))
     named = config.get("architectures") or ["AutoModel"]
     name: Any = architecture or (named[0] if isinstance(named, list) else named)
     options = {
@@ -57,7 +52,7 @@ def load_pretrained(
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
     model_class = _model_class(name, path)
-    with loading(name, path), at_most(shapes, where):
+    with loading(name, path):
         model, info = model_class.from_pretrained(os.fspath(path), **options)
     mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
     if wrong := sorted(mismatched.keys() - instead.keys()):
@@ -86,8 +81,6 @@ def loading(what: str, path: Path) -> Iterator[None]:
     try:
         with no_network():
             yield
-    except TooLarge:
-        raise
     except Exception as error:  # transformers and peft raise a dozen kinds, from KeyError to safetensors' own
         if asked_network(error):
             raise ValueError(
@@ -104,8 +97,7 @@ def _model_class(name: Any, path: Path) -> Any:
     transformers = transformers_library()
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     models = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    wants_more = str(getattr(found, "__module__", "")).startswith("transformers.utils.dummy")  # says itself what
-    if not models and not wants_more and not hasattr(found, "_model_mapping"):
+    if not models and not hasattr(found, "_model_mapping"):
         raise ValueError(
             f"{path} holds a {brief(name)}, which transformers {transformers.__version__} does not know; code stored "
             f"beside the weights is never run, so {OWN_CODE}."
@@ -117,13 +109,13 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of config.json in a model's directory."""
     if not path.is_dir():
         raise ValueError(
-            f"No model at {path}: expected a directory with config.json and safetensors weights, "
-            "or package.module:function."
+            f"No model at {path}: expected a directory with config.json and safetensors weights, or "
+            "package.module:function."
         )
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")
     config = read_object(path / "config.json")
-    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
+    if not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path / 'config.json'} does not say which model_type this is.")
     return config
 
@@ -148,12 +140,8 @@ def _weight_files(path: Path) -> list[Path]:
     weight_map = read_object(path / INDEX).get("weight_map")
     shards = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
     for shard in shards:
-        if not shard.endswith(".safetensors") or Path(shard).name != shard:
-            raise ValueError(
-                f"{path / INDEX} names {brief(shard)} as a shard: expected files of safetensors beside it."
-            )
-        if not (path / shard).is_file():
-            raise ValueError(f"{path} is incomplete: {INDEX} names {shard}, which is not there.")
+        if not shard.endswith(".safetensors") or Path(shard).name != shard or not (path / shard).is_file():
+            raise ValueError(f"{path / INDEX} must name files of safetensors beside it. Found {brief(shard)}.")
     return [path / shard for shard in shards]
 
 
@@ -193,7 +181,6 @@ def load_tokenizer(path: Path) -> Any:
     """Return the tokenizer in a directory."""
     if not has_tokenizer(path):
         raise ValueError(f"{path} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
-    check_regular(path)
     with loading("tokenizer", path):
         return transformers_library().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
 
@@ -212,6 +199,5 @@ def load_image_processor(path: Path) -> Any:
     transformers = transformers_library()
     modern = int(transformers.__version__.split(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
-    check_regular(path)
     with loading("image processor", path):
         return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)

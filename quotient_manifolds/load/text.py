@@ -74,10 +74,10 @@ def read_examples(
                     f"{where}: no {names[column]!r}; expected the columns {names['text']} and {names['label']} "
                     f"({names['text_pair']} too for pairs). Give columns if they are called otherwise."
                 )
-        text, pair, label = (record.get(names[column], "" if column == "label" else None) for column in COLUMNS)
+        text, pair = (record.get(names[column]) for column in COLUMNS[:2])
         if not isinstance(text, str) or not isinstance(pair, str | None):
             raise ValueError(f"{where}: text and text_pair must be strings. Found {brief(text)} and {brief(pair)}.")
-        yield LabelledText(text, pair, label, line)
+        yield LabelledText(text, pair, record.get(names["label"], ""), line)
     if not line:
         raise ValueError(f"{path} must have examples: lines with a text. Found none; it is empty.")
 

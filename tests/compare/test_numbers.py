@@ -324,13 +324,14 @@ def test_values_to_read_with_care_are_said(tmp_path: Path) -> None:
     assert values["beyond_reach"].all()
     assert rounded["rounded"].all()
     late = values["late_rise"][values["late_rise"] > 0.05]
-    assert [said.split(":")[0] for said in found.cautions] == [
-        f"{found.labels[1]}, {len(late)} of 2 values not converged (up to {late.max():.0%} of the increase came in the "
-        "last quarter of the steps, so maxima are larger)",
-        f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up to "
-        f"{values['reach'].max():.3g})",
-        f"{found.labels[2]}, 2 of 2 values near rounding",
-    ]
+    rising, far, near = found.cautions
+    said = f"{found.labels[1]}, {len(late)} of 2 values not converged (up to {late.max():.0%} of the increase"
+    assert rising.startswith(said)
+    assert far.startswith(
+        f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up"
+    )
+    assert f" {values['reach'].max():.3g})" in far
+    assert near.startswith(f"{found.labels[2]}, 2 of 2 values near rounding")
 
 
 def test_a_measure_that_is_made_in_python_needs_no_file(zoo: Path) -> None:

@@ -162,7 +162,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("scores: ", "score: ", "unknown key 'score'; did you mean 'scores'? The keys here are checkpoints,"),
     ("loader:", "reader:", "unknown key 'checkpoints.reader'; did you mean"),
     ("max_batches", "batches", "unknown key 'data.batches'; did you mean 'max_batches'?"),
-    ("{path: test.npz}", "{path: test.npz, xyzzy: 1}", "unknown key 'test.xyzzy'. The keys here are path, format"),
+    ("{path: test.npz}", "{path: test.npz, xyzzy: 1}", "unknown key 'test.xyzzy'. The keys here are path, batch_size"),
     ("geometry: euclidean", "geometri: inv", "unknown key 'measures.1.geometri'; did you mean 'geometry'?"),
     ("measures:", "measure:", "unknown key 'measure'; did you mean 'measures'?"),
     ("dtype: float64", "symmetries: a:b", "unknown key 'symmetries'"),
@@ -181,7 +181,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("float64", "float16", "'float32' or 'float64'. Found 'float16'"),
     ("max_batches: 2", "labels: {a: b}", "data.labels"),
     ("max_batches: 2", "max_length: 7", "data: max_length"),
-    ("max_batches: 2", "format: csv", "data: "),
+    ("path: train.npz", "path: train.csv.gz", "data: Data must be in a "),
     # Checkpoints, data, scores, functions.
     ("models/*", "model/*", "checkpoints: The pattern 'model/*' matches nothing"),
     ("loader: huggingface", "loader: hf", "checkpoints: "),

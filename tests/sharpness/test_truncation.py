@@ -40,9 +40,9 @@ from quotient_manifolds.sharpness import (
 )
 from quotient_manifolds.symmetries import Symmetries, declare_pair
 from studies.appendix_g import AdaptiveNorm
-from studies.diagonal import measuring
 from studies.diagonal.ascent import climb
 from studies.diagonal.networks import Regression
+from studies.diagonal.objectives import along, objective
 from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
 from tests.classifiers import Batch, Classifier, moved
 
@@ -265,12 +265,12 @@ def test_a_diagonal_network_has_the_rise_and_reach_of_its_closed_forms(metric: s
     regression = Regression.draw(6, random, dimension=10)
     u, v = (0.3 + torch.rand(2, 10, generator=random, dtype=torch.float64)).unbind()
     beta = u * v
-    climbed = climb(measuring.objective(f"{metric} second", regression, beta), radius, 20)
+    climbed = climb(objective(f"{metric} second", regression, beta), radius, 20)
     model = Diagonal(u, v).eval()
     geometry = Quotient(metric, symmetries=by_entry(model), verify="none", complete=False)
     found = worst_case_sharpness(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
     assert found.mean == pytest.approx(float(climbed.rise), rel=1e-6)
-    b = climbed.z / measuring.along(f"{metric} second", regression, beta).lengths
+    b = climbed.z / along(f"{metric} second", regression, beta).lengths
     assert found.reach == pytest.approx(float(b.abs().max()), rel=1e-6)
 
 
