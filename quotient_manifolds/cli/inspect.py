@@ -84,7 +84,9 @@ def inspect(
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")
     if not quiet:
         title = f"{type(network).__name__}, {count.parameters:,} parameters"
-        certified = [*str(certificate.fibre).splitlines(), _dimensions(certificate)] if certificate else []
+        certified: list[str | Table] = (
+            [*str(certificate.fibre).splitlines(), _dimensions(certificate)] if certificate else []
+        )
         common.Terminal().show(
             *certified, _table(title, found, proof, count), *_sentences(network, found, proof, count)
         )

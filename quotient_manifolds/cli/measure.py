@@ -117,7 +117,7 @@ def measure(
 
     given = {name: value for name, value in options.items() if value is not None}
     ascent = {name: given.pop(name) for name in ("steps", "seed")}
-    of_quotients = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
+    of_quotients: dict[str, Any] = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
     measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
     path = Path(model).expanduser()
     function = ":" in model and not path.exists()

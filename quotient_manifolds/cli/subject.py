@@ -51,11 +51,11 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Itera
     try:
         yield given
     except (*UNFIT, ValueError) as raised:
-        error = raised.__cause__ if isinstance(raised, ValueError) else raised  # what finding symmetries says of a run
-        if not isinstance(error, UNFIT):
+        cause = raised.__cause__ if isinstance(raised, ValueError) else raised  # what finding symmetries says of a run
+        if not isinstance(cause, UNFIT):
             raise
         what = f"the inputs made from {reference or 'its configuration'}"
-        raise common.BadInput(f"{kind} does not take {what}: {sentence(error)}; give others with --inputs.") from error
+        raise common.BadInput(f"{kind} does not take {what}: {sentence(cause)}; give others with --inputs.") from raised
 
 
 def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:
