@@ -1,15 +1,12 @@
-"""Write files that are whole or not there at all, and list the files beside a file."""
+"""Write files that are whole or not there at all."""
 
 from __future__ import annotations
 
-import bisect
 import os
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 
@@ -45,25 +42,3 @@ def write_text(path: Path, text: str) -> None:
 def expanded(path: Path | str) -> Path:
     """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
     return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
-
-
-SETTLED = 2 * 10**9  # nanoseconds; some file systems stamp the change of a folder no finer
-
-
-def siblings(path: Path, start: str) -> list[Path]:
-    """Return the paths in the folder of `path` whose names begin with `start`, sorted.
-
-    A folder is listed once for all files in it, unless it changes: to ask for each of n files takes n log n steps.
-    """
-    folder = path.parent
-    changed = folder.stat().st_mtime_ns
-    settled = time.time_ns() - changed > SETTLED  # else it may change again with the same stamp
-    names = _listed(folder, changed) if settled else sorted(os.listdir(folder))
-    first, end = (bisect.bisect_left(names, bound) for bound in (start, f"{start}\U0010ffff"))  # the last character
-    return [folder / name for name in names[first:end]]
-
-
-@lru_cache(maxsize=16)
-def _listed(folder: Path, changed: int) -> list[str]:
-    """Return the names in a folder that was last changed at that time."""
-    return sorted(os.listdir(folder))

@@ -126,7 +126,12 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
 
     with common.progress_bars(quiet=quiet) as progress:
         spec = prepare(out, models=models, seed=seed, workers=workers or os.cpu_count() or 1, progress=progress)
-    moved = {"model": str(out / "models" / "vit-00"), "figure": out / "orbit.svg", "radius": 0.2, "steps": 20}
+    moved = {
+        "model": str(out / "models" / "vit-00"),
+        "figure": out / "orbit.svg",
+        "radius": 0.2,
+        "scales": (0.1, 1.0, 10.0),
+    }
     with one_thread():
         click.get_current_context().invoke(orbit, **moved, seed=seed, device=device, quiet=quiet)
     if not quiet:

@@ -140,7 +140,7 @@ def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pyte
     found = Comparison.load(out / "comparison.json")
     assert list(found.scores.index) == ["vit-00", "vit-01"]
     assert found.known == (8, 8)
-    assert "Kendall" in shown.stdout
+    assert "Measures over the checkpoints" in shown.stdout
     for page, text in (("orbit.svg", "<svg"), ("report.html", "<!DOCTYPE html>")):
         assert str(out / page) in shown.stdout.replace("\n", "")
         assert text in (out / page).read_text(encoding="utf-8")
