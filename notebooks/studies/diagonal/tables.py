@@ -43,6 +43,7 @@ SHOWN = (
     "|beta|_1",
 )
 WHERE = ("Points", "Scales", "Rates")
+BAND = (0.1, 0.9)  # quantiles over seeds of the thick lines of the figure
 
 
 @final
@@ -313,7 +314,7 @@ def figure(record: Record) -> Figure:
     places = range(1, len(study.settings) + 1)
     for axes, name in zip(drawn.subplots(1, len(names), sharey=True), names, strict=True):
         axes.axhline(0, color="#808080", linewidth=0.8)
-        for width, ends in ((1, (0, 1)), (4, (0.1, 0.9))):
+        for width, ends in ((1, (0, 1)), (4, BAND)):
             low, high = np.nanquantile(study.by_seed(name), ends, axis=1)
             axes.vlines(places, low, high, color="#D55E00", linewidth=width, alpha=0.5)
         axes.plot(places, np.nanmedian(study.by_seed(name), axis=1), "o", color="#D55E00")
