@@ -87,9 +87,6 @@ def test_all_the_way(tmp_path: Path) -> None:
     done = invoke("compare", tmp_path / "spec.yaml", "--out", tmp_path / "compared")
     assert done.exit_code == 0, done.output
     found = Comparison.load(tmp_path / "compared")
-    last, first = found.rows  # by name
-    assert last.scores["loss"] < first.scores["loss"] - 0.5
-    for row, number in ((first, logged[0]), (last, logged[-1])):
-        value = row.values[found.labels[0]]
-        assert value is not None
-        assert value.mean == pytest.approx(number, rel=1e-3)
+    last, first = found.column("loss")  # by name
+    assert last < first - 0.5
+    assert found.column(found.labels[0]) == pytest.approx([logged[-1], logged[0]], rel=1e-3)

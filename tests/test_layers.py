@@ -49,13 +49,12 @@ LEVELS = {
 DOORS: dict[str, str | tuple[str, ...]] = {
     "transformers": ("load.huggingface", "callbacks"),
     "safetensors": "load",
-    "PIL": "load",
     "sklearn": "demo",
     "joblib": "demo",
     "pandas": ("frames", "compare"),
     "ruamel": "compare.spec_file",
-    "dask": "compare.cluster",
-    "distributed": "compare.cluster",
+    "dask": "compare.run",
+    "distributed": "compare.run",
     "pydantic": "compare.spec_file",
     "pydantic_core": "compare.spec_file",
     "filelock": "compare.store",
@@ -64,7 +63,6 @@ DOORS: dict[str, str | tuple[str, ...]] = {
     "click": "cli",
     "rich": "cli",
     "pyarrow": "compare",
-    "tensorflow": "load",
     "pymanopt": "pymanopt",
     "peft": "load.adapters",
 }

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
+import traceback
 import types
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
-from click.testing import CliRunner, Result
 from torch import nn
 
-from quotient_manifolds.compare import Comparison
+from quotient_manifolds.compare import Comparison, run_comparison
+from quotient_manifolds.report import Page
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
@@ -88,16 +93,16 @@ def write_spec(folder: Path, *measures: str, head: str = HEAD, tail: str = "", n
     return path
 
 
-def compare(spec: Path, *options: str) -> Result:
-    """The command on a spec."""
-    from quotient_manifolds.cli.app import cli
+def run(spec: Path, **options: Any) -> Comparison:
+    """Compare, into a folder beside the spec, without the report's figures, which take longer than all else."""
+    with patch("quotient_manifolds.compare.report.comparison_page", lambda comparison: Page("", "", [], [])):
+        return run_comparison(spec, spec.parent / "out", **options)
 
-    return CliRunner().invoke(cli, ["compare", str(spec), *options], catch_exceptions=False)
 
-
-def found(spec: Path) -> Comparison:
-    """What the command found, where it writes when nobody says where."""
-    return Comparison.load(spec.parent / "results" / spec.stem)
+def values(found: Comparison) -> dict[str, list[float | None]]:
+    """The means of each checkpoint, None where one is not known."""
+    columns = {label: found.column(label) for label in found.labels}
+    return {name: [column[place] for column in columns.values()] for place, name in enumerate(found.scores.index)}
 
 
 MARK = -7.0  # a pixel that says: here
@@ -143,21 +148,6 @@ def plain() -> nn.Module:
         return Plain()
 
 
-def deadly(folder: Path) -> nn.Module:
-    """A loader whose second model kills its process whenever a gradient is wanted, where a file `die` says so."""
-    import transformers
-
-    model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
-
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        dies = folder.name == "m_1" and (folder.parent.parent / "die").exists()
-        if dies and torch.is_grad_enabled():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    model.register_forward_pre_hook(before)
-    return model
-
-
 class Small(Plain):
     """A linear classifier whose forward pass does what a file asks for."""
 
@@ -168,11 +158,26 @@ class Small(Plain):
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         if self.trouble == "exit forward":
             sys.exit(0)
+        if self.trouble == "nan":
+            return super().forward(pixels) * math.nan
         if self.trouble == "raise":
             raise IndexError("no such row")
         if self.trouble == "interrupt":
             raise KeyboardInterrupt
         return super().forward(pixels)
+
+
+def deadly(file: Path) -> nn.Module:
+    """A loader whose second model kills its process whenever a gradient is wanted, where a file `die` says so."""
+    model = small(file)
+
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        dies = file.name == "m_1" and (file.parent.parent / "die").exists()
+        if dies and torch.is_grad_enabled():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model.register_forward_pre_hook(before)
+    return model
 
 
 class Outcome(BaseException):
@@ -188,58 +193,17 @@ def small(file: Path) -> nn.Module:
         raise Outcome("no Exception")
     with torch.random.fork_rng():
         torch.manual_seed(int(text) if text.isdigit() else 0)
-        return Small(text)
+        return Small(text).eval()
 
 
-class OwnAttention(nn.Module):
-    """Attention of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = 2
-        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        out: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
-        return out
+def squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A loss of the user's."""
+    return (model(batch[0]) ** 2).mean()
 
 
-class Own(nn.Module):
-    """A classifier of 8 x 8 images, whose rows attend to each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.head = OwnAttention(), nn.Linear(8, CLASSES)
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.attention(pixels.squeeze(1)).mean(1))
-        return out
-
-
-def own(file: Path) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(int(file.read_text()))
-        return Own()
-
-
-def declared(model: nn.Module) -> Any:
-    """The symmetries of the attention above."""
-    from quotient_manifolds.symmetries import Symmetries, declare_pair
-
-    def units(name: str) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
-        def cut(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            rows = torch.cat([w[f"attention.{name}.weight"].mT, w[f"attention.{name}.bias"][None]])
-            return rows.unflatten(1, (2, 4)).transpose(0, 1)
-
-        return cut
-
-    def output(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return w["attention.o.weight"].unflatten(1, (2, 4)).transpose(0, 1)
-
-    query_key = declare_pair(model, "attention", "query/key", G=units("q"), H=units("k"))
-    return Symmetries((query_key, declare_pair(model, "attention", "value/output", G=units("v"), H=output)))
+def two_batches() -> list[Any]:
+    """Batches of the user's."""
+    return [(pixels, torch.zeros(2, dtype=torch.long)) for pixels in torch.linspace(0, 1, 256).reshape(2, 2, 64)]
 
 
 def twice(file: Path) -> nn.Module:
@@ -327,3 +291,30 @@ class Masked(nn.Module):
 def masked(file: Path) -> nn.Module:
     seed = int(file.name[-1])
     return Masked(seed, float(seed == 2))
+
+
+# Forks of this process, which has imported everything.
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+
+def start(work: Callable[..., None], *arguments: Any) -> int:
+    """The process id of a fork that does this work and exits with 0, or prints its error and exits with 1."""
+    with warnings.catch_warnings():
+        # pytest-xdist has threads; the child calls nothing that they could have locked.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    try:
+        work(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def end_of(child: int) -> int:
+    """Its exit status, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

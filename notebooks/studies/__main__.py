@@ -15,7 +15,8 @@ from typing import Final
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown
+from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
+from studies.convert import convert
 
 STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
@@ -102,7 +103,7 @@ def pages(pages: tuple[Path, ...]) -> None:
                 click.echo(f"Changed: {file}")
     for name, file in FIGURES.items():
         module = module_of(name)
-        module.figure(module.load(RECORDS)).save(file)
+        save_figure(module.figure(module.load(RECORDS)), file)
 
 
 @study.command("appendix-g")
@@ -131,6 +132,9 @@ def appendix_g(zoo: Path, layer: str, radius: float, steps: int, out: Path | Non
     )
     if not quiet:
         click.echo(f"Table: {file}")
+
+
+study.add_command(convert)
 
 
 if __name__ == "__main__":

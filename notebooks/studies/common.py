@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -35,12 +36,12 @@ NBSP = "\N{NO-BREAK SPACE}"
 # ---- records
 
 
-def write_record(path: Path, record: Record, command: str) -> Record:
+def write_record(path: Path, record: Record, command: str, *, indent: int | None = 1) -> Record:
     """Write a record with its command and the version as JSON, atomically, and return it as it is read again.
 
     Raises ValueError for a number that is not finite.
     """
-    _write(path, {**record, "command": command, "version": VERSION})
+    _write(path, {**record, "command": command, "version": VERSION}, indent)
     return read_record(path)
 
 
@@ -50,9 +51,9 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def _write(path: Path, record: Any) -> None:
+def _write(path: Path, record: Any, indent: int | None = 1) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(record, indent=1, allow_nan=False, default=asdict) + "\n")
+    write_text(path, json.dumps(record, indent=indent, allow_nan=False, default=asdict) + "\n")
 
 
 def resume(
@@ -223,6 +224,12 @@ def csv_files(page: Path, tables: Callable[[str], Tables]) -> dict[Path, str]:
     """Return the files beside a page that hold tables too long for it; a mark is `<!-- csv STUDY NAME FILE -->`."""
     marks = CSV.finditer(page.read_text(encoding="utf-8"))
     return {page.with_name(mark["file"]): tables(mark["study"])[mark["name"]].to_csv(index=False) for mark in marks}
+
+
+def save_figure(drawn: Any, file: Path) -> None:
+    """Write a figure of matplotlib, or what holds one, as SVG: the same bytes for the same figure."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "studies"}):
+        drawn.figure.savefig(file, metadata={"Date": None})
 
 
 # ---- what studies begin with

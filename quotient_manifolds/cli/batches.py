@@ -28,7 +28,7 @@ _KINDS_OF_INPUT = ("input_ids", "pixel_values", "input_values", "input_features"
 def batches_from(
     data: str, settings: Mapping[str, Any], network: nn.Module, model: str, *, own_loss: bool
 ) -> tuple[list[Any], dict[str, Any], Sequence[str]]:
-    """Return the batches of a file, of a folder of images, or of a function.
+    """Return the batches of a file, or of a function.
 
     settings: by the option's name, those that are given. With the batches come how they were made, for the record,
     and what a reader of the numbers must know.

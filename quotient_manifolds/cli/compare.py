@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from quotient_manifolds.compare import Comparison, Forecast, Spec
-    from quotient_manifolds.compare.comparison import FailureGroup
 
 
 @command
@@ -51,7 +50,7 @@ def compare(
     \b
       checkpoints:
         paths: models/*
-        loader: huggingface     # clip-soup, bert-tensorflow, package.module:function
+        loader: huggingface     # or package.module:function
       data: {path: train.jsonl, batch_size: 32, max_batches: 8}
       test: {path: test.jsonl}  # for the gaps between its error and loss and those of data
       scores: scores.csv        # more to rank by: a column checkpoint, and any others
@@ -59,7 +58,7 @@ def compare(
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
         - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
         - {measure: gradient-norm, geometry: euclidean, normalise_logits: true}
-      symmetries: package.module:function  # of each model; found if not given
+      loss: package.module:function        # loss(model, batch); cross-entropy if not given
       against: [error_gap]      # what to rank by
       given: [learning_rate]    # hyperparameters held fixed in partial correlations
       dtype: float32
@@ -74,7 +73,7 @@ def compare(
     values are the same bit for bit wherever they are measured with the same number of threads, which is one in a worker
     unless OMP_NUM_THREADS says otherwise.
 
-    OUT receives report.html, comparison.json (which Comparison.load reads), models.csv and, by unit, units.csv.
+    OUT receives report.html, comparison.json (which Comparison.load reads) and values.csv.
 
     The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
     """
@@ -104,10 +103,10 @@ def compare(
         raise click.exceptions.Exit(INTERRUPTED) from None
     if not quiet:
         print_comparison(comparison, folder)
-    _say_failures(comparison.failure_groups)
+    _say_failures([f"{names}, {what}: {why}" for names, what, why in comparison.failure_groups()])
 
 
-def _say_failures(failures: Sequence[FailureGroup]) -> None:
+def _say_failures(failures: Sequence[str]) -> None:
     for failed in failures:
         click.echo(f"Failed: {failed}", err=True)
     if failures:
@@ -117,34 +116,29 @@ def _say_failures(failures: Sequence[FailureGroup]) -> None:
 def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
     terminal = Terminal()
     rows = [
-        [each.label, str(each.units), str(each.left), str(each.passes or ""), duration(each.total)]
-        for each in found.measures
+        [label, *(str(row[name]) for name in ("tasks", "left")), f"{row['passes']:g}", duration(row["time"])]
+        for label, row in found.measures.astype(object).iterrows()
     ]
-    columns = ["Measure", "Units", "Left", "Passes each", "Time left"]
     if found.timed is not None:
+        columns = ["Measure", "Tasks", "Left", "Passes each", "Time left"]
         terminal.show(Table("plan", "What there is to measure", columns, rows, [False] + [True] * 4))
     names = [each.name for each in wanted.checkpoints]
     shown = ", ".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
-    terminal.print(f"{len(names)} checkpoints: {shown}. A unit is a checkpoint and a batch.")
-    if wanted.scores:
-        terminal.print(f"Scores: of {sum(name in wanted.scores for name in names)} of {len(names)} checkpoints.")
+    terminal.print(f"{len(names)} checkpoints: {shown}. A task is a measure on a checkpoint and a batch.")
     for note in found.notes:
         terminal.print(f"Note: {note}")
-    if found.pass_seconds is not None:
-        less = ", without what could not be timed," if any(each.seconds is None for each in found.measures) else ""
-        low, high = (duration(seconds) for seconds in found.pass_seconds)
+    if found.timed is not None:
         terminal.print(
-            f"About {duration(found.seconds)}{less} for one process: passes as counted, at {low} to {high} each, and "
-            f"{duration(found.loading)} to load each of {found.to_load} checkpoints. Timed on {found.timed}, batch 0: "
-            "one forward and backward pass in each geometry, one forward pass for loss and error. Not counted: proofs "
-            "of symmetries (about ten passes a checkpoint and geometry), correlations, and that others may be larger."
+            f"About {duration(found.seconds)} in one process, with {duration(found.loading)} to load each of "
+            f"{found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry. Checks of symmetries and "
+            "correlations are not counted."
         )
     terminal.print(f"Nothing was measured. Results will be in {folder}")
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Return the time in the unit that suits it."""
-    if seconds is None:
+    if seconds != seconds:  # NaN
         return "unknown"
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
@@ -167,10 +161,6 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
         terminal.print(f"Note: {note}")
     if comparison.few_models:
         terminal.print(comparison.few_models)
-    for sentence in comparison.unconverged:
-        terminal.print(f"Not converged: {sentence}")
-    for sentence in comparison.rounded:
-        terminal.print(f"Near rounding: {sentence}")
-    for sentence in comparison.beyond_reach:
-        terminal.print(f"Beyond the reach of its geodesics: {sentence}")
+    for sentence in comparison.cautions:
+        terminal.print(f"Caution: {sentence}")
     terminal.print(f"Report: {folder / 'report.html'}")

@@ -53,6 +53,6 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
         found = run_comparison(spec, out, device=device, progress=progress, command=command_line())
     if not quiet:
         print_comparison(found, out)
-    if found.failures:
-        click.echo(f"Failed: {len(found.failure_groups)} measurements, see {out / 'report.html'}", err=True)
+    if len(found.failures):
+        click.echo(f"Failed: {len(found.failure_groups())} measurements, see {out / 'report.html'}", err=True)
         raise click.exceptions.Exit(NEGATIVE_FINDING)

@@ -69,8 +69,7 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option(
     "--data",
     required=True,
-    help="A .jsonl, .csv or .tsv file, a .npz file, a folder with a folder of images for each class, or "
-    "package.module:function, a function that returns batches.",
+    help="A .jsonl, .csv or .tsv file, a .npz file, or package.module:function, a function that returns batches.",
 )
 @click.option(
     "--geometry",
@@ -140,8 +139,6 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option(
     "--labels", callback=_classes, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
 )
-@click.option("--size", type=click.IntRange(min=1), help="Images of a folder are resized and cropped to it.")
-@click.option("--channels", type=int, help="Of the images of a folder: 1 or 3.")
 @click.option(
     "--mean", callback=_normalisation, help="Of pixels from 0 to 1: a number a channel, imagenet, clip or none (raw)."
 )

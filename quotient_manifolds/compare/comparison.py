@@ -1,328 +1,190 @@
-"""Hold what a comparison has found: values of every checkpoint, correlations, agreement of measures, failures."""
+"""Hold what a comparison has found, in five tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import pandas as pd
 
-from quotient_manifolds.compare.scores import GAPS, Scores
+from quotient_manifolds.compare.scores import listing
 from quotient_manifolds.files import write_text
-from quotient_manifolds.frames import data_frame
-from quotient_manifolds.geometry import geometry_from_dict
 from quotient_manifolds.sharpness.result import CONVERGED
-from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, holm, tau_deviation
-from quotient_manifolds.symmetries import Symmetries
+from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, agreement, tau_deviation
 
-FORMAT = 1  # of comparison.json; raise when a reader of the old form would misread the new one
-
-
-@final
-@dataclass(frozen=True)
-class ComparedMeasure:
-    """Describe a measure of a comparison: its label, that of its family (all radii), and its radius if it has one.
-
-    measure, geometry and settings: the same, taken apart; geometry is what `geometry_from_dict` reads. None in
-    comparisons of versions that did not keep them.
-    """
-
-    label: str
-    family: str
-    radius: float | None
-    measure: str | None = None
-    geometry: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] | None = None
-
-    @property
-    def geometry_name(self) -> str | None:
-        """Return how tables call the geometry, without its own settings."""
-        if self.geometry is None:
-            return None
-        given = self.geometry.get("symmetries") == "given"
-        return geometry_from_dict(self.geometry, Symmetries(()) if given else None).name
+FORMAT = 2  # of comparison.json
+NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if there is none at all
+    "measures": ("radius",),
+    "values": ("mean", "standard_error", "batches", "seconds", "reach", "late_rise"),
+    "rankings": ("value", "low", "high", "p_value", "p_holm"),
+}
+VALUES = ("checkpoint", "label", *NUMBERS["values"], "beyond_reach", "rounded")
+RANKINGS = ("measure", "against", "given", *(each.name for each in fields(Correlation)), "p_holm")
+FAILURES = ("checkpoint", "what", "message")
+TABLES = ("measures", "scores", "values", "rankings", "failures")
 
 
 @final
-@dataclass(frozen=True)
-class MeanValue:
-    """Hold the mean over batches and its standard error (None for one batch of what is not random).
-
-    reach: the largest relative speed of truncated geodesics, None where there are none. beyond_reach: on some batch
-    that is where they may be far from the exact ones. late_rise: the share of the rise that the climbs made in the last
-    quarter of their steps, None where nothing climbs. rounded: the loss changes by so little that rounding may decide.
-    """
-
-    mean: float
-    standard_error: float | None
-    reach: float | None = None
-    beyond_reach: bool = False
-    late_rise: float | None = None
-    rounded: bool = False
-
-
-@final
-@dataclass(frozen=True)
-class ComparedModel:
-    """Hold the scores of a checkpoint, and each measure by its label; None where a batch of it is missing."""
-
-    checkpoint: str
-    scores: Scores
-    values: Mapping[str, MeanValue | None]
-
-
-@final
-@dataclass(frozen=True)
-class Ranking:
-    """Hold the correlation of a measure with a score over all checkpoints; given: hyperparameters held fixed."""
-
-    measure: str
-    against: str
-    given: tuple[str, ...]
-    correlation: Correlation
-
-
-@final
-@dataclass(frozen=True)
-class Failure:
-    """Say what could not be measured on a checkpoint (what is None: anything), and why."""
-
-    checkpoint: str
-    what: str | None
-    message: str
-
-
-@final
-@dataclass(frozen=True)
-class FailureGroup:
-    """Say what failed for one reason, and on which checkpoints; where `what` is empty, they failed as a whole."""
-
-    checkpoints: tuple[str, ...]
-    what: tuple[str, ...]
-    message: str
-
-    def __str__(self) -> str:
-        more = len(self.checkpoints) - 4
-        names = [*self.checkpoints[:3], f"and {more + 1} more"] if more > 0 else self.checkpoints
-        return f"{', '.join([*names, *(['; '.join(self.what)] if self.what else [])])}: {self.message}"
-
-
-@final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
-    """Hold what a comparison has found; `save` and `load` are inverse to each other, `frame` makes tables.
+    """Hold what a comparison has found; `save` and `load` are inverse to each other.
 
-    symmetries: the function that declares those of each model, None where they are found. notes: sentences that must
-    stand beside the numbers, such as how many texts were cut. measured_now: how many units were measured by the call
-    that made it; not saved.
+    - measures, by label: `measure`, `geometry`, `radius` (NaN: none), `family` (the label without the radius), all
+      settings of the geometry as `geometry.NAME`, and all others as `settings.NAME`.
+    - scores, by checkpoint: a column for each score.
+    - values, a row for each measure of a checkpoint that is known on all batches: `checkpoint`, `label`, `mean` over
+      batches, its `standard_error` (NaN for one batch of what is not random), how many `batches`, the `seconds` they
+      took, `reach` (the largest relative speed of truncated geodesics), `beyond_reach` (on some batch that is where
+      they may be far from the exact ones), `late_rise` (the share of the rise that ascents made in the last quarter of
+      their steps), `rounded` (the loss changes by so little that rounding may decide).
+    - rankings, a row for each correlation of a `measure` with a score (`against`): `given` (the hyperparameter held
+      fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind that hold
+      nothing fixed.
+    - failures: `checkpoint`, `what` could not be measured ("": anything), and the `message`.
+
+    notes: sentences that must stand beside the numbers, such as how many texts were cut. command: what makes it anew.
+    measured_now: how many values on a batch were measured by the call that made it; not saved.
     """
 
     spec: str
     version: str
     command: str
-    measures: tuple[ComparedMeasure, ...]
-    rows: tuple[ComparedModel, ...]
-    rankings: tuple[Ranking, ...]
-    agreement: Agreement | None
-    failures: tuple[Failure, ...]
-    symmetries: str | None = None
+    measures: pd.DataFrame
+    scores: pd.DataFrame
+    values: pd.DataFrame
+    rankings: pd.DataFrame
+    failures: pd.DataFrame
     notes: tuple[str, ...] = ()
-    measured_now: int = field(default=0, compare=False)
+    measured_now: int = 0
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> list[str]:
         """Return the labels of all measures."""
-        return tuple(each.label for each in self.measures)
+        return list(self.measures.index)
+
+    @property
+    def against(self) -> list[str]:
+        """Return the scores that measures are compared with."""
+        return list(self.rankings["against"].unique())
 
     @property
     def known(self) -> tuple[int, int]:
         """Return how many values (a measure of a checkpoint) are known, and how many there could be."""
-        values = [value for row in self.rows for value in row.values.values()]
-        return sum(value is not None for value in values), len(values)
+        return len(self.values), len(self.scores) * len(self.measures)
 
-    @property
-    def beyond_reach(self) -> tuple[str, ...]:
-        """Return a sentence for every measure some of whose values come from geodesics followed beyond their reach."""
-        return self._sentences(
-            lambda value: value.beyond_reach and value.reach is not None,
-            lambda values: f", relative speed up to {max(each.reach or 0.0 for each in values):.3g}.",
-        )
+    def column(self, name: str) -> list[Any]:
+        """Return a score, or the means of a measure by its label, in the order of `scores`; None: not known."""
+        values = self.values[self.values["label"] == name].set_index("checkpoint")["mean"]
+        column = values.reindex(self.scores.index) if name in self.measures.index else self.scores[name]
+        return [None if pd.isna(value) else value for value in column]
 
-    @property
-    def unconverged(self) -> tuple[str, ...]:
-        """Return a sentence for every measure some of whose climbs still rose at their end."""
-        return self._sentences(
-            lambda value: value.late_rise is not None and value.late_rise > CONVERGED,
-            lambda values: (
-                f", up to {max(each.late_rise or 0.0 for each in values):.0%} of the rise came in the last quarter of "
-                "the steps."
-            ),
-        )
+    def frame(self, column: str = "mean") -> pd.DataFrame:
+        """Return a row for each checkpoint: its scores, then each measure by its label.
 
-    @property
-    def rounded(self) -> tuple[str, ...]:
-        """Return a sentence for every measure some of whose values are near the rounding of the loss."""
-        return self._sentences(lambda value: value.rounded, lambda values: "; take larger radii, or dtype: float64.")
+        column: the column of `values` that stands under the labels. A value that is not known is NaN.
+        """
+        wide = self.values.pivot(index="checkpoint", columns="label", values=column)
+        return self.scores.join(wide.reindex(index=self.scores.index, columns=pd.Index(self.labels)))
 
-    def _sentences(
-        self, flagged: Callable[[MeanValue], bool], says: Callable[[list[MeanValue]], str]
-    ) -> tuple[str, ...]:
-        """Return for every measure with flagged values how many they are, and what is to be said of them."""
-        said: list[str] = []
-        for label in self.labels:
-            known = [value for row in self.rows if (value := row.values[label]) is not None]
-            if some := [value for value in known if flagged(value)]:
-                said.append(f"{label}: {len(some)} of {len(known)} values{says(some)}")
-        return tuple(said)
+    def settled_values(self) -> pd.DataFrame:
+        """Return `values` with all that `measures` says of each, as values.csv has it."""
+        return self.values.join(self.measures, on="label")
 
-    @property
-    def failure_groups(self) -> tuple[FailureGroup, ...]:
-        """Put together what failed for one reason on a checkpoint, or alike on several."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for each in self.failures:
-            found.setdefault((each.checkpoint, each.message), []).extend([] if each.what is None else [each.what])
-        alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
-        for (checkpoint, message), what in found.items():
-            alike.setdefault((tuple(what), message), []).append(checkpoint)
-        return tuple(FailureGroup(tuple(checkpoints), what, message) for (what, message), checkpoints in alike.items())
+    def agreement(self) -> Agreement:
+        """Return Kendall's tau-b between every two measures, over the checkpoints that have both."""
+        columns = self.frame()
+        return agreement({label: columns[label].tolist() for label in self.labels})
+
+    def ranking(self, kind: Kind = "kendall-b") -> pd.DataFrame:
+        """Return the correlations of one kind that hold nothing fixed."""
+        return self.rankings[(self.rankings["kind"] == kind) & (self.rankings["given"] == "")]
 
     @property
     def few_models(self) -> str | None:
         """Return a sentence where correlations are of so few models that chance alone makes large ones; else None."""
-        models = [each.correlation.models for each in self.rankings if each.correlation.value is not None]
-        if not models or (fewest := min(models)) >= FEW_MODELS:
+        fewest = self.rankings["models"].min()
+        if not fewest < FEW_MODELS:
             return None
-        counted = f"{fewest} models" if fewest == max(models) else f"{fewest} to {max(models)} models"
         return (
-            f"Correlations over {counted}: among {fewest} models that have nothing to do with a score, tau strays from "
-            f"0 by {tau_deviation(fewest):.2f} (one standard deviation) by chance alone."
+            f"Correlations over few models: with {fewest:g} models, tau has standard deviation "
+            f"{tau_deviation(int(fewest)):.2f} under the null hypothesis."
         )
 
-    def corrected(self, kind: Kind) -> dict[tuple[str, str], float | None]:
-        """Return Holm's corrected p-values of the correlations of one kind, by measure and score."""
-        found = [each for each in self.rankings if not each.given and each.correlation.kind == kind]
-        p_values = holm([each.correlation.p_value for each in found])
-        return {(each.measure, each.against): p for each, p in zip(found, p_values, strict=True)}
-
     @property
-    def against(self) -> tuple[str, ...]:
-        """Return the scores that measures are compared with."""
-        return tuple(dict.fromkeys(each.against for each in self.rankings))
-
-    def column(self, name: str) -> list[Any]:
-        """Return a score, or the means of a measure, in the order of the rows; None where there is none."""
-        if name in self.labels:
-            values = [row.values[name] for row in self.rows]
-            return [None if value is None else value.mean for value in values]
-        return [row.scores.get(name) for row in self.rows]
-
-    def frame(self, rows: Literal["checkpoints", "values"] = "checkpoints") -> pd.DataFrame:
-        """Return a row for every checkpoint: its scores, then mean and standard error of each measure.
-
-        rows="values": a row for every measure of every checkpoint instead, known or not, with the columns checkpoint,
-        measure, label, radius, geometry (its name), its settings as geometry.NAME (kind, metric, geodesic, eps, eta,
-        norm, symmetries, ...), settings.NAME, and mean, standard_error, reach, beyond_reach, late_rise and rounded. In
-        comparisons that earlier versions wrote, which did not keep them, settings are missing.
-        """
-        if rows not in ("checkpoints", "values"):
-            raise ValueError(f"rows must be 'checkpoints' or 'values'. Found {rows!r}")
-        if rows == "values":
-            return data_frame([_flat(row, each) for row in self.rows for each in self.measures], ["checkpoint"])
-        scores = dict.fromkeys(name for row in self.rows for name in row.scores)
-        columns = {name: self.column(name) for name in scores}
+    def cautions(self) -> list[str]:
+        """Return a sentence for each measure some of whose values must be read with care, and why."""
+        said: list[str] = []
         for label in self.labels:
-            columns |= {label: self.column(label), f"{label}, standard error": self.errors(label)}
-        return pd.DataFrame(columns, index=pd.Index([row.checkpoint for row in self.rows], name="checkpoint"))
+            values = self.values[self.values["label"] == label]
+            late, reach = values["late_rise"], values["reach"][values["beyond_reach"]]
+            problems = {
+                f"not converged (up to {late.max():.0%} of the increase came in the last quarter of the steps, so "
+                "maxima are larger): take more steps, or a smaller radius": (late > CONVERGED).sum(),
+                f"beyond the reach of truncated geodesics (relative speed up to {reach.max():.3g}): take a smaller "
+                "radius, or geodesic: exact": len(reach),
+                "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),
+            }
+            said += [f"{label}, {some} of {len(values)} values {words}." for words, some in problems.items() if some]
+        return said
 
-    def errors(self, name: str) -> list[float | None]:
-        """Return the standard errors of a measure's means, in the order of the rows."""
-        values = [row.values[name] for row in self.rows]
-        return [None if value is None else value.standard_error for value in values]
+    def failure_groups(self) -> list[tuple[str, str, str]]:
+        """Return checkpoints, what failed on them, and why; what failed for one reason is put together."""
+        by_checkpoint = self.failures.groupby(["checkpoint", "message"], sort=False)["what"].agg("; ".join)
+        groups = by_checkpoint.reset_index().groupby(["what", "message"], sort=False)["checkpoint"].agg(list)
+        return [
+            (listing(checkpoints, 3), what or "the whole checkpoint", message)
+            for (what, message), checkpoints in groups.items()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON, of which `from_dict` makes the same again."""
-        record = {"format": FORMAT, **asdict(self)}
-        del record["measured_now"]
-        return record
+        record = {"format": FORMAT, "spec": self.spec, "version": self.version, "command": self.command}
+        return {**record, **{name: _plain(getattr(self, name)) for name in TABLES}, "notes": list(self.notes)}
 
     def save(self, path: str | Path) -> None:
-        """Write comparison.json, whole or not at all."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """Return what `to_dict` was called on. Raises ValueError for another format."""
-        if record.get("format") != FORMAT:
-            raise ValueError(f"Expected a comparison of format {FORMAT}. Found {record.get('format')!r}; compare again")
-        agreement = record["agreement"]
-        return cls(
-            spec=record["spec"],
-            version=record["version"],
-            command=record["command"],
-            measures=tuple(ComparedMeasure(**each) for each in record["measures"]),
-            rows=tuple(_row(each) for each in record["rows"]),
-            rankings=tuple(_ranking(each) for each in record["rankings"]),
-            agreement=None if agreement is None else _agreement(agreement),
-            # Called troubles by versions before 0.2.
-            failures=tuple(Failure(**each) for each in record.get("failures", record.get("troubles"))),
-            symmetries=record.get("symmetries"),
-            notes=tuple(record.get("notes", ())),
-        )
+        """Write comparison.json, atomically."""
+        text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
+        write_text(Path(path), text + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
         """Read comparison.json, or that of a directory. Raises ValueError for anything else."""
-        path = Path(path)
-        file = path / "comparison.json" if path.is_dir() else path
+        file = Path(path) / "comparison.json" if Path(path).is_dir() else Path(path)
         try:
             return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} holds no comparison ({type(error).__name__}: {error})") from error
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} must hold a comparison. Found {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Comparison:
+        """Return the comparison of which comparison.json holds `record`. Raises ValueError for another format."""
+        if record.get("format") != FORMAT:
+            raise ValueError(f"A comparison must be of format {FORMAT}. Found {record.get('format')!r}; compare again")
+        tables = {name: _table(name, **record[name]) for name in TABLES}
+        return cls(record["spec"], record["version"], record["command"], **tables, notes=tuple(record["notes"]))
 
 
-def _flat(row: ComparedModel, named: ComparedMeasure) -> dict[str, Any]:
-    value = row.values[named.label]
-    numbers = dict.fromkeys(each.name for each in fields(MeanValue)) if value is None else asdict(value)
-    settings = {key: each for key, each in (named.settings or {}).items() if key != "radius"}
-    return {
-        "checkpoint": row.checkpoint,
-        "measure": named.measure,
-        "label": named.label,
-        "radius": named.radius,
-        "geometry": named.geometry_name,
-        **{f"geometry.{key}": each for key, each in (named.geometry or {}).items()},
-        **{f"settings.{key}": each for key, each in settings.items()},
-        **numbers,
-    }
+def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    """Return the rows as a table of a comparison, which has these columns also where there is no row."""
+    frame = pd.DataFrame(list(rows), columns=list(columns))
+    return frame.astype(dict.fromkeys(NUMBERS.get(name, ()), "float64"))
 
 
-def default_targets(rows: Sequence[ComparedModel], given: Sequence[str]) -> tuple[str, ...]:
-    """Return what measures are compared with by default: the gaps, else every score that is a number and varies."""
-    columns = {name: [row.scores.get(name) for row in rows] for each in rows for name in each.scores}
-    if gaps := tuple(gap for gap in GAPS if gap in columns):
-        return gaps
-    return tuple(
-        name
-        for name, values in columns.items()
-        if name not in given
-        and len({value for value in values if value is not None}) > 1
-        and all(isinstance(value, float) for value in values if value is not None)
-    )
+def _plain(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return index, columns and rows, None for NaN."""
+    split = frame.astype(object).where(frame.notna(), None).to_dict("split")
+    return {"name": frame.index.name, **split}
 
 
-def _row(record: Mapping[str, Any]) -> ComparedModel:
-    values = {label: None if value is None else MeanValue(**value) for label, value in record["values"].items()}
-    return ComparedModel(record["checkpoint"], record["scores"], values)
-
-
-def _ranking(record: Mapping[str, Any]) -> Ranking:
-    correlation = Correlation(**record["correlation"])
-    return Ranking(record["measure"], record["against"], tuple(record["given"]), correlation)
-
-
-def _agreement(record: Mapping[str, Any]) -> Agreement:
-    tables = {key: tuple(map(tuple, record[key])) for key in ("values", "models")}
-    return Agreement(**{**record, **tables, "names": tuple(record["names"])})
+def _table(table: str, name: str | None, index: list[Any], columns: list[str], data: list[list[Any]]) -> pd.DataFrame:
+    """Invert `_plain`: columns of numbers are float64, flags bool, all others as pandas takes them."""
+    kind = object if table == "measures" else None  # whole numbers stay whole beside settings that are not there
+    cells = [[math.nan if cell is None else cell for cell in row] for row in data]
+    names = None if name is None else pd.Index(index, name=name)
+    frame = pd.DataFrame(cells, index=names, columns=columns, dtype=kind)
+    empty = [column for column in frame if table == "scores" and frame[column].isna().all()]
+    return frame.astype(dict.fromkeys((*NUMBERS.get(table, ()), *empty), "float64"))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import final
 
+import pandas as pd
 import torch
 
-from quotient_manifolds.compare.comparison import FailureGroup
-from quotient_manifolds.compare.inventory import Inventory
 from quotient_manifolds.compare.measure_entries import MeasureEntry
+from quotient_manifolds.compare.run import jobs_of
 from quotient_manifolds.compare.scores import unmatched
 from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.store import Store
-from quotient_manifolds.compare.worker import Identity, Loaded, job_of, load, setting_of, tasks_of
+from quotient_manifolds.compare.worker import Identity, Job, Loaded, load, tasks_of
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.sharpness import HessianTrace, PreparedModel, TopEigenvalue
+from quotient_manifolds.sharpness import HessianTrace, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
 
 LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
@@ -29,173 +27,138 @@ SCORES = "loss and error"
 
 
 @final
-@dataclass(frozen=True)
-class MeasureForecast:
-    """Say how many units (a checkpoint and a batch) a measure, or the scores, have, and how many of them are left.
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Say what there is to measure, and about how long it takes.
 
-    passes: forward passes of a unit, of a measure each with a backward pass. seconds: of one pass; None where it could
-    not be timed.
+    measures, by label, and the scores in a row of their own: `tasks` (a checkpoint and a batch), how many are `left`,
+    the `passes` that one is taken to need (forward with backward), the seconds of a pass, and the `time` left (NaN:
+    could not be timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many are
+    to be loaded. notes and failures: sentences.
     """
 
-    label: str
-    units: int
-    left: int
-    passes: int | None
-    seconds: float | None
-
-    @property
-    def total(self) -> float | None:
-        """Return the seconds that what is left takes."""
-        return None if self.seconds is None or self.passes is None else self.left * self.passes * self.seconds
-
-
-@final
-@dataclass(frozen=True)
-class Forecast:
-    """Say what there is to measure. timed: the checkpoint that was loaded, in `loading` seconds; None: none was."""
-
-    measures: tuple[MeasureForecast, ...]
-    checkpoints: int
-    to_load: int
+    measures: pd.DataFrame
     timed: str | None
     loading: float
-    failures: tuple[FailureGroup, ...]
+    to_load: int
+    failures: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
-    def seconds(self) -> float | None:
-        """Return the seconds of all that is left and could be timed, with loading; None where nothing could."""
-        known = [each.total for each in self.measures if each.total is not None]
-        return sum(known) + self.to_load * self.loading if known else None
-
-    @property
-    def pass_seconds(self) -> tuple[float, float] | None:
-        """Return the shortest and the longest pass that was timed."""
-        known = [each.seconds for each in self.measures if each.seconds is not None]
-        return (min(known), max(known)) if known else None
+    def seconds(self) -> float:
+        """Return the seconds of all that is left and could be timed, with loading."""
+        return float(self.measures["time"].sum()) + self.to_load * self.loading
 
 
 def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") -> Forecast:
-    """Count the units of a comparison, finished (those in out/store.sqlite) and left, and time one checkpoint.
+    """Count the tasks of a comparison, finished (those in out/store.sqlite) and left, and time one checkpoint.
 
     Checkpoints are loaded until one of them is read; on its first batch one pass is timed in every geometry, whose
-    symmetries are proved there, as they will be for every other. Nothing is measured or kept.
+    symmetries are verified there, as they will be for every other. Nothing is measured or kept.
     """
-    place = Path(out) / "store.sqlite"
-    loaded, name, loading, failures = _first_that_loads(spec, str(device))
-    identity = None if loaded is None else loaded.identity
-    with tempfile.TemporaryDirectory() as nowhere:
-        there = place.is_file()
-        with Store(place if there else Path(nowhere) / "store.sqlite", make=not there) as store:
-            units, left, to_load = _counted(Inventory(spec, store), identity)
-    timer = None if loaded is None else _Timer(loaded, spec)
-    found: list[MeasureForecast] = []
-    for entry in (None, *spec.measures):
-        label = SCORES if entry is None else entry.label
-        passes, seconds, wrong = (None, None, None) if timer is None else timer.of(entry)
-        if wrong is not None:
-            failures.append(FailureGroup((name or "",), (label,), wrong))
-        found.append(MeasureForecast(label, units[label], left[label], passes, seconds))
-    said = {} if identity is None else identity.notes
-    notes = (
-        *(f"{name}, {split}: {sentence}" for split, sentences in said.items() for sentence in sentences),
-        *unmatched([each.name for each in spec.checkpoints], spec.scores),
-    )
-    return Forecast(tuple(found), len(spec.checkpoints), to_load, name, loading, tuple(failures), notes)
-
-
-def _first_that_loads(spec: Spec, device: str) -> tuple[Loaded | None, str | None, float, list[FailureGroup]]:
-    failures: list[FailureGroup] = []
-    for checkpoint in spec.checkpoints:
-        job = job_of(spec, checkpoint, device)
+    jobs, failures = jobs_of(spec, str(device)), list[str]()
+    loaded, timed, loading = None, None, 0.0
+    for job in jobs:
         try:
-            load(job)  # pays for what is imported once
-            start = time.perf_counter()
-            loaded = load(job)
+            loaded, loading = _loaded(job)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the model is the user's
-            failures.append(FailureGroup((checkpoint.name,), (), sentence(error)))
+            failures.append(f"{job.checkpoint.name}: {sentence(error)}")
             continue
-        return loaded, checkpoint.name, time.perf_counter() - start, failures
-    return None, None, 0.0, failures
+        timed = job.checkpoint.name
+        break
+    place = Path(out) / "store.sqlite"
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
+        counts, to_load = _counted(jobs, store, None if loaded is None else loaded.identity)
+    costs: dict[str, tuple[int, float]] = {}
+    known: dict[object, float | str] = {}  # seconds of a pass in a geometry, or what is wrong
+    for entry in (None, *spec.measures) if loaded is not None else ():
+        setting = None if entry is None else entry.setting
+        if setting not in known:
+            known[setting] = _timed(loaded, entry)
+            if isinstance(said := known[setting], str):
+                failures.append(f"{timed}, {SCORES if entry is None else entry.label}: {said}")
+        if not isinstance(seconds := known[setting], str):
+            costs[SCORES if entry is None else entry.label] = (_passes(entry, loaded), seconds)
+    measures = counts.join(pd.DataFrame.from_dict(costs, orient="index", columns=["passes", "seconds"]))
+    measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
+    notes = {} if loaded is None else loaded.identity.notes
+    said = (f"{timed}, {split}: {each}" for split, sentences in notes.items() for each in sentences)
+    names = [each.name for each in spec.checkpoints]
+    return Forecast(measures, timed, loading, to_load, tuple(failures), (*said, *unmatched(names, spec.scores)))
 
 
-def _counted(inventory: Inventory, like: Identity | None) -> tuple[Counter[str], Counter[str], int]:
-    """Count units by label, those of them without result, and the checkpoints that will be loaded.
+def _loaded(job: Job) -> tuple[Loaded, float]:
+    load(job)  # pays for what is imported once
+    start = time.perf_counter()
+    return load(job), time.perf_counter() - start
+
+
+def _counted(jobs: list[Job], store: Store | None, like: Identity | None) -> tuple[pd.DataFrame, int]:
+    """Count tasks by label, those without value, and the checkpoints that will be loaded.
 
     A checkpoint that was never loaded is taken to have as many batches as the one that was.
     """
-    units, left = Counter[str](), Counter[str]()
+    labels = [SCORES, *jobs[0].spec.labels]
+    rows: list[dict[str, object]] = []
     to_load = 0
-    for checkpoint in inventory.spec.checkpoints:
-        known = inventory.identity(checkpoint)
-        identity = known or like
-        tasks = [] if identity is None else tasks_of(checkpoint.name, identity, inventory.spec.measures)
-        finished = set() if known is None else inventory.store.finished(each.unit.key for each in tasks)
-        labels = [(SCORES if each.entry is None else each.label, each.unit.key in finished) for each in tasks]
-        waiting = [label for label, done in labels if not done]
-        units.update(label for label, _ in labels)
-        left.update(waiting)
-        to_load += bool(waiting) or known is None or inventory.always_loads
-    return units, left, to_load
+    for job in jobs:
+        record = None if store is None else store.recall(job.fingerprint)
+        identity = like if record is None else Identity(**record)
+        tasks = [] if identity is None else tasks_of(job.spec, identity)
+        finished = set() if store is None or record is None else store.finished(each.key for each in tasks)
+        rows += [
+            {"measure": SCORES if each.entry is None else each.label, "left": each.key not in finished}
+            for each in tasks
+        ]
+        to_load += record is None or job.spec.calls_functions or len(finished) < len(tasks)
+    found = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(["count", "sum"])
+    return found.reindex(labels, fill_value=0).set_axis(["tasks", "left"], axis=1), to_load
 
 
-@final
-class _Timer:
-    """Time one pass on the first batch of a checkpoint, once in every geometry."""
+def _timed(loaded: Loaded, entry: MeasureEntry | None) -> float | str:
+    """Return the seconds of a pass in the geometry of a measure, or of the scores for None; or what is wrong."""
+    try:
+        if entry is None:
+            return _seconds(loaded, lambda: loaded.score("data", 0))
+        prepared = loaded.prepared(entry)
+        if isinstance(prepared, str):
+            return prepared
+        objective = prepared.objective(0)
+        with autograd_available():
+            return _seconds(loaded, lambda: objective.value_and_gradient(objective.zero()))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the model is the user's
+        return sentence(error)
 
-    def __init__(self, loaded: Loaded, spec: Spec) -> None:
-        self._loaded, self._spec = loaded, spec
-        self._known: dict[object, tuple[PreparedModel | None, float | None]] = {}
 
-    def of(self, entry: MeasureEntry | None) -> tuple[int | None, float | None, str | None]:
-        """Return passes of a unit, seconds of one, and (once) what is wrong; without entry, those of the scores."""
-        try:
-            if entry is None:
-                return 1, self._seconds(partial(self._loaded.score, "data", 0)), None
-            place = setting_of(entry)
-            if place not in self._known:
-                self._known[place] = None, None
-                model = self._loaded.prepared(entry)
-                if isinstance(model, str):
-                    return None, None, model
-                self._known[place] = model, None
-                objective = model.objective(0, lambda: None)
-                with autograd_available():
-                    seconds = self._seconds(lambda: objective.value_and_gradient(objective.zero()))
-                self._known[place] = model, seconds
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the model is the user's
-            return (1 if entry is None else None), None, sentence(error)
-        known, took = self._known[place]
-        return (None if known is None else passes(entry, known)), took, None
-
-    def _seconds(self, work: Callable[[], object]) -> float:
-        """Return the mean of as many calls as fit into half a second, after one that pays for what is set up once."""
+def _seconds(loaded: Loaded, work: Callable[[], object]) -> float:
+    """Return the mean of as many calls as fit into half a second, after one that pays for what is set up once."""
+    on_gpu = any(w.is_cuda for w in loaded.model.parameters())
+    start, calls = time.perf_counter(), -1
+    while calls < 1 or (calls < 100 and time.perf_counter() - start < 0.5):
         work()
-        self._wait()
-        start, calls = time.perf_counter(), 0
-        while calls < 1 or (calls < 100 and time.perf_counter() - start < 0.5):
-            work()
-            self._wait()
-            calls += 1
-        return (time.perf_counter() - start) / calls
-
-    def _wait(self) -> None:
-        if any(w.is_cuda for w in self._loaded.model.parameters()):
+        if on_gpu:
             torch.cuda.synchronize()
+        calls += 1
+        if calls == 0:
+            start = time.perf_counter()
+    return (time.perf_counter() - start) / calls
 
 
-def passes(entry: MeasureEntry, model: PreparedModel) -> int:
-    """Return how many forward passes, with a backward pass each, a unit is taken to need.
+def _passes(entry: MeasureEntry | None, loaded: Loaded) -> int:
+    """Return how many forward passes, with a backward pass each, a task is taken to need.
 
     A product with the Hessian counts twice; what stops early is counted to its end.
     """
-    measure = entry.measure
+    measure = None if entry is None else entry.measure
+    if measure is None:
+        return 1
     if isinstance(measure, TopEigenvalue):
         return 1 + 2 * LANCZOS
     if isinstance(measure, HessianTrace):
         return 1 + 2 * measure.samples
-    return measure.ticks(model.model)
+    return measure.ticks(loaded.model)

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_flatten_with_path
 
 from quotient_manifolds.files import siblings
 from quotient_manifolds.load.adapters import base_of
-from quotient_manifolds.load.models import load_object
 from quotient_manifolds.messages import is_users
-from quotient_manifolds.symmetries import Evaluate, Symmetries
+from quotient_manifolds.symmetries import Evaluate
 from quotient_manifolds.symmetries.verify import BatchLosses, jittered
 
 SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
@@ -93,20 +92,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def symmetries_hash(declared: Symmetries) -> str:
-    """Return the SHA-256 of the pairs, translations and freedoms that are declared."""
-    freedoms = [repr((each.name, each.names, dict(each.families))) for each in declared.freedoms]
-    return _hash([repr(declared.pairs), repr(declared.translations), *freedoms], {})
-
-
-def source_hash(reference: str | None) -> str:
-    """Return the SHA-256 of the file of package.module:function; "" for None."""
-    if reference is None:
-        return ""
-    file = inspect.getsourcefile(inspect.unwrap(load_object(reference, "a function")))
-    return _hash([reference], {}) if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def batch_hash(batch: Any) -> str:

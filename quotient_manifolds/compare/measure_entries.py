@@ -7,21 +7,15 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, final
 
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
-from quotient_manifolds.load.language import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
     GradientNorm,
     HessianTrace,
     LegacyWorstCase,
-    Loss,
     Measure,
     TopEigenvalue,
     WorstCase,
-    cross_entropy,
-    next_token_cross_entropy,
-    normalised_logits,
 )
-from quotient_manifolds.sharpness.result import Setting
 
 MEASURES: dict[str, type[Measure]] = {
     "worst-case": WorstCase,
@@ -31,25 +25,21 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
 }
-
-# One object each, so that what was found for it is known again.
-_PLAIN: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
-_NORMALISED = {shifted: normalised_logits(loss) for shifted, loss in _PLAIN.items()}
 _OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
 
 
 @final
 @dataclass(frozen=True)
 class MeasureEntry:
-    """Pair a measure with the loss it is computed on, and say how tables call it."""
+    """Pair a measure with how its loss is computed, and say how tables call it.
+
+    normalise_logits: the loss is that of centred logits of length 1. warm_start: the ascent begins where that at the
+    next smaller radius ended.
+    """
 
     measure: Measure
     normalise_logits: bool = False
     warm_start: bool = False
-
-    def loss(self, task: str | None = None) -> Loss:
-        """Return the loss of models with such a task, see `DataSource`."""
-        return (_NORMALISED if self.normalise_logits else _PLAIN)[task == CAUSAL]
 
     @property
     def label(self) -> str:
@@ -59,6 +49,8 @@ class MeasureEntry:
     @property
     def family(self) -> str:
         """Return the label without the radius."""
+        geometry = self.measure.geometry
+        eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
         chosen = {
             each.name: getattr(self.measure, each.name)
             for each in fields(self.measure)
@@ -66,8 +58,8 @@ class MeasureEntry:
         }
         return ", ".join(
             [
-                f"{self.measure.geometry.name} {self.measure.name}",
-                *([f"eps {_shortest(self.eps)}"] if self.eps else []),
+                f"{geometry.name} {self.measure.name}",
+                *([f"eps {_shortest(eps)}"] if eps else []),
                 *(["warm start"] if self.warm_start else []),
                 *(f"{name} {_shortest(value)}" for name, value in chosen.items()),
                 *(["normalised logits"] if self.normalise_logits else []),
@@ -76,21 +68,30 @@ class MeasureEntry:
 
     @property
     def radius(self) -> float | None:
+        """Return the radius of the ball; None where the measure has none."""
         radius: float | None = getattr(self.measure, "radius", None)
         return radius
 
     @property
-    def eps(self) -> float:
-        """Return the one option of a geometry that its name does not tell."""
-        return self.measure.geometry.eps if isinstance(self.measure.geometry, Quotient) else 0.0
+    def setting(self) -> tuple[str, bool]:
+        """Return what two measures must agree in to be measured on one `PreparedModel`."""
+        return repr(self.measure.geometry), self.normalise_logits
 
     @property
-    def settings(self) -> dict[str, Setting]:
-        """Return all that the names of measure and geometry do not tell."""
-        return {**self.measure.settings, "eps": self.eps, "normalise_logits": self.normalise_logits}
+    def columns(self) -> dict[str, Any]:
+        """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
+        settings = {**self.measure.settings, "normalise_logits": self.normalise_logits, "warm_start": self.warm_start}
+        return {
+            "measure": self.measure.name,
+            "geometry": self.measure.geometry.name,
+            "radius": self.radius,
+            "family": self.family,
+            **{f"geometry.{key}": value for key, value in self.measure.geometry.to_dict().items()},
+            **{f"settings.{key}": value for key, value in settings.items() if key != "radius"},
+        }
 
 
-def _shortest(value: Setting) -> str:
+def _shortest(value: Any) -> str:
     """Return 0.1 as such, and all digits where six do not tell a number from its neighbours."""
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
@@ -100,8 +101,8 @@ def measures_of(
     geometries: list[str | float],
     sizes: Mapping[str, list[float]],
     *,
-    warm_start: bool,
-    normalise_logits: bool,
+    warm_start: bool = False,
+    normalise_logits: bool = False,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
     """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).

@@ -1,35 +1,47 @@
-"""Coordinate a comparison: one process hands out what is to be measured, and alone writes what comes back."""
+"""Run a comparison: find what is not measured yet, measure it in this process or on a Dask cluster, and write files."""
 
 from __future__ import annotations
 
+import logging
+import queue
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any
 
 import torch
 
 from quotient_manifolds.compare.analysis import analyse
-from quotient_manifolds.compare.cluster import cluster
 from quotient_manifolds.compare.comparison import Comparison
-from quotient_manifolds.compare.inventory import Inventory
+from quotient_manifolds.compare.identity import files_fingerprint
 from quotient_manifolds.compare.report import write_comparison
-from quotient_manifolds.compare.spec import Spec, read_spec
+from quotient_manifolds.compare.spec import Spec
+from quotient_manifolds.compare.spec_file import read_spec
 from quotient_manifolds.compare.store import Store
-from quotient_manifolds.compare.unit import Unit
-from quotient_manifolds.compare.worker import Emit, Identity, Job, job_of, measure_job, setting_of, tasks_of
-from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.compare.worker import Identity, Job, measure_checkpoint, tasks_of
 from quotient_manifolds.progress import Progress
+from quotient_manifolds.version import MEANING, VERSION
 
-ATTEMPTS = 3  # workers that may die over one unit until it is a failure
+PATIENCE = 120.0  # seconds without any worker on this machine, after which none is hoped for
+_GONE = "The Dask scheduler is gone. What was measured is kept: run again."
+_SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
+_SETTINGS = {
+    "distributed.scheduler.allowed-failures": 2,  # workers that may die over a checkpoint, but one
+    # Dask gives up a worker for good that is not there so long after it died: also one that is just being started for
+    # the second time. Here dead workers are always started again.
+    "distributed.deploy.lost-worker-timeout": "365 days",
+}
+# A terminal sends Ctrl-C to the workers too; they are to be ended by the process that started them, without a word.
+_DEAF_TO_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 def run_comparison(
     spec: Spec | str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     device: str | torch.device = "cpu",
     workers: int | None = None,
@@ -37,141 +49,192 @@ def run_comparison(
     progress: Progress | None = None,
     command: str | None = None,
 ) -> Comparison:
-    """Measure every checkpoint of a spec that is not measured yet, and write what was found into the directory `out`.
+    """Measure every checkpoint of a spec that is not measured yet, and return what was found.
 
-    `out` receives store.sqlite (every value as it is finished), report.html, comparison.json, models.csv (a row for
-    each checkpoint) and units.csv (a row for each measure on each batch). Call it again after an interruption, a crash
-    or a change of the spec, and only what is missing is measured. What fails does not stop the rest:
-    `Comparison.failures` says what and why.
+    out: the directory that receives store.sqlite (every value as it is finished), report.html, comparison.json (which
+    `Comparison.load` reads) and values.csv (a row for each measure of each checkpoint); None: nothing is written. Call
+    it again after an interruption, a crash or a change of the spec, and only what is missing is measured. What fails
+    does not stop the rest: `Comparison.failures` says what and why.
 
-    spec: a `Spec`, or the path of a YAML file. workers: measure in so many processes on this machine (on CUDA each has
-    a device of its own); scheduler: on the workers of the Dask cluster with this address; neither: in this process,
-    which needs no Dask. Values are the same bit for bit, given the same number of torch's threads: a worker has one, or
-    as many as OMP_NUM_THREADS says. Started processes import the main module, so a script that gives `workers` needs
+    spec: a `Spec`, or the path of a YAML file. workers: measure in so many processes on this machine, a checkpoint at a
+    time in each (on CUDA each has a device of its own); scheduler: on the workers of the Dask cluster with this
+    address, which must see the checkpoints, the data and `out` under the same paths; neither: in this process, which
+    needs no Dask. Values are the same bit for bit, given the same number of torch's threads: a worker has one, or as
+    many as OMP_NUM_THREADS says. Started processes import the main module, so a script that gives `workers` needs
     `if __name__ == "__main__":`. progress is called with what is being done, how much of it is finished, and the total.
     command: what the report says to redo it by.
 
     Raises ValueError, in one sentence, for a spec that is wrong and workers that cannot be had; `StoreError` for a
     store that cannot be used, or that another process measures into.
     """
-    wanted, out, device = spec if isinstance(spec, Spec) else read_spec(spec), Path(out), str(device)
-    with Store(out / "store.sqlite") as store:
-        alone = workers is None and scheduler is None
-        pool: AbstractContextManager[_Pool] = (
-            nullcontext(_InProcess()) if alone else cluster(workers, scheduler, device)
-        )
-        redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
-        with pool as opened:
-            coordinator = _Coordinator(wanted, store, device, progress or (lambda what, done, total: None))
-            coordinator.measure_all(opened)
-        comparison = analyse(coordinator.inventory, command=redo, progress=coordinator.progress)
-        write_comparison(comparison, coordinator.inventory, out)
-    return replace(comparison, measured_now=coordinator.measured)
-
-
-class _Pool(Protocol):
-    """Measure jobs: in this process, or on a cluster."""
-
-    @property
-    def size(self) -> int: ...
-
-    def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None: ...
-
-
-@final
-class _InProcess:
-    size = 1
-
-    def run(self, jobs: Iterator[Job], emit: Emit, lost: Callable[[Job], Job | None]) -> None:
-        for job in jobs:
-            measure_job(job, emit)
-
-
-@final
-class _Coordinator:
-    def __init__(self, spec: Spec, store: Store, device: str, progress: Progress) -> None:
-        self.inventory = Inventory(spec, store)
-        self.progress = progress
-        self.measured = 0
-        self._device = device
-        self._fingerprints: dict[str, str] = {}
-        self._failed: set[str] = set()  # keys of units that failed in this run, which does not try them again
-        self._deaths = Counter[str]()
-
-    def measure_all(self, pool: _Pool) -> None:
-        """Measure whatever has no value yet."""
-        pool.run(self._jobs(pool.size), self._receive, self._lost)
-
-    def _jobs(self, workers: int) -> Iterator[Job]:
-        """Yield a job for each checkpoint; towards the end one for each setting of it, so that no worker waits."""
-        spec = self.inventory.spec
-        todo = [each for each in spec.checkpoints if self._left(each) != set()]
-        settings = [tuple(each for each in spec.measures if setting_of(each) == one) for one in _settings(spec)]
-        for place, checkpoint in enumerate(todo):
-            self.progress("checkpoints", place, len(todo))
-            shares = settings if workers > 1 and len(todo) - place <= workers else [spec.measures]
-            for number, entries in enumerate(shares):
-                # Before loading: what is written meanwhile makes another fingerprint, and is loaded by the next run.
-                self._fingerprints.setdefault(checkpoint.name, self.inventory.fingerprint(checkpoint))
-                job = replace(job_of(spec, checkpoint, self._device), entries=entries, scores=number == 0)
-                if (ready := self._without_finished(job)) is not None:
-                    yield ready
-        self.progress("checkpoints", len(todo), len(todo))
-
-    def _left(self, checkpoint: Checkpoint) -> set[str] | None:
-        """Return the keys of what is left to measure; None if the checkpoint must be loaded to know."""
-        if self.inventory.current(checkpoint) is None:
-            return None
-        keys = {each.unit.key for each in self.inventory.tasks(checkpoint)}
-        left: set[str] = keys - self.inventory.store.finished(keys) - self._failed
-        if not left:
-            self.inventory.store.mend(checkpoint.name)
-        return left
-
-    def _without_finished(self, job: Job) -> Job | None:
-        """Return the job for what is left of it now; None if nothing is."""
-        identity = self.inventory.current(job.checkpoint)
-        if identity is None:
-            return replace(job, finished=frozenset(self.inventory.store.finished() | self._failed))
-        keys = {each.unit.key for each in tasks_of(job.checkpoint.name, identity, job.entries, job.scores)}
-        finished = self.inventory.store.finished(keys) | (self._failed & keys)
-        return replace(job, finished=frozenset(finished)) if keys - finished else None
-
-    def _receive(self, message: dict[str, Any]) -> None:
-        """Write what a worker has to say; on disk when this returns."""
-        if message["kind"] == "progress":
-            self.progress(message["what"], message["done"], message["total"])
-        elif message["kind"] == "loaded":
-            name = message["checkpoint"]
-            self.inventory.learn(name, Identity.from_dict(message["identity"]), self._fingerprints[name])
-        elif message["kind"] == "group":
-            self.inventory.store.remember(message["group"], message["names"])
-        elif message["kind"] == "finished":
-            unit = Unit(**message["unit"])
-            self.measured += self.inventory.store.finish(unit, message["payload"], message["seconds"])
+    wanted, device = spec if isinstance(spec, Spec) else read_spec(spec), str(device)
+    if workers is not None and scheduler is not None:
+        raise ValueError("workers or scheduler must be given, not both: start some here, or join a running cluster")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out)
+        store = stack.enter_context(Store(folder / "store.sqlite"))
+        jobs = jobs_of(wanted, device)
+        left = [job for job in jobs if _left(job, store)]
+        if workers is None and scheduler is None:
+            measured = _measure_here(left, store, progress or _silent)
+        elif left:
+            with _cluster(workers, scheduler, device) as client:
+                measured = _measure_on(client, left, store, progress or _silent, local=scheduler is None)
         else:
-            self._fail(message["checkpoint"], message["key"], message["message"])
-
-    def _fail(self, checkpoint: str, key: str | None, why: str) -> None:
-        self.inventory.store.fail(checkpoint, key, why)
-        if key is not None:
-            self._failed.add(key)
-
-    def _lost(self, job: Job) -> Job | None:
-        """Return what to do instead of a job whose worker died: what is left of it, but for a unit that is deadly."""
-        left = self._without_finished(job)
-        if left is None:
-            return None
-        name, identity = job.checkpoint.name, self.inventory.current(job.checkpoint)
-        tasks = [] if identity is None else tasks_of(name, identity, job.entries, job.scores)
-        key = next((each.unit.key for each in tasks if each.unit.key not in left.finished), None)
-        self._deaths[key or name] += 1
-        if self._deaths[key or name] < ATTEMPTS:
-            return left
-        why = f"{ATTEMPTS} workers died over it, as processes do that are killed or have no memory left."
-        self._fail(name, key, why)
-        return None if key is None else self._without_finished(job)
+            measured = 0
+        redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
+        found = analyse(wanted, jobs, store, command=redo, progress=progress or _silent)
+        if out is not None:
+            write_comparison(found, folder)
+    return replace(found, measured_now=measured)
 
 
-def _settings(spec: Spec) -> list[object]:
-    return list(dict.fromkeys(setting_of(each) for each in spec.measures))
+def jobs_of(spec: Spec, device: str) -> list[Job]:
+    """Return a job for each checkpoint, with a fingerprint that says, without loading, that all is as it was."""
+    data = [None if split is None else split.fingerprint() for split in (spec.data, spec.test)]
+    return [
+        Job(
+            spec,
+            each,
+            device,
+            repr((VERSION, MEANING, spec.dtype, spec.loss, each.loader, files_fingerprint(each.path), *data)),
+        )
+        for each in spec.checkpoints
+    ]
+
+
+def _left(job: Job, store: Store) -> bool:
+    """Return whether anything of a checkpoint may be left to measure."""
+    record = store.recall(job.fingerprint)
+    if record is None or job.spec.calls_functions:
+        return True
+    keys = {each.key for each in tasks_of(job.spec, Identity(**record))}
+    if keys - store.finished(keys):
+        return True
+    store.mend(job.checkpoint.name)
+    return False
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+def _measure_here(jobs: Sequence[Job], store: Store, progress: Progress) -> int:
+    measured = 0
+    for done, job in enumerate(jobs):
+        progress("checkpoints", done, len(jobs))
+        measured += measure_checkpoint(job, store, progress)
+    progress("checkpoints", len(jobs), len(jobs))
+    return measured
+
+
+def _measure_on(client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool) -> int:
+    """Measure a checkpoint on each worker at a time, each into the store; return how many values were added.
+
+    Where a worker dies, Dask gives its checkpoint to another, which finds in the store what was finished.
+    """
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    waiting, running = list(reversed(jobs)), dict[Any, Job]()
+    measured, done, seen = 0, 0, time.monotonic()
+    while waiting or running:
+        progress("checkpoints", done, len(jobs))
+        alive = _workers(client)
+        while waiting and len(running) < max(1, alive):
+            job = waiting.pop()
+            future = client.submit(_work, job, str(store.path), local, pure=False)
+            running[future] = job
+            future.add_done_callback(arrived.put)
+        try:
+            future = arrived.get(timeout=5)
+        except queue.Empty:
+            if alive or not local:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > PATIENCE:
+                raise ConnectionError(
+                    "All workers have died, and no other could be started. What was measured is kept: run again."
+                ) from None
+            continue
+        job, done, seen = running.pop(future), done + 1, time.monotonic()
+        if future.status == "finished":
+            measured += future.result()
+        elif future.status != "error":
+            raise ConnectionError(_GONE)
+        elif type(future.exception()).__name__ == "KilledWorker":
+            why = "All workers that measured it died, as processes do that are killed or have no memory left."
+            store.fail(job.checkpoint.name, None, why)
+        else:
+            raise future.exception()
+    progress("checkpoints", done, len(jobs))
+    return measured
+
+
+def _work(job: Job, store: str, local: bool) -> int:
+    """Measure a checkpoint in a worker."""
+    from distributed import get_worker
+
+    if local and job.device == "cuda":
+        job = replace(job, device=f"cuda:{get_worker().name}")
+    with Store(store, alone=False) as opened:
+        return measure_checkpoint(job, opened)
+
+
+def _workers(client: Any) -> int:
+    try:
+        return len(client.nthreads())
+    except (OSError, TimeoutError) as error:
+        raise ConnectionError(_GONE) from error
+
+
+@contextmanager
+def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterator[Any]:
+    """Start `workers` processes on this machine, or join the cluster at `scheduler`; yield its client.
+
+    A process computes with one thread, or as many as OMP_NUM_THREADS says. They end with this process, however it ends.
+    Raises ValueError for what cannot be started or joined, ImportError without Dask.
+    """
+    try:
+        import dask
+        from distributed import Client, LocalCluster
+        from distributed.comm.addressing import get_address_host_port
+    except ImportError as error:
+        raise ImportError(
+            "Several workers need dask.distributed, which is not installed: "
+            'pip install "quotient-manifolds[distributed]".'
+        ) from error
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be a whole number, at least 1. Found {workers!r}")
+    if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
+        raise ValueError(f"workers must have a GPU each. Found {devices} for {workers}; give {devices} workers")
+    for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
+        logging.getLogger(name).setLevel(_SILENT)  # that a worker or scheduler died is said in words of ours
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set(_SETTINGS))
+        address: Any = scheduler
+        if scheduler is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            try:
+                address = stack.enter_context(
+                    LocalCluster(
+                        n_workers=workers,
+                        threads_per_worker=1,
+                        memory_limit=0,
+                        dashboard_address="127.0.0.1:0",  # a second command's is not in the way of a first's
+                        local_directory=folder,
+                        silence_logs=_SILENT,
+                        preload=[_DEAF_TO_CTRL_C],
+                    )
+                )
+            except RuntimeError as error:
+                raise ValueError(
+                    f"No worker could be started ({error}) A script that gives workers needs "
+                    "`if __name__ == '__main__':` around what it does, for every worker imports it."
+                ) from error
+        try:
+            if scheduler is not None:
+                get_address_host_port(scheduler)  # a client that finds this out itself takes a minute to end
+            client = stack.enter_context(Client(address, set_as_default=False))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"scheduler must be the address of a Dask scheduler. Found {scheduler}: {' '.join(str(error).split())}"
+            ) from error
+        yield client

@@ -1,12 +1,12 @@
-"""Tell how well each model does: loss and error on its data and on test data, and what a file says of it."""
+"""Compute and read what measures are compared with: loss and error of each model, and what a file says of it."""
 
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -24,6 +24,7 @@ def pooled(part: str, batches: Sequence[Mapping[str, float]]) -> Scores:
     return {
         f"{prefix}{what}": math.fsum(batch[what] * batch["examples"] for batch in batches) / examples
         for what in ("loss", "error")
+        if what in batches[0]
     }
 
 
@@ -37,18 +38,27 @@ def with_gaps(scores: Scores) -> Scores:
     return scores | gaps
 
 
-def measured_scores(*, test: bool) -> tuple[str, ...]:
-    """Return the names of the scores that are measured."""
-    return ("loss", "error", *(("test_loss", "test_error", *GAPS) if test else ()))
+def measured_scores(*, test: bool, error: bool = True) -> tuple[str, ...]:
+    """Return the names of the scores that are measured; error: whether the loss is of labels, which have one."""
+    names = ("loss", "error", *(("test_loss", "test_error", *GAPS) if test else ()))
+    return tuple(name for name in names if error or "error" not in name)
 
 
-def check_named(name: str, known: Sequence[str], listed: Mapping[str, Scores], *, number: bool) -> None:
+def default_targets(scores: pd.DataFrame, given: Sequence[str]) -> list[str]:
+    """Return what measures are compared with by default: the gaps, else every score that is a number and varies."""
+    if gaps := [gap for gap in GAPS if gap in scores]:
+        return gaps
+    numbers = scores.select_dtypes("number")
+    return [name for name in numbers if name not in given and numbers[name].nunique() > 1]
+
+
+def check_named(key: str, name: str, known: Sequence[str], listed: Mapping[str, Scores], *, number: bool) -> None:
     """Raise ValueError for a name of no score, or of one that is text where a number is wanted."""
     if name not in known:
-        raise ValueError(f"there is no score {name!r}; known are {', '.join(known)}")
+        raise ValueError(f"{key} must name scores: {', '.join(known)}. Found {name!r}")
     text = next((row[name] for row in listed.values() if isinstance(row.get(name), str)), None)
     if number and text is not None:
-        raise ValueError(f"the score {name!r} must be a number to be compared with. Found {text!r}")
+        raise ValueError(f"{key} must name scores that are numbers. Found {name!r}, which is {text!r} somewhere")
 
 
 def unmatched(names: Sequence[str], scores: Mapping[str, Scores]) -> list[str]:
@@ -57,38 +67,45 @@ def unmatched(names: Sequence[str], scores: Mapping[str, Scores]) -> list[str]:
     if not scores or not lacking:
         return []
     others = [name for name in scores if name not in names]
-    said = [f"Without a row of scores, so in no correlation with them: {_some(lacking)}."]
-    return [*said, f"Rows of scores that name no checkpoint: {_some(others)}."] if others else said
+    said = [f"Without a row of scores, so in no correlation with them: {listing(lacking)}."]
+    return [*said, f"Rows of scores that name no checkpoint: {listing(others)}."] if others else said
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def listing(names: Sequence[str], most: int = 5) -> str:
+    """Return the names in one line, the first of them where they are many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def read_scores(
-    path: Path, checkpoints: Sequence[str], measured: Sequence[str], measures: Sequence[str] = ()
-) -> dict[str, Scores]:
+def read_scores(path: Path, checkpoints: Sequence[str], taken: Sequence[str]) -> dict[str, Scores]:
     """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
     Raises ValueError for a file that cannot be read so, lacks a name or has it twice, names none of the checkpoints,
-    has a number that is infinite or too large, or a column that is called like one of `measured`, or like one of
-    `measures`, which would take its place.
+    has an infinite number, or a column that is called like one of `taken`, which would take its place.
     """
     frame = _table(path)
-    for line, name in enumerate(frame[NAME], start=2):
-        if not name:
-            raise ValueError(f"{path}, line {line}: the name of the checkpoint is missing")
-    twice = frame[NAME][frame[NAME].duplicated()]
-    if len(twice):
-        raise ValueError(f"{path}, line {int(twice.index[0]) + 2}: {twice.iloc[0]} is named a second time")
-    if not set(checkpoints) & set(frame[NAME]):
-        raise ValueError(f"{path} names none of the checkpoints, which are called {checkpoints[0]}, and so on")
-    if doubled := [name for name in frame.columns if name in (*measured, *measures)]:
-        raise ValueError(f"{path}: {doubled[0]} is measured here; give the column another name")
-    records = frame.drop(columns=NAME).to_dict(orient="records")
+    if NAME not in frame:
+        raise ValueError(f"{path} must have a column {NAME}. Found {', '.join(frame.columns)}")
+    names = frame.pop(NAME)
+    if not names.all():
+        raise ValueError(
+            f"{path} must name a checkpoint in each row. Found an empty name in line {(names == '').argmax() + 2}"
+        )
+    if names.duplicated().any():
+        raise ValueError(
+            f"{path} must have one row for each checkpoint. Found {names[names.duplicated()].iloc[0]} twice"
+        )
+    if not set(checkpoints) & set(names):
+        raise ValueError(
+            f"{path} must name checkpoints, such as {checkpoints[0]}. Found {names.iloc[0] if len(names) else 'none'}"
+        )
+    if doubled := [name for name in frame if name in taken]:
+        raise ValueError(f"{path} must not have a column of a name that is measured. Found {doubled[0]}; rename it")
+    infinite = [name for name in frame.select_dtypes("number") if frame[name].abs().eq(math.inf).any()]
+    if infinite:
+        raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {infinite[0]}")
     return {
-        str(name): {str(key): _plain(value, f"{path}, line {line}: {key}") for key, value in record.items()}
-        for line, (name, record) in enumerate(zip(frame[NAME], records, strict=True), start=2)
+        str(name): {str(key): _plain(row[key]) for key in frame}
+        for name, (_, row) in zip(names, frame.iterrows(), strict=True)
     }
 
 
@@ -96,43 +113,15 @@ def _table(path: Path) -> pd.DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
-            names = pd.read_csv(path, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0].tolist()
-            if len(set(names)) < len(names):
-                raise ValueError(f"the column {next(name for name in names if names.count(name) > 1)!r} is there twice")
+            columns = pd.read_csv(path, nrows=0, dtype=str).columns
+            missing: dict[Any, Any] = {name: list(MISSING) for name in columns if name != NAME}
             # A checkpoint may be called NA, null or 007.
-            missing = {place: list(MISSING) for place, name in enumerate(names) if name != NAME}
-            kinds = {place: str for place, name in enumerate(names) if name == NAME}
-            frame = pd.read_csv(
-                path,
-                header=None,
-                skiprows=1,
-                names=range(len(names)),
-                dtype=kinds,
-                index_col=False,
-                keep_default_na=False,
-                na_values=missing,
-            )
-    except pd.errors.ParserWarning as error:
-        raise ValueError(f"the scores {path} have a row with more cells than there are columns") from error
-    except (OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"the scores {path} cannot be read as CSV: {' '.join(str(error).split())}") from error
-    if NAME not in names:
-        raise ValueError(f"{path} needs a column {NAME}. Found {', '.join(names)}")
-    frame.columns = pd.Index(names)
-    return frame
+            return pd.read_csv(path, dtype={NAME: str}, index_col=False, keep_default_na=False, na_values=missing)
+    except (OSError, ValueError, OverflowError, pd.errors.ParserWarning) as error:
+        raise ValueError(f"{path} must be readable as CSV: {' '.join(str(error).split())}") from error
 
 
-def _plain(value: object, where: str) -> float | str | None:
-    if isinstance(value, (bool, int, float)):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if math.isinf(number):
-            raise ValueError(f"{where} must be finite. Found {str(value)[:40]}")
-        return None if math.isnan(number) else number
-    if value is None:
-        return None
-    if re.fullmatch(r"[-+]?[0-9]{19,}", str(value)):
-        raise ValueError(f"{where} must be a number with fewer digits. Found {str(value)[:40]}")
-    return str(value)
+def _plain(value: Any) -> float | str | None:
+    if isinstance(value, str):
+        return value
+    return None if value is None or math.isnan(value) else float(value)

@@ -1,23 +1,61 @@
-"""Say what to compare: in Python, or in a YAML file, of which errors name the line."""
+"""Describe a comparison by Python objects: checkpoints, data, measures, scores."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from quotient_manifolds.compare.measure_entries import MeasureEntry, measures_of
-from quotient_manifolds.compare.scores import Scores, check_named, measured_scores, read_scores
-from quotient_manifolds.compare.spec_file import KeyPath, Schema, SpecFile, read_yaml, validated
-from quotient_manifolds.files import expanded
-from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.load import Checkpoint, DataSource, find_checkpoints
-from quotient_manifolds.load.models import load_object
-from quotient_manifolds.messages import sentence, shown
+from torch import nn
+
+from quotient_manifolds.compare.measure_entries import MeasureEntry
+from quotient_manifolds.compare.scores import Scores, check_named, measured_scores
+from quotient_manifolds.load import Checkpoint, call_object, load_object
+from quotient_manifolds.load.language import CAUSAL
+from quotient_manifolds.sharpness import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
+
+DTYPES = ("float32", "float64")
+
+# One object each, so that what was found for it is known again.
+_LOSSES: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
+_NORMALISED = {causal: normalised_logits(loss) for causal, loss in _LOSSES.items()}
+
+
+class Data(Protocol):
+    """Give the batches that models are measured on; `DataSource` and `BatchFunction` do."""
+
+    @property
+    def task(self) -> str | None:
+        """Return what models of text predict, see `DataSource`."""
+
+    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Sequence[Any]:
+        """Return the batches of a model."""
+
+    def fingerprint(self) -> str:
+        """Return what changes with the batches, found without making them."""
+
+
+@final
+@dataclass(frozen=True)
+class BatchFunction:
+    """Take the batches that a function package.module:function of no arguments returns, for models of any kind."""
+
+    reference: str
+    task: str | None = None
+
+    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> list[Any]:
+        """Call the function. Raises ValueError where it raises, or returns no batches."""
+        found = list(call_object(self.reference, "a function that returns batches"))
+        if not found:
+            raise ValueError(f"{self.reference} must return at least one batch. Found none")
+        return found
+
+    def fingerprint(self) -> str:
+        """Return what no other call returns: nobody knows what a function reads, so it is called in every run."""
+        return uuid.uuid4().hex
 
 
 @final
@@ -25,25 +63,26 @@ from quotient_manifolds.messages import sentence, shown
 class Spec:
     """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
 
-    checkpoints: as `find_checkpoints` returns them. data: what the measures see. measures: such as
-    `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what the gaps are taken to. scores: by name of checkpoint,
-    numbers or text by name of score. against: scores the measures are correlated with; if none is named, the gaps, or
-    without test data every number that varies. given: hyperparameters held fixed in partial correlations. dtype:
-    "float32" or "float64". symmetries: package.module:function, which declares those of each model; None: they are
-    found. name: what the report calls it; path: the file that it was read from.
+    checkpoints: as `find_checkpoints` returns them, or one `Checkpoint`. data: what measures are computed on, a
+    `DataSource` or a `BatchFunction`. measures: such as `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what
+    the gaps are taken to. scores: by name of checkpoint, numbers or text by name of score. against: scores the measures
+    are correlated with; if none is named, the gaps, or without test data every number that varies. given:
+    hyperparameters held fixed in partial correlations. loss: package.module:function, a function loss(model, batch);
+    None: cross-entropy, of the next token for a causal language model. dtype: "float32" or "float64". name: what the
+    report calls it; path: the file that it was read from.
 
     Raises ValueError or TypeError for names that are given twice or not known, and settings that mean nothing.
     """
 
     checkpoints: Sequence[Checkpoint]
-    data: DataSource
+    data: Data
     measures: Sequence[MeasureEntry]
-    test: DataSource | None = None
+    test: Data | None = None
     scores: Mapping[str, Scores] = field(default_factory=dict)
     against: Sequence[str] = ()
     given: Sequence[str] = ()
+    loss: str | None = None
     dtype: str = "float32"
-    symmetries: str | None = None
     name: str = "comparison"
     path: Path | None = None
 
@@ -57,18 +96,14 @@ class Spec:
             if not names:
                 raise ValueError(f"{what} must not be empty")
             if twice := next((name for name in names if names.count(name) > 1), None):
-                raise ValueError(f"{twice} is asked for twice" if what == "measures" else f"two are called {twice}")
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(f"dtype must be 'float32' or 'float64'. Found {self.dtype!r}")
+                raise ValueError(f"{what} must have names of their own. Found {twice} twice")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}. Found {self.dtype!r}")
         if self.test is not None and self.test.task != self.data.task:
             raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
-        if self.symmetries is not None and not any(
-            isinstance(each.measure.geometry, Quotient) for each in self.measures
-        ):
-            raise ValueError("symmetries mean nothing here: no measure has a quotient geometry")
         for key, wanted in (("against", self.against), ("given", self.given)):
             for name in wanted:
-                check_named(name, self.known_scores, self.scores, number=key == "against")
+                check_named(key, name, self.known_scores, self.scores, number=key == "against")
 
     @property
     def labels(self) -> list[str]:
@@ -79,127 +114,22 @@ class Spec:
     def known_scores(self) -> tuple[str, ...]:
         """Return the names of the scores that are measured, and of those that are listed."""
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
-        return (*measured_scores(test=self.test is not None), *listed)
+        return (*measured_scores(test=self.test is not None, error=self.loss is None), *listed)
 
     @property
     def folders(self) -> tuple[str, ...]:
         """Return where functions of the user's are imported from, besides where Python looks."""
         return (os.getcwd(),) if self.path is None else (os.getcwd(), str(self.path.resolve().parent))
 
+    @property
+    def calls_functions(self) -> bool:
+        """Return whether a function of the user's decides what a number is: nobody knows what it reads."""
+        return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
-def read_spec(path: str | Path) -> Spec:
-    """Read the comparison that a YAML file describes; its paths are relative to the file.
-
-    Raises ValueError, one sentence with the line, for unknown keys, values of a wrong kind, settings that do not belong
-    together, patterns that match nothing, data and scores that are not there or not readable, and names of no score.
-    """
-    path = Path(path)
-    if path.suffix == ".toml":
-        raise ValueError(f"{path} is TOML by its name: a spec is YAML.")
-    file = read_yaml(path)
-    top = validated(file)
-    base = path.resolve().parent
-    with _at(file, "checkpoints"):
-        if ":" in top.checkpoints.loader:  # found now, not once for every checkpoint
-            _importable(base)
-            load_object(top.checkpoints.loader, "a function that returns an nn.Module")
-        checkpoints = _named(find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base))
-    measures = _measures(file, top)
-    if top.symmetries is not None:
-        with _at(file, "symmetries"):
-            _importable(base)
-            load_object(top.symmetries, "a function of the model that returns its Symmetries")
-            if not any(isinstance(each.measure.geometry, Quotient) for each in measures):
-                raise ValueError("symmetries mean nothing here: no measure has a quotient geometry")
-    scores = _scores(file, top, base, checkpoints, [each.label for each in measures])
-    return Spec(
-        name=path.name,
-        path=path,
-        checkpoints=checkpoints,
-        data=_source(file, "data", top.data, base),
-        test=None if top.test is None else _source(file, "test", top.test, base),
-        scores=scores,
-        measures=measures,
-        against=top.against,
-        given=top.given,
-        dtype=top.dtype,
-        symmetries=top.symmetries,
-    )
-
-
-def _importable(base: Path) -> None:
-    """Let modules beside a spec be found wherever the command is given."""
-    if str(base) not in sys.path:
-        sys.path.insert(0, str(base))
-
-
-@contextmanager
-def _at(file: SpecFile, *place: str | int) -> Iterator[None]:
-    """Say what is wrong inside with the line of `place`."""
-    try:
-        yield
-    except SystemExit as error:  # of a module of the user's, while it is imported
-        raise ValueError(f"{file.path}, line {file.line(place)}: {sentence(error)}") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file.path}, line {file.line(place)}: {error}") from error
-
-
-def _measures(file: SpecFile, top: Schema) -> tuple[MeasureEntry, ...]:
-    found: dict[str, MeasureEntry] = {}
-    for index, section in enumerate(top.measures):
-        place: KeyPath = ("measures", index)
-        with _at(file, *place):
-            for each in measures_of(
-                section.measure,
-                section.geometry,
-                section.sizes,
-                warm_start=section.warm_start,
-                normalise_logits=section.normalise_logits,
-                options=section.options,
-            ):
-                if each.label in found:
-                    raise ValueError(f"{each.label} is asked for twice")
-                found[each.label] = each
-    return tuple(found.values())
-
-
-def _named(checkpoints: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints with names that can be printed: undecodable bytes and control characters as escapes."""
-    names: dict[str, Checkpoint] = {}
-    for each in checkpoints:
-        name = shown(each.name)
-        while name in names:
-            name += "*"
-        names[name] = replace(each, name=name)
-    return tuple(names.values())
-
-
-def _scores(
-    file: SpecFile, top: Schema, base: Path, checkpoints: tuple[Checkpoint, ...], measures: Sequence[str]
-) -> Mapping[str, Scores]:
-    """Return the file's rows, once all that the spec says of scores has been checked."""
-    listed: Mapping[str, Scores] = {}
-    measured = measured_scores(test=top.test is not None)
-    if top.scores is not None:
-        with _at(file, "scores"):
-            names = [each.name for each in checkpoints]
-            listed = read_scores(base / expanded(top.scores), names, measured, measures)
-    known = (*measured, *dict.fromkeys(name for row in listed.values() for name in row))
-    for key, names in (("against", top.against), ("given", top.given)):
-        for index, name in enumerate(names):
-            with _at(file, key, index):
-                check_named(name, known, listed, number=key == "against")
-    return listed
-
-
-def _source(file: SpecFile, key: str, section: Any, base: Path) -> DataSource:
-    """Return the data, once its files and labels have been looked at: what fails for all checkpoints is said once."""
-    settings = section.model_dump()
-    settings["path"] = base / expanded(section.path)
-    if section.tokenizer is not None:
-        settings["tokenizer"] = base / expanded(section.tokenizer)
-    with _at(file, key):
-        source = DataSource(**settings)
-        source.fingerprint()
-        source.check()
-    return source
+    def loss_of(self, entry: MeasureEntry | None) -> Callable[[nn.Module, Any], Any]:
+        """Return the loss that a measure is computed on; that of the scores for None."""
+        normalised = entry is not None and entry.normalise_logits
+        if self.loss is None:
+            return (_NORMALISED if normalised else _LOSSES)[self.data.task == CAUSAL]
+        own: Loss = load_object(self.loss, "a function loss(model, batch) that returns a scalar")
+        return normalised_logits(own) if normalised else own

@@ -1,38 +1,31 @@
-"""Keep what is measured: one SQLite file, written by one process, that survives crashes and full disks."""
+"""Keep what is measured: one SQLite file that survives crashes, kills and full disks."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
-from quotient_manifolds.compare import export
-from quotient_manifolds.compare.export import Result
-from quotient_manifolds.compare.unit import Unit, plain, to_json
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-FORMAT = 2  # of the tables; 1, which had a table of claims besides, is read and written as it is
+FORMAT = 3  # of the tables
 APPLICATION = 0x716D7A31  # "qmz1" in the file's header: tells a store from any other SQLite file
-PATIENCE = 60.0  # seconds to wait for another program's transaction
+PATIENCE = 60.0  # seconds to wait for another process's transaction
 
 TABLES = (
     """CREATE TABLE results (
-        key TEXT PRIMARY KEY NOT NULL, checkpoint TEXT NOT NULL, measure TEXT NOT NULL, geometry TEXT NOT NULL,
-        radius REAL, batch INTEGER NOT NULL, settings TEXT NOT NULL, payload TEXT NOT NULL, seconds REAL NOT NULL)""",
-    # key: of the unit; null for a checkpoint as a whole
+        key TEXT PRIMARY KEY NOT NULL, checkpoint TEXT NOT NULL, measure TEXT NOT NULL, batch INTEGER NOT NULL,
+        payload TEXT NOT NULL, seconds REAL NOT NULL)""",
+    # key: of the task; null for a checkpoint as a whole
     """CREATE TABLE failures (
         number INTEGER PRIMARY KEY AUTOINCREMENT, checkpoint TEXT NOT NULL, key TEXT, message TEXT NOT NULL)""",
     "CREATE TABLE memory (fingerprint TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
 )
-ORDER = "ORDER BY checkpoint, measure, geometry, radius, batch, settings, key"
 AMONG = "IN (SELECT value FROM json_each(?))"  # keys travel as one JSON list: a query has room for few parameters
 
 # What SQLite says, and what that means here. Its error codes reach Python from 3.11 on only, its words always.
@@ -52,28 +45,38 @@ class StoreError(OSError):
     """Say that a store cannot be opened, read or written, in one sentence on what to do; what was finished is kept."""
 
 
+def task_key(deciding: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hexadecimal, of the canonical JSON of everything that decides a value.
+
+    The order of keys does not matter. Raises ValueError or TypeError for what is not plain JSON, infinite and undefined
+    numbers included.
+    """
+    text = json.dumps(deciding, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 @final
 class Store:
-    """Keep finished units and failures in one file, which one process at a time writes.
+    """Keep values and failures in one file.
 
-    A result is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did
-    not never happened. The first result of a key stays for good. make: make the file (and its folder) if there is none,
-    and be its only writer until `close`, by a lock that the operating system drops when the process ends, however it
-    ends. Without it the file is there to be read, also while another process writes it.
+    A value is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did not
+    never happened. The first value of a key stays for good. alone: make the file (and its folder) if there is none, and
+    be its only owner until `close`, by a lock that the operating system drops when the process ends, however it ends.
+    Otherwise the file is there, to be read, or to be written for the process that owns it.
 
     Raises StoreError for a file that is no store, of another format, damaged, in a place that cannot be written, on a
-    full disk, or that another process writes; what was finished before is kept.
+    full disk, or that another process owns; what was finished before is kept.
     """
 
-    def __init__(self, path: str | Path, *, make: bool = True) -> None:
+    def __init__(self, path: str | Path, *, alone: bool = True) -> None:
         self.path = Path(path).resolve()
         self._connection: sqlite3.Connection | None = None
-        if not make and not self.path.exists():
-            raise StoreError(f"There is no store at {self.path}.")
-        self._lock = _only_writer(self.path) if make else None
+        if not alone and not self.path.exists():
+            raise StoreError(f"A store must exist to be read. Found none at {self.path}")
+        self._lock = _only_owner(self.path) if alone else None
         try:
             with self._sentences():
-                self._connection = self._opened(make)
+                self._connection = self._opened(alone)
         except BaseException:
             self.close()
             raise
@@ -87,7 +90,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close the file, and let another process write."""
+        """Close the file, and let another process own it."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -95,60 +98,37 @@ class Store:
             self._lock.release()
             self._lock = None
 
-    def finished(self, keys: Iterable[str] | None = None) -> set[str]:
-        """Return those of the keys that have a result; all that have one if none are given."""
-        if keys is None:
-            return {key for (key,) in self._rows("SELECT key FROM results")}
+    def finished(self, keys: Iterable[str]) -> set[str]:
+        """Return those of the keys that have a value."""
         return {key for (key,) in self._rows(f"SELECT key FROM results WHERE key {AMONG}", [json.dumps(list(keys))])}
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """Return the payload kept under this key, floats bit for bit; None if it is not finished."""
-        found = self._rows("SELECT payload FROM results WHERE key = ?", [key])
-        return self._read(found[0][0]) if found else None
+    def values(self, keys: Iterable[str]) -> dict[str, tuple[dict[str, Any], float]]:
+        """Return payload and seconds by key, of those of the keys that have a value; floats bit for bit."""
+        rows = self._rows(f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [json.dumps(list(keys))])
+        return {key: (self._read(payload), seconds) for key, payload, seconds in rows}
 
-    def results(self, units: Iterable[Unit] | None = None) -> list[Result]:
-        """Return all that is finished, ordered by identity; or of these units, in their order and under their names.
+    def finish(
+        self, key: str, checkpoint: str, measure: str, batch: int, payload: Mapping[str, Any], seconds: float
+    ) -> bool:
+        """Keep a value for good, and drop the failure of its key and that of its checkpoint.
 
-        (A key stands for what decides a value: a checkpoint that was renamed, or has a twin, finds its results.)
+        On disk when this returns. checkpoint, measure, batch: names for readers. False: the key had a value already,
+        which stays. Raises ValueError for a payload with a number that is not finite: that is a failure.
         """
-        if units is None:
-            columns = f"payload, seconds, settings, {', '.join(export.IDENTITY)}"
-            return [
-                Result(_unit(identity, self._read(settings)), self._read(payload), seconds)
-                for payload, seconds, settings, *identity in self._rows(f"SELECT {columns} FROM results {ORDER}")
-            ]
-        units = list(units)
-        keys = json.dumps([each.key for each in units])
-        found = {
-            key: (payload, seconds)
-            for key, payload, seconds in self._rows(
-                f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [keys]
-            )
-        }
-        return [Result(unit, self._read(found[unit.key][0]), found[unit.key][1]) for unit in units if unit.key in found]
-
-    def finish(self, unit: Unit, payload: Mapping[str, Any], seconds: float) -> bool:
-        """Keep a result for good, and drop the failure of the unit and that of its checkpoint.
-
-        On disk when this returns. False: the key had a result already, which stays. Raises ValueError for a payload
-        that is not plain JSON: a value that is not finite is a failure.
-        """
-        row = [
-            *(getattr(unit, name) for name in export.IDENTITY),
-            to_json(unit.settings, "settings"),
-            to_json(payload, "payload"),
-            plain(seconds, "seconds"),
-        ]
+        try:
+            text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"Numbers must be finite to be kept. Found one that is not ({error})") from error
+        row = [key, checkpoint, measure, batch, text, seconds]
         with self._transaction() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row).rowcount
+            new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
             connection.execute(
-                "DELETE FROM failures WHERE key = ? OR (checkpoint = ? AND key IS NULL)", [unit.key, unit.checkpoint]
+                "DELETE FROM failures WHERE key = ? OR (checkpoint = ? AND key IS NULL)", [key, checkpoint]
             )
         return new == 1
 
     def fail(self, checkpoint: str, key: str | None, message: str) -> None:
-        """Keep the failure of a unit, or (key None) of a checkpoint; nothing if the unit is finished."""
-        message = message.encode("utf-8", "backslashreplace").decode("utf-8")  # names of files that are no text
+        """Keep the failure of a key, or (key None) of a checkpoint; nothing if the key has a value."""
         with self._transaction() as connection:
             if not connection.execute("SELECT 1 FROM results WHERE key = ?", [key]).fetchone():
                 connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS ?", [checkpoint, key])
@@ -163,27 +143,18 @@ class Store:
 
     def mend(self, checkpoint: str) -> None:
         """Forget that a checkpoint failed as a whole, because it has loaded now."""
-        if (checkpoint, None) in self.failures():
-            with self._transaction() as connection:
-                connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
 
     def remember(self, fingerprint: str, value: Any) -> None:
         """Keep plain JSON under a fingerprint, in place of what was there: what only a loaded model tells."""
         with self._transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, to_json(value, "value")])
+            connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
 
     def recall(self, fingerprint: str) -> Any:
         """Return what `remember` kept under this fingerprint; None if nothing."""
         found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
         return self._read(found[0][0]) if found else None
-
-    def frame(self, units: Iterable[Unit] | None = None) -> pd.DataFrame:
-        """Return `results` as a data frame, with the columns of `export`."""
-        return export.frame(self.results(units))
-
-    def export(self, path: str | Path, units: Iterable[Unit] | None = None) -> None:
-        """Write `results` as .csv, .parquet or .json, by the suffix; whole or not at all."""
-        export.export(self.results(units), Path(path))
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._sentences():
@@ -215,26 +186,23 @@ class Store:
             # A rollback journal and full synchronisation. (A write-ahead log needs shared memory, which a reader on
             # another host does not have.) The journal is emptied, not deleted: no folder need be synchronised.
             connection.execute("PRAGMA synchronous = FULL")
-            number = {
-                name: int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-                for name in ("application_id", "user_version")
-            }
-            if make and not any(connection.execute("SELECT 1 FROM sqlite_master")) and not number["application_id"]:
+            application, version = (
+                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
+            )
+            if make and not application and not any(connection.execute("SELECT 1 FROM sqlite_master")):
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in TABLES:
                     connection.execute(statement)
                 connection.execute("COMMIT")
-            elif number["application_id"] != APPLICATION:
+            elif application != APPLICATION:
+                raise sqlite3.DatabaseError("file is not a database of this package")
+            elif version != FORMAT:
                 raise StoreError(
-                    f"{self.path} is not a store: give the path of one, or of a file that does not exist yet."
-                )
-            elif (found := number["user_version"]) not in (1, FORMAT):
-                raise StoreError(
-                    f"Expected a store of format {FORMAT}, found format {found} in {self.path}: it was written by "
-                    f"{'a newer' if found > FORMAT else 'an older'} version; use that one, or another file."
+                    f"{self.path} must be a store of format {FORMAT}. Found format {version}, of another version of "
+                    "this package: use that one, or another file"
                 )
             # Damage is found before hours are spent on measuring, in milliseconds.
-            if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            if make and (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(f"malformed: {found}")
             connection.execute("PRAGMA journal_mode = TRUNCATE")
         except BaseException:
@@ -262,18 +230,10 @@ class Store:
             ) from error
 
 
-def _unit(identity: Sequence[Any], settings: Mapping[str, Any]) -> Unit:
-    return Unit(**dict(zip(export.IDENTITY, identity, strict=True)), settings=settings)
-
-
-def _only_writer(path: Path) -> Any:
+def _only_owner(path: Path) -> Any:
     """Take the lock beside a store; a second process is told at once that there is a first."""
-    try:
-        from filelock import FileLock, Timeout
-    except ImportError as error:
-        raise ImportError(
-            'Writing a store needs filelock, which is not installed: pip install "quotient-manifolds[compare]".'
-        ) from error
+    from filelock import FileLock, Timeout
+
     with suppress(OSError):  # SQLite says it better when it cannot open the file
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from quotient_manifolds.load.batches import Batches
 from quotient_manifolds.load.certificate import Certificate, certify
-from quotient_manifolds.load.checkpoints import Checkpoint, find_checkpoints, load_checkpoint
-from quotient_manifolds.load.clip_soup import ClipClassifier, load_clip_soup
 from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs, optional_inputs
-from quotient_manifolds.load.labelled_examples import Batches
-from quotient_manifolds.load.models import call_object, load_model, load_object, load_symmetries
+from quotient_manifolds.load.models import (
+    Checkpoint,
+    call_object,
+    find_checkpoints,
+    load_checkpoint,
+    load_model,
+    load_object,
+    load_symmetries,
+)
 from quotient_manifolds.load.shards import load_shards
 from quotient_manifolds.load.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.load.text import LabelledText, read_text_labels
@@ -18,7 +24,6 @@ __all__ = [
     "Batches",
     "Certificate",
     "Checkpoint",
-    "ClipClassifier",
     "DataSource",
     "LabelledText",
     "call_object",
@@ -27,7 +32,6 @@ __all__ = [
     "find_checkpoints",
     "generic_inputs",
     "load_checkpoint",
-    "load_clip_soup",
     "load_model",
     "load_object",
     "load_shards",

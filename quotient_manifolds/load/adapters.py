@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import OWN_CODE, load_pretrained, loading, read_object, without_weights
-from quotient_manifolds.load.untrusted import at_most, check_patterns, check_regular
-from quotient_manifolds.load.weights import Shapes, check_names, read_tensors, shapes_of
-from quotient_manifolds.messages import first_line, shown
+from quotient_manifolds.load.untrusted import check_config, check_patterns
+from quotient_manifolds.load.weights import read_tensors, shapes_in
+from quotient_manifolds.messages import first_line
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Kinds that are tensors and nothing else: others read tokenizers, import modules or fetch what their settings name.
@@ -46,26 +46,30 @@ def load_adapter(path: Path) -> nn.Module:
     the adapter's or to the one above that). Raises ValueError in one sentence if there is none, if a parameter stands
     in neither, or one in the adapter has no place; ImportError without peft.
     """
-    settings = read_object(path / SETTINGS)
-    check_patterns(settings, shown(path / SETTINGS))
+    settings, saved = read_adapter(path)
     base = base_directory(path, settings)
-    check_regular(path)
-    if not (path / WEIGHTS).is_file():
-        raise ValueError(without_weights(path))
-    saved = read_tensors(path / WEIGHTS)
-    shapes = shapes_of(saved)
     trained = settings.get("auto_mapping")  # the class that the adapter was trained on, where its task names none
     named = trained.get("base_model_class") if isinstance(trained, dict) else None
-    heads = [shape[0] for name, shape in shapes.items() if name.endswith(HEADS) and len(shape) == 2]
+    heads = [len(value) for name, value in saved.items() if name.endswith(HEADS) and value.ndim == 2]
     network = load_pretrained(
         base,
         architecture=TASKS.get(str(settings.get("task_type"))) or (named if isinstance(named, str) else None),
         settings={"num_labels": heads[0]} if heads else {},  # the base gets as many classes as the head saved with it
         instead={name.removeprefix(PREFIX): value for name, value in saved.items()},
     )
-    model = _with_adapter(network, path, shapes, base)
+    model = _with_adapter(network, path, set(saved), base)
     model.directories = [path, base]  # where a tokenizer or an image processor may be
     return model.eval()
+
+
+def read_adapter(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the settings and the tensors in a directory of peft, whatever they are."""
+    settings = read_object(path / SETTINGS)
+    check_patterns(settings, str(path / SETTINGS))
+    if not (path / WEIGHTS).is_file():
+        raise ValueError(without_weights(path))
+    check_config(settings, shapes_in([path / WEIGHTS]), str(path / SETTINGS))
+    return settings, read_tensors(path / WEIGHTS)
 
 
 def base_of(path: Path) -> Path | None:
@@ -79,9 +83,11 @@ def base_of(path: Path) -> Path | None:
 def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
     """Return the directory of the model that an adapter belongs to, or raise ValueError saying what to do."""
     kind, named = settings.get("peft_type"), settings.get("base_model_name_or_path")
-    what = f"{shown(path)} is an adapter of peft ({kind}) of {named!r}"
-    if kind not in KINDS or settings.get("megatron_config"):
-        raise ValueError(f"{what}, of which kind only {', '.join(KINDS)} are loaded; merge it, or {OWN_CODE}.")
+    what = f"{path} is an adapter of peft ({kind}) of {named!r}"
+    if kind not in KINDS or settings.get("megatron_config") or settings.get("layer_replication"):
+        raise ValueError(
+            f"{what}: only {', '.join(KINDS)} on layers as they are can be loaded. Merge it, or {OWN_CODE}."
+        )
     if isinstance(named, str) and named:
         written = expanded(named)
         for place in dict.fromkeys((written, path / written, path.parent / written)):
@@ -95,22 +101,22 @@ def base_directory(path: Path, settings: Mapping[str, Any]) -> Path:
     )
 
 
-def _with_adapter(network: nn.Module, path: Path, shapes: Shapes, base: Path) -> Any:
+def _with_adapter(network: nn.Module, path: Path, saved: set[str], base: Path) -> Any:
     try:
         from peft import PeftModel
         from peft.utils import get_peft_model_state_dict
     except ImportError as error:
         raise ImportError(
-            f"{shown(path)} is an adapter of {shown(base)}, which needs the peft library: "
-            'pip install "quotient-manifolds[peft]".'
+            f'{path} is an adapter of {base}, which needs the peft library: pip install "quotient-manifolds[peft]".'
         ) from error
-    held = shapes_of(dict(network.named_parameters()))
-    with warnings.catch_warnings(), loading("adapter", path), at_most({**held, **shapes}, shown(path / SETTINGS)):
+    with warnings.catch_warnings(), loading("adapter", path):
         warnings.simplefilter("ignore")  # of what peft calls in transformers, and of what is looked at below
         try:
             model = PeftModel.from_pretrained(network, os.fspath(path), is_trainable=True)
-            wanted = get_peft_model_state_dict(model, save_embedding_layers=False)
+            wanted = set(get_peft_model_state_dict(model, save_embedding_layers=False))
         except KeyError as error:  # peft looks up each parameter that it expects
             raise ValueError(f"it lacks parameter {first_line(error)}.") from error
-    check_names(shapes, wanted, f"The adapter in {shown(path)}")
+    for odd, verb in ((sorted(wanted - saved), "lacks"), (sorted(saved - wanted), "has the unexpected")):
+        if odd:
+            raise ValueError(f"The adapter in {path} {verb} parameter {odd[0]} (one of {len(odd)}).")
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 import torch
@@ -60,30 +60,22 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, ready for JSON."""
-        return {
-            "model": self.model,
-            "blocks": self.blocks,
-            "fibre": self.fibre.to_dict(),
-            "found": self.found.to_dict(),
-            "shared": self.shared,
-            "unreached": self.unreached,
-            "missing": self.missing,
-            "places": dict(self.places),
-            "outside": list(self.outside),
-        }
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        made = {"fibre": self.fibre.to_dict(), "found": self.found.to_dict(), "missing": self.missing}
+        return {**plain, **made, "places": dict(self.places), "outside": list(self.outside)}
 
     def __str__(self) -> str:
         """Write the report, some lines of text; where it is inconclusive, the reasons come first."""
         copy = f", a copy of width 8 with {self.blocks} block{'s' * (self.blocks > 1)}" if self.blocks else ""
-        families = [f"  {name}: {size}" for name, size in self.found.families.items()]
-        twice = [f"  counted twice: {self.shared}"] * bool(self.shared)
+        lines = [str(self.fibre), f"found in {self.model}{copy}: {self.found.dimension - self.shared}"]
+        lines += [f"  {name}: {size}" for name, size in self.found.families.items()]
+        lines += [f"  counted twice: {self.shared}"] * bool(self.shared)
+        lines += [f"reached by no input: {self.unreached}"] * bool(self.unreached)
         places = ", ".join(f"{name} ({size:.1f})" for name, size in self.places.items())
-        unreached = [f"reached by no input: {self.unreached}"] * bool(self.unreached)
         missing = "inconclusive" if self.missing is None else self.missing
-        missing = f"not found: {missing}{f', in {places}' if places else ''}"
-        outside = [f"does not hold exactly, or not on all inputs: {name}" for name in self.outside]
-        of = f"found in {self.model}{copy}: {self.found.dimension - self.shared}"
-        return "\n".join([str(self.fibre), of, *families, *twice, *unreached, missing, *outside])
+        lines.append(f"not found: {missing}{f', in {places}' if places else ''}")
+        lines += [f"does not hold exactly, or not on all inputs: {name}" for name in self.outside]
+        return "\n".join(lines)
 
 
 def certify(

@@ -10,16 +10,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.untrusted import TooLarge, asked_network, at_most, check_config, check_regular, no_network
-from quotient_manifolds.load.weights import Shapes, shapes_in, shapes_of
-from quotient_manifolds.messages import brief, first_line, shown
+from quotient_manifolds.load.untrusted import asked_network, check_config, no_network
+from quotient_manifolds.load.weights import shapes_in
+from quotient_manifolds.messages import brief, first_line
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # an older and a newer name
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 OWN_CODE = "build such a model in a function and give package.module:function"
 
@@ -37,18 +37,13 @@ def load_pretrained(
     entries of the configuration in place of the file's. instead: values of parameters that the files may lack, or have
     in another shape.
 
-    Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, a model far
-    larger than the files, and anything that would have to be fetched from a network.
+    Raises ValueError in one sentence: no weights, pickled weights, parameters that are not in the files, far more
+    layers or classes than the files have, and anything that would have to be fetched from a network.
     """
-    settings, instead, where = settings or {}, instead or {}, shown(path / "config.json")
-    config = read_config(path)
-    check_regular(path)
-    if config.get("transformers_weights") not in (None, "model.safetensors", "model.safetensors.index.json"):
-        raise ValueError(f"{where} names weights of its own: expected model.safetensors.")
-    shapes = shapes_in(_weight_files(path))
-    check_config({**config, **settings}, shapes, where)
-    name = architecture or _architecture(config, path)
-    model_class = _model_class(name, path)
+    settings, instead, config = settings or {}, instead or {}, read_config(path)
+    check_config({**config, **settings}, shapes_in(_weight_files(path)), str(path / "config.json"))
+    named = config.get("architectures") or ["AutoModel"]
+    name: Any = architecture or (named[0] if isinstance(named, list) else named)
     options = {
         **LOCAL,
         **settings,
@@ -56,77 +51,55 @@ def load_pretrained(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are listed, and refused below
     }
-    with loading(name, path), at_most(shapes, where), _quiet(architecture is not None):
+    model_class = _model_class(name, path)
+    with loading(name, path):
         model, info = model_class.from_pretrained(os.fspath(path), **options)
-    unread = _unread(info, instead, name, path)
-    model.load_state_dict({key: instead[key] for key in unread}, strict=False)
-    return model.eval()
-
-
-def _unread(info: Mapping[str, Any], instead: Mapping[str, Tensor], name: str, path: Path) -> set[str]:
-    """Return the parameters that were not read from the files; ValueError if one of them has no value `instead`."""
     mismatched = {str(key): (tuple(found), tuple(wanted)) for key, found, wanted in info.get("mismatched_keys", ())}
     if wrong := sorted(mismatched.keys() - instead.keys()):
         found, wanted = mismatched[wrong[0]]
         raise ValueError(
-            f"The weights in {shown(path)} have {wrong[0]} of shape {found}, but config.json describes one of {wanted}."
+            f"The weights in {path} have {wrong[0]} of shape {found}, but config.json describes one of {wanted}."
         )
     if missing := sorted(set(info["missing_keys"]) - instead.keys()):
         raise ValueError(
-            f"The weights in {shown(path)} lack {len(missing)} parameters of {name} (the first is {missing[0]}), "
+            f"The weights in {path} lack {len(missing)} parameters of {name} (the first is {missing[0]}), "
             "which would be left at random values; save the model again with all its weights."
         )
-    return {*info["missing_keys"], *mismatched}
-
-
-@contextmanager
-def _quiet(quiet: bool) -> Iterator[None]:
-    """Silence the report of transformers on missing parameters, where some are expected and checked here."""
-    logging = _transformers().logging
-    before = logging.get_verbosity()
-    if quiet:
-        logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+    model.load_state_dict({key: instead[key] for key in (*info["missing_keys"], *mismatched)}, strict=False)
+    return model.eval()
 
 
 @contextmanager
 def loading(what: str, path: Path) -> Iterator[None]:
-    """Refuse every network request inside the block, and say in one ValueError why `what` does not load."""
+    """Refuse every network request inside the block, and say in one ValueError why `what` does not load.
+
+    The report of transformers on parameters that are missing is silenced, for they are checked.
+    """
+    logging = transformers_library().logging
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         with no_network():
             yield
-    except TooLarge:
-        raise
     except Exception as error:  # transformers and peft raise a dozen kinds, from KeyError to safetensors' own
         if asked_network(error):
             raise ValueError(
-                f"The {what} in {shown(path)} needs what is not there (a backbone or a kernel that its configuration "
+                f"The {what} in {path} needs what is not there (a backbone or a kernel that its configuration "
                 f"names), and nothing is ever fetched from a network: save it again with all it needs, or {OWN_CODE}."
             ) from error
-        raise ValueError(f"The {what} in {shown(path)} does not load: {first_line(error)}") from error
+        raise ValueError(f"The {what} in {path} does not load: {first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
-def _architecture(config: Mapping[str, Any], path: Path) -> str:
-    names = config.get("architectures") or ["AutoModel"]
-    if not isinstance(names, list) or not isinstance(names[0], str):
-        raise ValueError(
-            f"architectures in {shown(path / 'config.json')} must be a list of names, found {brief(names)}."
-        )
-    return names[0]
-
-
-def _model_class(name: str, path: Path) -> Any:
+def _model_class(name: Any, path: Path) -> Any:
     """Return the model class of that name; any other object of transformers counts as unknown."""
-    transformers = _transformers()
-    found = getattr(transformers, name, None)
+    transformers = transformers_library()
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
     models = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    wants_more = str(getattr(found, "__module__", "")).startswith("transformers.utils.dummy")  # says itself what
-    if not models and not wants_more and not hasattr(found, "_model_mapping"):
+    if not models and not hasattr(found, "_model_mapping"):
         raise ValueError(
-            f"{shown(path)} holds a {name}, which transformers {transformers.__version__} does not know; code stored "
+            f"{path} holds a {brief(name)}, which transformers {transformers.__version__} does not know; code stored "
             f"beside the weights is never run, so {OWN_CODE}."
         )
     return found
@@ -136,14 +109,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of config.json in a model's directory."""
     if not path.is_dir():
         raise ValueError(
-            f"No model at {shown(path)}: expected a directory with config.json and safetensors weights, "
-            "or package.module:function."
+            f"No model at {path}: expected a directory with config.json and safetensors weights, or "
+            "package.module:function."
         )
     if not (path / "config.json").is_file():
-        raise ValueError(f"{shown(path)} is no Hugging Face model: it has no config.json.")
+        raise ValueError(f"{path} is no Hugging Face model: it has no config.json.")
     config = read_object(path / "config.json")
-    if not isinstance(config.get("model_type"), str) or not config["model_type"]:
-        raise ValueError(f"{shown(path / 'config.json')} does not say which model_type this is.")
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{path / 'config.json'} does not say which model_type this is.")
     return config
 
 
@@ -152,31 +125,24 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(f"{shown(file)} is not valid JSON: {first_line(error)}.") from error
+        raise ValueError(f"{file} is not valid JSON: {first_line(error)}.") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{shown(file)} must hold one JSON object, found {type(record).__name__}.")
+        raise ValueError(f"{file} must hold one JSON object. Found {type(record).__name__}.")
     return record
 
 
 def _weight_files(path: Path) -> list[Path]:
     """Return model.safetensors, or every shard that an index names: all of them must lie in the directory itself."""
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError(f"{shown(index)} has no weight_map: expected the shard of each parameter.")
-        shards = sorted(set(map(str, weight_map.values())))
-        for shard in shards:
-            if not shard.endswith(".safetensors") or Path(shard).name != shard:
-                raise ValueError(
-                    f"{shown(index)} names {brief(shard)} as a shard: expected files of safetensors beside it."
-                )
-            if not (path / shard).is_file():
-                raise ValueError(f"{shown(path)} is incomplete: {index.name} names {shard}, which is not there.")
-        return [path / shard for shard in shards]
-    raise ValueError(without_weights(path))
+    if (path / WEIGHTS).is_file():
+        return [path / WEIGHTS]
+    if not (path / INDEX).is_file():
+        raise ValueError(without_weights(path))
+    weight_map = read_object(path / INDEX).get("weight_map")
+    shards = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
+    for shard in shards:
+        if not shard.endswith(".safetensors") or Path(shard).name != shard or not (path / shard).is_file():
+            raise ValueError(f"{path / INDEX} must name files of safetensors beside it. Found {brief(shard)}.")
+    return [path / shard for shard in shards]
 
 
 def without_weights(path: Path) -> str:
@@ -184,14 +150,14 @@ def without_weights(path: Path) -> str:
     pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern))
     if pickles:
         return (
-            f"{shown(path)} has pickled weights only ({shown(pickles[0])}), and unpickling can run any code: convert "
-            "them where you trust them, with model.save_pretrained(directory, safe_serialization=True), and give that "
-            "directory."
+            f"{path} has pickled weights only ({pickles[0]}), and unpickling can run any code: convert them where you "
+            "trust them, with model.save_pretrained(directory, safe_serialization=True), and give that directory."
         )
-    return f"{shown(path)} has no weights: expected model.safetensors, or adapter_model.safetensors of an adapter."
+    return f"{path} has no weights: expected {WEIGHTS}, or adapter_model.safetensors of an adapter."
 
 
-def _transformers() -> ModuleType:
+def transformers_library() -> ModuleType:
+    """Return the module transformers, or say in an ImportError how it is installed."""
     try:
         import transformers
     except ImportError as error:
@@ -199,15 +165,6 @@ def _transformers() -> ModuleType:
             'Hugging Face models need the transformers library: pip install "quotient-manifolds[transformers]".'
         ) from error
     return transformers
-
-
-def shapes_described(architecture: str, config: Mapping[str, Any]) -> Shapes:
-    """Return name and shape of every parameter of the model that a configuration describes, without making it."""
-    transformers = _transformers()
-    model_class = getattr(transformers, architecture)
-    with torch.device("meta"):
-        model = model_class(model_class.config_class(**config))
-    return shapes_of(model.state_dict())
 
 
 def tokenizer_files(path: Path) -> list[Path]:
@@ -223,10 +180,9 @@ def has_tokenizer(path: Path) -> bool:
 def load_tokenizer(path: Path) -> Any:
     """Return the tokenizer in a directory."""
     if not has_tokenizer(path):
-        raise ValueError(f"{shown(path)} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
-    check_regular(path)
+        raise ValueError(f"{path} has no tokenizer: expected tokenizer.json or a vocabulary beside the weights.")
     with loading("tokenizer", path):
-        return _transformers().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
+        return transformers_library().AutoTokenizer.from_pretrained(os.fspath(path), **LOCAL)
 
 
 def has_image_processor(path: Path) -> bool:
@@ -240,18 +196,8 @@ def load_image_processor(path: Path) -> Any:
 
     The one for torchvision resizes a little differently, and values must not depend on what else is installed.
     """
-    for file in (path / name for name in PROCESSORS):
-        content = read_object(file) if file.is_file() else {}
-        nested = content.get("image_processor")
-        maps = [each.get("auto_map") for each in (content, nested) if isinstance(each, dict)]
-        if any("AutoImageProcessor" in each or "AutoFeatureExtractor" in each for each in filter(None, maps)):
-            raise ValueError(
-                f"{shown(file)} leaves pictures to code that is stored beside the weights, and such is never run; give "
-                "size, mean and std."
-            )
-    transformers = _transformers()
+    transformers = transformers_library()
     modern = int(transformers.__version__.split(".")[0]) >= 5
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
-    check_regular(path)
     with loading("image processor", path):
         return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)

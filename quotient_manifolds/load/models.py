@@ -1,11 +1,15 @@
-"""Load models and functions of the user's by name: a Hugging Face directory, or package.module:function."""
+"""Load what a user names: a model, a function, the models of a zoo, the symmetries of a model."""
 
 from __future__ import annotations
 
+import glob
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,20 @@ from quotient_manifolds.files import expanded
 from quotient_manifolds.load.adapters import load_directory
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.symmetries import Symmetries
+
+HUGGING_FACE = "huggingface"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Describe one model of a zoo: its name in tables, where its weights lie (None: nowhere) and what reads them.
+
+    loader: "huggingface" (a directory) or package.module:function (called with the path where there is one).
+    """
+
+    name: str
+    path: Path | None
+    loader: str
 
 
 def load_model(source: str | Path) -> nn.Module:
@@ -30,8 +48,62 @@ def load_model(source: str | Path) -> nn.Module:
     do not cover every parameter (the rest would be random numbers).
     """
     if ":" in str(source) and not Path(source).exists():
-        return call_module(str(source)).eval()
+        return _call_module(str(source)).eval()
     return load_directory(expanded(source))
+
+
+def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".") -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that glob patterns relative to `base` match, each once, model_2 before model_10.
+
+    A name is the file's without its ending, or the path relative to `base` where two would be called the same. Files
+    that the patterns match besides directories (a README) are left out of a zoo of the loader "huggingface". Without
+    patterns, a function is a zoo of the one model that it returns.
+
+    Raises ValueError for an unknown loader and for a pattern that matches no checkpoint.
+    """
+    if loader != HUGGING_FACE and ":" not in loader:
+        raise ValueError(f"The loader must be {HUGGING_FACE} or package.module:function. Found {loader!r}.")
+    if not patterns:
+        if loader == HUGGING_FACE:
+            raise ValueError(f"The loader {loader!r} needs patterns that say which checkpoints to read.")
+        return (Checkpoint(loader, None, loader),)
+    folder = expanded(base)
+    found: set[Path] = set()
+    for pattern in map(os.path.expanduser, patterns):
+        literal = (folder / pattern).exists()  # a name may hold brackets
+        names = [pattern] if literal else glob.glob(pattern, root_dir=folder, recursive=True)
+        paths = {Path(os.path.normpath(folder / name)) for name in names}
+        if loader == HUGGING_FACE:
+            paths = {path for path in paths if path.is_dir()}
+        if not paths:
+            what = f"no directory: it matches files, such as {names[0]}," if names else "nothing"
+            raise ValueError(f"The pattern {pattern!r} matches {what} in {folder}.")
+        found |= paths
+    places = sorted((os.path.relpath(path, folder) for path in found), key=_natural)
+    short = [Path(place).stem if (folder / place).is_file() else Path(place).name for place in places]
+    once = Counter(short)
+    named = [name if once[name] == 1 else place for name, place in zip(short, places, strict=True)]
+    return tuple(
+        Checkpoint(name, Path(os.path.normpath(folder / place)), loader)
+        for name, place in zip(named, places, strict=True)
+    )
+
+
+def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
+    """Load the model of a checkpoint, in eval mode, in the dtype it was stored in, but at least in float32.
+
+    Nothing is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an
+    optional package is wanted.
+    """
+    if checkpoint.loader != HUGGING_FACE:
+        model = _call_module(checkpoint.loader, *([] if checkpoint.path is None else [checkpoint.path]))
+    elif checkpoint.path is None:
+        raise ValueError(f"{checkpoint.name} has no path, which the loader {checkpoint.loader!r} needs.")
+    else:
+        model = load_directory(checkpoint.path)
+    tensors = (*model.parameters(), *model.buffers())
+    precise = all(tensor.dtype.itemsize >= 4 for tensor in tensors if tensor.is_floating_point())
+    return (model if precise else model.float()).eval()
 
 
 def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
@@ -45,8 +117,8 @@ def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
     declared = call_object(reference, "a function of the model that returns its Symmetries", model)
     if not isinstance(declared, Symmetries):
         raise ValueError(
-            f"{reference} must return quotient_manifolds.Symmetries, as find_symmetries does, but it returned "
-            f"an object of type {type(declared).__name__}."
+            f"{reference} must return quotient_manifolds.Symmetries, as find_symmetries does. Found an object of type "
+            f"{type(declared).__name__}."
         )
     shapes = {name: torch.empty(value.shape, device="meta") for name, value in model.named_parameters()}
     if unknown := [name for name in declared.moved if name not in shapes]:
@@ -66,13 +138,10 @@ def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
     return declared
 
 
-def call_module(reference: str, *arguments: Any) -> nn.Module:
-    """Return the nn.Module that the function `package.module:function` makes of the arguments, as it is."""
+def _call_module(reference: str, *arguments: Any) -> nn.Module:
     model = call_object(reference, "a function that returns an nn.Module", *arguments)
     if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{reference} must return an nn.Module, but it returned an object of type {type(model).__name__}."
-        )
+        raise ValueError(f"{reference} must return an nn.Module. Found an object of type {type(model).__name__}.")
     return model
 
 
@@ -93,16 +162,16 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     """Return the callable that `package.module:function` names; modules of the current directory are found too."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
-        raise ValueError(f"Expected package.module:function naming {wanted}, found {reference!r}.")
+        raise ValueError(f"Expected package.module:function naming {wanted}. Found {reference!r}.")
     if os.getcwd() not in sys.path:  # a console script does not have it, `python -m` has
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module_name), attribute, None)
-    except ImportError as error:
-        raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code: anything
+        if isinstance(error, ImportError):
+            raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
         raise ValueError(
             f"{module_name!r}, which should have {wanted}, raised {type(error).__name__} when it was imported: "
             f"{first_line(error)}"
@@ -110,3 +179,9 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found
+
+
+def _natural(place: str) -> list[list[str | int]]:
+    """Return a sort key in which numbers count as numbers: words and numbers take turns, so like meets like."""
+    parts = [re.split(r"([0-9]+)", part) for part in Path(place).parts]
+    return [[int(piece) if index % 2 else piece for index, piece in enumerate(pieces)] for pieces in parts]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from quotient_manifolds.messages import first_line
+from quotient_manifolds.load.huggingface import INDEX
+from quotient_manifolds.load.weights import opened, shapes_in
 from quotient_manifolds.sharded import ShardedModel, is_sharded, plain_name, together
 
 
@@ -67,41 +65,25 @@ def _read(model: ShardedModel, folder: Path) -> None:
     shapes = {name: model.layouts[name].shape for name in held} | {name: each.shape for name, each in buffers.items()}
     for copying in (False, True):  # nothing is written before all is found to fit
         for file in sorted({places[name] for name in shapes}):
-            with _opened(file) as opened:
+            with opened(file) as weights:
                 for name in (name for name in shapes if places[name] == file):
-                    part = opened.get_slice(name)
+                    part = weights.get_slice(name)
                     if list(part.get_shape()) != list(shapes[name]):
                         raise ValueError(
                             f"{name} must have shape {tuple(shapes[name])}. Found {tuple(part.get_shape())} in {file}"
                         )
                     if copying and name in buffers:
-                        buffers[name].copy_(opened.get_tensor(name))
+                        buffers[name].copy_(weights.get_tensor(name))
                     elif copying and held[name].numel():
                         box = model.layouts[name].box
-                        held[name].copy_(part[box] if box else opened.get_tensor(name))
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            yield opened
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} does not load: {first_line(error)}") from error
+                        held[name].copy_(part[box] if box else weights.get_tensor(name))
 
 
 def _places(folder: Path) -> dict[str, Path]:
     """Return the file that holds each tensor, by its name."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    files: Iterable[Path] = sorted(folder.glob("*.safetensors"))
-    places: dict[str, Path] = {}
-    for file in files:
-        with _opened(file) as opened:
-            places |= dict.fromkeys(opened.keys(), file)
+    if (folder / INDEX).is_file():
+        return {name: folder / file for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
+    places = {name: file for file in sorted(folder.glob("*.safetensors")) for name in shapes_in([file])}
     if not places:
         raise ValueError(f"{folder} must hold weights as safetensors. Found none")
     return places

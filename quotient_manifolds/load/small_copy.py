@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,41 +17,42 @@ ENOUGH = 3  # times as many outputs as parameters
 TOGETHER = 64  # outputs of a batch, about: fewer and larger batches spare time, but each row costs a pass through all
 SPREAD = 0.3  # of biases, and of the logarithms of gains: enough to be generic, and ReLU neurons stay alive
 
+# Sizes by their names in configurations of transformers. Names that a configuration does not have are left alone.
 _SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size"), 8),
-    **dict.fromkeys(("word_embed_proj_dim", "projection_dim", "pooler_output_size", "projection_size"), 8),
-    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "intra_bottleneck_size"), 8),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"), 2),
-    **dict.fromkeys(("decoder_attention_heads",), 2),
-    **dict.fromkeys(("encoder_num_attention_heads", "decoder_num_attention_heads"), 2),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 2),
-    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "d_head"), 4),
-    **dict.fromkeys(("intermediate_size", "d_ff", "n_inner", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 12),
-    **dict.fromkeys(("ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 12),
-    **dict.fromkeys(("ffn_hidden_size", "d_inner", "dff"), 12),
-    **dict.fromkeys(("vocab_size",), WORDS),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len"), LENGTH),
-    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), 1),
-    **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 2),
-    "num_experts_per_tok": 1,
-    "relative_attention_num_buckets": 4,
-    "max_2d_position_embeddings": 24,
-    "image_size": 8,
-    "patch_size": 4,  # 4 x 4 pixels of each channel are more numbers than the width, so tokens fill the space
-    "depths": 1,
-    "window_size": 2,
-    "num_frames": 2,
-    "num_mel_bins": 8,
-    "max_source_positions": LENGTH,
-    "sliding_window": LENGTH,
-    "rotary_dim": 2,
+    name: size
+    for size, names in (
+        (8, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim projection_dim"),
+        (8, "pooler_output_size projection_size input_embedding_size output_embedding_size intra_bottleneck_size"),
+        (2, "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads"),
+        (2, "encoder_num_attention_heads decoder_num_attention_heads"),
+        (2, "num_encoder_attention_heads num_decoder_attention_heads"),
+        (4, "head_dim d_kv attention_head_dim d_head"),
+        (
+            12,
+            "intermediate_size d_ff n_inner hidden_dim encoder_ffn_dim decoder_ffn_dim ffn_dim ffn_hidden_size d_inner",
+        ),
+        (12, "moe_intermediate_size shared_expert_intermediate_size dff"),
+        (WORDS, "vocab_size"),
+        (LENGTH, "max_position_embeddings n_positions max_target_positions n_ctx max_seq_len"),
+        (LENGTH, "max_source_positions sliding_window"),
+        (1, "bos_token_id pad_token_id decoder_start_token_id num_experts_per_tok depths"),
+        (2, "eos_token_id sep_token_id num_experts num_local_experts n_routed_experts"),
+        (2, "window_size num_frames rotary_dim"),
+        (4, "relative_attention_num_buckets patch_size"),  # 4 x 4 pixels are more numbers than the width
+        (8, "image_size num_mel_bins"),
+        (24, "max_2d_position_embeddings"),
+    )
+    for name in names.split()
 }
 _BLOCKS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
     *("num_decoder_layers", "num_encoder_layers", "depth", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
 )
-_KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
+# What a configuration writes about itself and does not take.
+_OWN = (
+    *("stage_names", "out_features", "out_indices", "model_type", "transformers_version", "architectures"),
+    *("_name_or_path", "dtype", "torch_dtype"),
+)
 
 
 def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: Any) -> nn.Module:
@@ -109,23 +109,19 @@ def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
-def generic_inputs(
-    model: nn.Module, *, seed: int = 0, enough: float = ENOUGH, padded: bool = False
-) -> list[dict[str, Tensor]]:
+def generic_inputs(model: nn.Module, *, seed: int = 0, enough: float = ENOUGH) -> list[dict[str, Tensor]]:
     """Return inputs of a few examples each that a small Hugging Face model accepts, `enough` times P outputs in all.
 
     Text goes through random orders of all words, one after the other, over all positions, so each word and each
-    position is seen in many contexts; token types are random; images and sounds are Gaussian. padded: the last word of
-    every other text is masked, for models that do more with a mask than leave keys out.
+    position is seen in many contexts; token types are random; images and sounds are Gaussian.
     Raises ValueError for a model that `example_inputs` knows no inputs of, or that fails on them.
     """
     wanted = enough * sum(w.numel() for w in model.parameters())
     failure: Exception | None = None
     for length in range(LENGTH, 0, -1):  # RoBERTa's positions, for one, begin after that of padding
-        chosen: list[dict[str, Tensor]] = []
         try:
-            examples = _examples(model, seed, length, padded)
-            chosen.append(next(examples))
+            examples = _examples(model, seed, length)
+            chosen = [next(examples)]
             with torch.no_grad():
                 outputs = sum(value.numel() for value in floating(model(**chosen[0])))
             while outputs and len(chosen) * outputs < wanted:
@@ -153,15 +149,20 @@ def _shape(leaf: Any) -> Any:
     return leaf.shape[1:] if isinstance(leaf, Tensor) else leaf
 
 
-def _examples(model: nn.Module, seed: int, length: int, padded: bool) -> Iterator[dict[str, Tensor]]:
+def _examples(model: nn.Module, seed: int, length: int) -> Iterator[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
     types = getattr(text, "type_vocab_size", 0) or 0
+    # The word for padding, where positions are counted without it: both tables have one row that no other comes with,
+    # and both know what padding is.
+    tables = [
+        each for each in model.modules() if hasattr(each, "weight") and getattr(each, "padding_idx", None) is not None
+    ]
+    left_out = getattr(config, "pad_token_id", None) if len(tables) > 1 else None
     vocabulary = getattr(text, "vocab_size", WORDS)
-    left_out = _counted_positions(model, config)
     words = {name: _all_words(vocabulary, left_out, generator) for name in ("input_ids", "decoder_input_ids")}
-    for index in itertools.count():
+    while True:
         number = int(torch.randint(2**31, (), generator=generator))
         example = {name: value[:1] for name, value in example_inputs(model, seed=number, length=length).items()}
         if "pixel_values" not in example:  # words beside a picture stand for its patches
@@ -169,9 +170,6 @@ def _examples(model: nn.Module, seed: int, length: int, padded: bool) -> Iterato
                 ids = [[next(words[name]) for _ in range(length)]]
                 example[name] = torch.tensor(ids, device=example[name].device)
                 example.pop(name.replace("input_ids", "attention_mask"), None)
-            if padded and "input_ids" in example:
-                example["attention_mask"] = torch.ones_like(example["input_ids"])
-                example["attention_mask"][:, length - index % 2 :] = 0
         if types > 1 and "input_ids" in example and "token_type_ids" in accepted_by(model):
             kinds = torch.randint(types, (1, length), generator=generator)
             example["token_type_ids"] = kinds.to(example["input_ids"].device)
@@ -184,28 +182,27 @@ def _all_words(words: int, left_out: int | None, generator: torch.Generator) -> 
         yield from (word for word in torch.randperm(words, generator=generator).tolist() if word != left_out)
 
 
-def _counted_positions(model: nn.Module, config: Any) -> int | None:
-    """Return the word for padding, where positions are counted without it: both have one row that no other comes with.
-
-    The tables of words and of positions then know what padding is.
-    """
-    tables = [
-        each for each in model.modules() if hasattr(each, "weight") and getattr(each, "padding_idx", None) is not None
-    ]
-    return getattr(config, "pad_token_id", None) if len(tables) > 1 else None
-
-
 def _small_config(config: Any, blocks: int, settings: dict[str, Any]) -> Any:
     """Return the configuration, and those inside it, with every size that they know made small."""
     full, aliases = config.to_dict(), getattr(config, "attribute_map", {})
-    sizes = {**_SIZES, **dict.fromkeys(_BLOCKS, blocks), **_key_heads(config), **settings}
+    heads = getattr(config, "num_attention_heads", None)
+    grouped = {
+        name: 1 if isinstance(heads, int) and getattr(config, name) < heads else 2
+        for name in ("num_key_value_heads", "num_kv_heads")
+        if isinstance(getattr(config, name, None), int)
+    }
+    sizes = {**_SIZES, **dict.fromkeys(_BLOCKS, blocks), **grouped, **settings}
     parts = {
         name: part for name in getattr(config, "sub_configs", {}) if (part := getattr(config, name, None)) is not None
     }
-    kept = {name: value for name, value in config.to_diff_dict().items() if name not in parts}
+    kept = {
+        name: value
+        for name, value in config.to_diff_dict().items()
+        if name not in (*parts, *_OWN) and not name.startswith("_")
+    }
     depth = next((value for name in _BLOCKS if isinstance(value := getattr(config, name, None), int)), None)
     for name, value in full.items():  # what is listed block by block
-        if isinstance(value, (list, tuple)) and len(value) == depth and name not in sizes:
+        if isinstance(value, (list, tuple)) and len(value) == depth and name not in (*sizes, *_OWN) and name[0] != "_":
             kept[name] = list(value[:blocks])
     stages = len(full.get("depths") or ())
 
@@ -220,26 +217,4 @@ def _small_config(config: Any, blocks: int, settings: dict[str, Any]) -> Any:
     if (kept.get("rope_parameters") or {}).get("partial_rotary_factor", 1.0) < 0.5:  # of 4 dimensions, one plane
         kept["rope_parameters"] = {**kept["rope_parameters"], "partial_rotary_factor": 0.5}
     small = {name: _small_config(part, blocks, {}) for name, part in parts.items()}
-    return type(config)(**{**_plain(kept), **taken, **small})
-
-
-def _plain(kept: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a configuration writes about itself and does not take."""
-    own = (
-        "stage_names",
-        "out_features",
-        "out_indices",
-        "model_type",
-        "transformers_version",
-        "architectures",
-        "_name_or_path",
-        "dtype",
-        "torch_dtype",
-    )
-    return {name: value for name, value in kept.items() if name not in own and not name.startswith("_")}
-
-
-def _key_heads(config: Any) -> dict[str, int]:
-    heads = getattr(config, "num_attention_heads", None)
-    found = {name: getattr(config, name) for name in _KEY_HEADS if isinstance(getattr(config, name, None), int)}
-    return {name: 1 if isinstance(heads, int) and count < heads else 2 for name, count in found.items()}
+    return type(config)(**{**kept, **taken, **small})

@@ -11,11 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,29 @@ import dask
 import psutil
 import pytest
 import torch
-from click.testing import CliRunner
 
-from quotient_manifolds.cli.app import cli
-from quotient_manifolds.compare import Comparison, Store, run, run_comparison
-from tests.zoos import HEAD, write_spec, write_zoo
+from quotient_manifolds.compare import Comparison, Store, StoreError, run_comparison
+from quotient_manifolds.compare import run as running
+from tests.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
 
+HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
 MEASURES = (
-    "measure: worst-case, geometry: inv, radius: [0.02, 0.05], steps: 1, warm_start: true",
+    "measure: worst-case, geometry: adaptive, radius: [0.02, 0.05], steps: 2, warm_start: true",
     "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2",
-    "measure: gradient-norm, geometry: [euclidean, mix]",
+    "measure: gradient-norm, geometry: [euclidean, adaptive]",
 )
-UNITS = 4 * (4 + 1 + 5 * 4)  # of 4 models: scores on 4 batches and on test data, 5 measures on 4 batches
+MODELS = 6
+VALUES = MODELS * 4 * (1 + 5)  # of 6 models on 4 batches: scores and 5 measures
 ROOT = Path(__file__).parents[2]
-KILLS = 12  # of processes amid a comparison
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+KILLS = 8  # of processes amid a comparison
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+
+Table = tuple[list[tuple[Any, ...]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
-    """A folder in memory, where there is such a disk: every unit is synchronised twice."""
+    """A folder in memory, where there is such a disk: every value is synchronised twice."""
     disk = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=disk if os.access(disk, os.W_OK) else None) as folder:
         yield Path(folder)
@@ -50,41 +52,39 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def spec(memory: Path) -> Path:
-    write_zoo(memory, examples=32)
-    return write_spec(memory, *MEASURES)
-
-
-Table = tuple[list[tuple[Any, ...]], bytes]
+    write_seeds(memory, MODELS)
+    return write_spec(memory, *MEASURES, head=HEAD.replace("LOADER", "small"))
 
 
 @pytest.fixture(scope="module")
 def expected(spec: Path) -> Table:
-    """What one process that nobody disturbs writes."""
+    """What one process that nobody disturbs writes: all there is."""
     measure(spec, spec.parent / "whole")
+    found = Comparison.load(spec.parent / "whole")
+    assert (found.known, len(found.failures)) == ((MODELS * 5, MODELS * 5), 0)
     return table(spec.parent / "whole")
 
 
-def measure(spec: Path, out: Path, *options: str) -> int:
-    """The exit code of the command, in this process, with one thread as a worker has."""
+def measure(spec: Path, out: Path, **options: Any) -> None:
+    """Compare in this process, with one thread as a worker has."""
     torch.set_num_threads(1)
-    line = ["compare", str(spec), "--out", str(out), "--quiet", *options]
-    return CliRunner().invoke(cli, line, catch_exceptions=False).exit_code
+    assert run_comparison(spec, out, **options).failures.empty
 
 
 def table(out: Path) -> Table:
-    """Units and payloads, read without the package, and comparison.json; the store is sound."""
+    """Values, read without the package, and comparison.json but for seconds; the store is sound."""
     connection = sqlite3.connect(out / "store.sqlite")
     try:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        columns = "key, checkpoint, measure, geometry, radius, batch, settings, payload"
-        rows = connection.execute(f"SELECT {columns} FROM results ORDER BY key").fetchall()
+        rows = connection.execute("SELECT key, checkpoint, batch, payload FROM results ORDER BY key").fetchall()
     finally:
         connection.close()
-    return rows, (out / "comparison.json").read_bytes()
+    found = Comparison.load(out)
+    return rows, replace(found, values=found.values.drop(columns="seconds")).to_dict()
 
 
 def count(out: Path) -> int:
-    """Units that are finished. (Opened for reading only: nothing is repaired.)"""
+    """Values that are there. (Opened for reading only: nothing is repaired.)"""
     try:
         connection = sqlite3.connect(f"file:{out / 'store.sqlite'}?mode=ro", uri=True, timeout=60)
         try:
@@ -95,46 +95,58 @@ def count(out: Path) -> int:
         return 0
 
 
-# Forks of this process, which has imported everything.
+def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
-def start(work: Callable[..., None], *arguments: Any) -> int:
-    """The process id of a fork that does this work and exits with 0, or prints its error and exits with 1."""
-    with warnings.catch_warnings():
-        # pytest-xdist has threads; the child calls nothing that they could have locked.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
-        return child
-    try:
-        work(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def end_of(child: int) -> int:
-    """Its exit status, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def noting(spec: Path, out: Path, log: Path, workers: int = 0) -> None:
-    """The command, with a note of every unit that is written."""
+def noting(spec: Path, out: Path, log: Path) -> None:
+    """Compare, with a note of every value that is written."""
     finish = Store.finish
 
-    def noted(self: Store, unit: Any, *what: Any) -> bool:
-        new = finish(self, unit, *what)
+    def noted(self: Store, key: str, *what: Any) -> bool:
+        new = finish(self, key, *what)
         with log.open("a") as notes:
-            notes.write(f"{unit.key}\n")
+            notes.write(f"{key}\n")
         return new
 
     Store.finish = noted  # type: ignore[method-assign]
-    if workers:
-        start_workers_in_no_time()
-        run.ATTEMPTS = 1000  # chance kills three workers at one unit: what then happens is another test
-    assert measure(spec, out, *(["--workers", str(workers)] if workers else [])) == 0
+    measure(spec, out)
+
+
+def written(log: Path) -> Counter[str]:
+    return Counter(log.read_text().split()) if log.exists() else Counter()
+
+
+def ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+@needs_fork
+def test_kills_of_the_only_process_change_nothing(spec: Path, expected: Table) -> None:
+    draw = random.Random(0)
+    kills = amid = runs = 0
+    while kills < KILLS:
+        out, log = spec.parent / f"killed_{runs}", spec.parent / f"killed_{runs}.log"
+        while True:
+            before = written(log).total()
+            child = start(noting, spec, out, log)
+            wanted = before + draw.randint(0, 40)
+            wait_until(lambda: written(log).total() >= wanted or ended(child))  # noqa: B023
+            time.sleep(draw.uniform(0, 0.02))
+            if count(out) < VALUES or draw.random() < 0.5:  # else it writes its report
+                os.kill(child, signal.SIGKILL)
+            if end_of(child) == 0:
+                break
+            kills += 1
+            amid += before < written(log).total() < VALUES
+        assert table(out) == expected
+        assert set(written(log).values()) == {1}  # nothing that was on disk is measured again
+        runs += 1
+    assert len(expected[0]) == VALUES
+    assert amid >= 2  # the others: while it starts, loads, or writes its report
 
 
 def start_workers_in_no_time() -> None:
@@ -143,46 +155,37 @@ def start_workers_in_no_time() -> None:
 
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     get_mp_context()
-    multiprocessing.set_forkserver_preload(["distributed", "transformers.models.vit", "quotient_manifolds.compare"])
+    multiprocessing.set_forkserver_preload(["distributed", "quotient_manifolds.compare"])
 
 
-def written(log: Path) -> Counter[str]:
-    return Counter(log.read_text().split()) if log.exists() else Counter()
+def on_workers(spec: Path, out: Path) -> None:
+    start_workers_in_no_time()
+    running._SETTINGS["distributed.scheduler.allowed-failures"] = 100  # chance may kill three workers at one checkpoint
+    measure(spec, out, workers=2)
 
 
 @needs_fork
-def test_kills_of_the_only_process_change_nothing(spec: Path, expected: Table) -> None:
-    draw = random.Random(0)
-    kills, amid, runs = 0, 0, 0
-    while kills < KILLS:
-        out, log, killed = spec.parent / f"killed_{runs}", spec.parent / f"killed_{runs}.log", 0
-        last = 0  # kills when only the report is left
-        while True:
-            before = written(log).total()
-            child = start(noting, spec, out, log)
-            if count(out) < UNITS:
-                kill_after(child, log, before + draw.randint(0, 6), draw.uniform(0, 0.05))
-            elif last < 3:
-                kill_after(child, log, before, draw.uniform(0, 1))
-            if end_of(child) == 0:
-                break
-            killed += 1
-            last += count(out) == UNITS
-            amid += written(log).total() > before and count(out) < UNITS
-        assert table(out) == expected
-        assert set(written(log).values()) == {1}  # nothing that was on disk is measured again
-        kills, runs = kills + killed, runs + 1
-    assert len(expected[0]) == UNITS
-    assert amid >= KILLS // 3  # the others: while it starts, loads, or writes its report
-    print(f"{kills} kills, {amid} of them amid measuring, in {runs} runs")
-
-
-def kill_after(child: int, log: Path, units: int, seconds: float) -> None:
-    """Kill the process when so many units have been written, and some time has passed, if it has not ended by then."""
-    while written(log).total() < units and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        time.sleep(0.005)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
+def test_kills_of_workers_and_of_who_leads_them_change_nothing(spec: Path, expected: Table) -> None:
+    """A checkpoint whose worker died is measured by another, which finds in the store what was finished."""
+    draw, out, kills = random.Random(1), spec.parent / "led", 0
+    for leads in (True, False):
+        child = start(on_workers, spec, out)
+        begun = count(out)
+        while count(out) < (VALUES * 2 // 3 if leads else VALUES) and not ended(child):
+            time.sleep(draw.uniform(0, 0.2))
+            if count(out) > begun and kills < 4 and (alive := workers_of(child)):
+                with suppress(psutil.NoSuchProcess):
+                    draw.choice(alive).kill()
+                    kills, begun = kills + 1, count(out) + 5
+        if leads:
+            alive = workers_of(child)
+            os.kill(child, signal.SIGKILL)
+            assert end_of(child) == -signal.SIGKILL
+            psutil.wait_procs(alive, timeout=60)
+            assert not any(each.is_running() for each in alive)  # no worker is left behind
+    assert end_of(child) == 0
+    assert kills > 0
+    assert table(out) == expected
 
 
 def workers_of(child: int) -> list[psutil.Process]:
@@ -193,231 +196,124 @@ def workers_of(child: int) -> list[psutil.Process]:
 
 
 @needs_fork
-def test_kills_of_workers_and_of_who_leads_them_change_nothing(spec: Path, expected: Table) -> None:
-    """Who leads leaves no worker behind."""
-    draw = random.Random(1)
-    kills = runs = 0
-    while kills < KILLS // 2:
-        kills += killing_workers(spec, spec.parent / f"led_{runs}", draw)
-        assert table(spec.parent / f"led_{runs}") == expected
-        runs += 1
-    print(f"{kills} kills of workers, {2 * runs} of who led them")
-
-
-def killing_workers(spec: Path, out: Path, draw: random.Random) -> int:
-    """Measure all, and kill workers meanwhile, and twice who leads them; how many workers were killed."""
-    log, kills = out.with_suffix(".log"), 0
-    for leads in (True, True, False):
-        child = start(noting, spec, out, log, 2)
-        begun = written(log).total()
-        wait_until(lambda: written(log).total() > begun)  # noqa: B023
-        while written(log).total() < begun + 15:
-            time.sleep(draw.uniform(0, 0.02))
-            if kills < KILLS // 4 * (2 - leads) and (alive := workers_of(child)):
-                with suppress(psutil.NoSuchProcess):
-                    draw.choice(alive).kill()
-                    kills += 1
-                    seen = written(log).total()
-                    wait_until(lambda: written(log).total() > seen or count(out) == UNITS)  # noqa: B023
-        if leads:
-            alive = workers_of(child)
-            os.kill(child, signal.SIGKILL)
-            assert end_of(child) == -signal.SIGKILL
-            psutil.wait_procs(alive, timeout=60)
-            assert not any(each.is_running() for each in alive)
-    assert end_of(child) == 0
-    return kills
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-@needs_fork
-def test_a_second_process_says_that_there_is_a_first(spec: Path, expected: Table) -> None:
-    out = spec.parent / "second"
-    with Store(out / "store.sqlite"):
-        done = CliRunner().invoke(cli, ["compare", str(spec), "--out", str(out)])
-        assert done.exit_code == 2
-        (said,) = done.stderr.strip().splitlines()
-        assert "Another process is measuring into" in said
-        with Store(out / "store.sqlite", make=False) as reader:
-            assert reader.results() == []
-    assert measure(spec, out) == 0
-    assert table(out) == expected
-
-
-# Processes of their own.
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-
-
-def command(spec: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    line = ["-m", "quotient_manifolds", "compare", str(spec), "--out", str(out), *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, *line], cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
-
-
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["alone", "workers"])
-def test_an_interrupted_command_says_how_to_go_on(spec: Path, expected: Table, options: list[str]) -> None:
-    """Also where Ctrl-C goes to the workers too, as a terminal sends it; started anew by spawn, as on any system."""
-    out = spec.parent / f"interrupted{len(options)}"
-    running = command(spec, out, *options)
-    wait_until(lambda: count(out) >= 3)
-    children = psutil.Process(running.pid).children(recursive=True)
-    for each in [*children, running]:
-        each.send_signal(signal.SIGINT)
-    said, complained = running.communicate(timeout=180)
-    assert running.returncode == 130, complained
-    assert said == ""
-    assert complained.endswith("Interrupted: what was measured is kept. The same command goes on from here.\n")
-    assert "Traceback" not in complained
-    assert 3 <= count(out) < UNITS
-    _, left = psutil.wait_procs(children, timeout=60)
-    assert not any(each.status() != psutil.STATUS_ZOMBIE for each in left)
-    assert measure(spec, out) == 0
-    assert table(out) == expected
-
-
-@needs_fork
-def test_a_unit_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(spec: Path) -> None:
-    deadly, out = write_deadly(spec.parent), spec.parent / "dead"
-    assert end_of(start(joining, deadly, out)) == 0
-    (spec.parent / "die").unlink()
-    assert run_comparison(deadly, out).failures == ()
-
-
-def write_deadly(folder: Path) -> Path:
-    """Write a spec of two models, the second of which kills its worker whenever it is measured on its one batch."""
-    head = HEAD.replace("models/*", "'models/m_[01]', loader: tests.zoos:deadly").replace("size: 8", "size: 32")
-    (folder / "die").touch()
-    return write_spec(folder, "measure: gradient-norm, geometry: euclidean", head=head, name="deadly")
+def test_a_checkpoint_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(tmp_path: Path) -> None:
+    write_seeds(tmp_path, 3)
+    spec = write_spec(tmp_path, MEASURES[2], head=HEAD.replace("LOADER", "deadly"))
+    (tmp_path / "die").touch()
+    assert end_of(start(joining, spec, tmp_path / "out")) == 0
+    (tmp_path / "die").unlink()
+    assert run(spec).failures.empty
 
 
 def joining(spec: Path, out: Path) -> None:
-    """Measure on workers of a running cluster, joined by its address, of which one unit kills three."""
+    """Measure on workers of a running cluster, joined by its address, of which one checkpoint kills three."""
     from distributed import LocalCluster
 
     start_workers_in_no_time()
-    # Else a worker that dies again, some seconds after it died, is not started again.
-    dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.deploy.lost-worker-timeout": "1 day"})
+    dask.config.set(running._SETTINGS)
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-    with LocalCluster(**settings) as running:
-        found = run_comparison(spec, out, scheduler=running.scheduler_address)
-    (failed,) = found.failure_groups
-    assert failed.checkpoints == ("m_1",)
-    assert "3 workers died over it" in failed.message
+    with LocalCluster(**settings) as cluster:
+        found = run_comparison(spec, out, scheduler=cluster.scheduler_address)
+    ((name, what, why),) = found.failures.itertuples(index=False, name=None)
+    assert (name, what) == ("m_1", "")
+    assert "All workers that measured it died" in why
+    assert found.known == (4, 6)
 
 
 @needs_fork
-def test_a_cluster_of_dead_workers_is_not_waited_for_without_end(spec: Path) -> None:
-    assert end_of(start(without_new_workers, spec, spec.parent / "none_left")) == 0
+def test_workers_that_cannot_be_started_again_are_not_waited_for_without_end(tmp_path: Path) -> None:
+    write_seeds(tmp_path, 2)
+    (tmp_path / "die").touch()
+    spec = write_spec(tmp_path, MEASURES[2], head=HEAD.replace("LOADER", "deadly"))
+    assert end_of(start(without_new_workers, spec, tmp_path / "out")) == 0
 
 
 def without_new_workers(spec: Path, out: Path) -> None:
     """The first worker kills itself, and Dask starts none in its place."""
     from distributed import Nanny
 
-    from quotient_manifolds.compare import cluster
-
     start_workers_in_no_time()
-    cluster.PATIENCE = 1.0
+    running.PATIENCE = 1.0
     Nanny._on_worker_exit_sync = lambda self, exitcode: None
     with pytest.raises(ConnectionError, match="All workers have died"):
-        run_comparison(write_deadly(spec.parent), out, workers=1)
+        run_comparison(spec, out, workers=1)
+
+
+def test_a_second_process_says_that_there_is_a_first(spec: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "store.sqlite"), pytest.raises(StoreError, match="Another process is measuring into"):
+        run_comparison(spec, tmp_path)
+
+
+def script(spec: Path, out: Path, options: str, tmp_path: Path, guard: str = 'if __name__ == "__main__": ') -> Path:
+    """A program of the user's that compares."""
+    path = tmp_path / "program.py"
+    call = f"run_comparison({str(spec)!r}, {str(out)!r}, {options})"
+    path.write_text(f"from quotient_manifolds.compare import run_comparison\n{guard}{call}\n")
+    return path
+
+
+def process(path: Path) -> subprocess.Popen[str]:
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, str(path)], env=environment, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def test_an_interruption_of_workers_leaves_what_was_measured(spec: Path, expected: Table, tmp_path: Path) -> None:
+    """Where Ctrl-C goes to the workers too, as a terminal sends it; started anew by spawn, as on any system."""
+    out = spec.parent / "interrupted"
+    program = process(script(spec, out, "workers=2", tmp_path))
+    wait_until(lambda: count(out) >= 3)
+    children = psutil.Process(program.pid).children(recursive=True)
+    for each in [*children, program]:
+        with suppress(psutil.NoSuchProcess):
+            each.send_signal(signal.SIGINT)
+    _, complained = program.communicate(timeout=180)
+    assert complained.splitlines()[-1] == "KeyboardInterrupt"
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert not any(each.status() != psutil.STATUS_ZOMBIE for each in left)
+    measure(spec, out)
+    assert table(out) == expected
+
+
+def test_a_program_that_its_workers_would_run_is_told_so(spec: Path, tmp_path: Path) -> None:
+    program = process(script(spec, tmp_path / "out", "workers=1", tmp_path, guard=""))
+    _, complained = program.communicate(timeout=180)
+    last = complained.splitlines()[-1]
+    assert last.startswith("ValueError: No worker could be started")
+    assert "__main__" in last
+
+
+def test_a_scheduler_that_ends_amid_measuring_is_told_in_one_sentence(spec: Path, tmp_path: Path) -> None:
+    line = [*("-m", "distributed.cli.dask_scheduler"), *("--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
+    with subprocess.Popen([sys.executable, *line], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as scheduler:
+        try:
+            assert scheduler.stderr is not None
+            said = next(line for line in scheduler.stderr if "Scheduler at:" in line)
+            program = process(script(spec, tmp_path / "out", f"scheduler={said.split()[-1]!r}", tmp_path))
+            while "Receive client connection" not in next(scheduler.stderr):
+                pass
+            time.sleep(2)  # it has been given the jobs
+        finally:
+            scheduler.kill()
+    _, complained = program.communicate(timeout=180)
+    assert complained.splitlines()[-1].startswith("ConnectionError: The Dask scheduler is gone.")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"workers": 0}, "workers must be a whole number, at least 1"),
-        ({"workers": True}, "workers must be a whole number, at least 1"),
-        ({"workers": "2"}, "workers must be a whole number, at least 1"),
-        ({"scheduler": 8786}, "scheduler must be the address of one"),
         ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, "not both"),
-        ({"workers": 99, "device": "cuda"}, "Every worker needs a GPU of its own"),
-        ({"scheduler": "nowhere"}, "No Dask scheduler could be joined at nowhere"),
+        ({"workers": 99, "device": "cuda"}, "workers must have a GPU each"),
+        ({"scheduler": "nowhere"}, "scheduler must be the address of a Dask scheduler. Found nowhere"),
     ],
 )
-def test_workers_that_cannot_be_had(spec: Path, options: dict[str, Any], words: str) -> None:
+def test_workers_that_cannot_be_had(spec: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        run_comparison(spec, spec.parent / "none", **options)
+        run_comparison(spec, tmp_path, **options)
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", "tcp://127.0.0.1", "http://127.0.0.1:8786", "ucx://node:1"])
-def test_an_address_that_is_none_is_refused_at_once(spec: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Before a client is made of it, which would wait for a minute when it is thrown away."""
-    monkeypatch.setattr("distributed.Client", None)
-    with pytest.raises(ValueError, match="No Dask scheduler could be joined"):
-        run_comparison(spec, spec.parent / "none", scheduler=address)
-
-
-def test_a_scheduler_that_ends_amid_measuring_is_told_in_one_sentence(spec: Path) -> None:
-    out = spec.parent / "no_scheduler"
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "distributed.cli.dask_scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--no-dashboard",
-        ],
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as scheduler:
-        try:
-            assert scheduler.stderr is not None
-            said = next(line for line in scheduler.stderr if "Scheduler at:" in line)
-            running = command(spec, out, "--quiet", "--scheduler", said.split()[-1])
-            while "Receive client connection" not in next(scheduler.stderr):
-                pass
-            time.sleep(2)  # it has been given the jobs
-        finally:
-            scheduler.kill()
-    _, complained = running.communicate(timeout=120)
-    assert running.returncode == 2
-    assert complained == "Error: The Dask scheduler is gone. What was measured is kept: run again.\n"
-
-
-def test_a_scheduler_that_ends_while_it_is_asked_for_its_workers() -> None:
-    from quotient_manifolds.compare import cluster
-
-    class Client:
-        def nthreads(self) -> None:
-            raise OSError("in <TCP (closed)>: Connection reset by peer")
-
-    with pytest.raises(ConnectionError, match="The Dask scheduler is gone"):
-        _ = cluster.Cluster(Client(), local=False).size
-
-
-def test_a_script_that_its_workers_would_run_is_told_so(spec: Path, tmp_path: Path) -> None:
-    script = tmp_path / "unguarded.py"
-    call = f"run_comparison({str(spec)!r}, {str(tmp_path / 'out')!r}, workers=1)"
-    script.write_text(f"from quotient_manifolds.compare import run_comparison\n{call}\n")
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ValueError: No worker could be started")
-    assert "__main__" in last
-
-
-def test_dask_is_wanted_for_workers_only(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dask_is_needed_for_workers_only(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[distributed\]"'):
-        run_comparison(spec, spec.parent / "none", workers=1)
-
-
-def test_the_report_of_a_comparison_is_that_of_its_table(spec: Path, expected: Table) -> None:
-    """`expected` is worth something: all values are there."""
-    comparison = Comparison.load(spec.parent / "whole")
-    assert comparison.known == (20, 20)
-    assert len(comparison.rankings) == 5 * 2 * 4
-    assert comparison.failures == ()
+        run_comparison(spec, tmp_path, workers=1)

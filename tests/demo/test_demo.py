@@ -138,7 +138,7 @@ def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pyte
     shown = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     found = Comparison.load(out / "comparison.json")
-    assert [row.checkpoint for row in found.rows] == ["vit-00", "vit-01"]
+    assert list(found.scores.index) == ["vit-00", "vit-01"]
     assert found.known == (8, 8)
     assert "Kendall" in shown.stdout
     for page in ("orbit.html", "report.html"):

@@ -23,10 +23,9 @@ from quotient_manifolds.load import (
     LabelledText,
     example_inputs,
     load_model,
-    load_symmetries,
     tokenised_batches,
 )
-from quotient_manifolds.load.untrusted import TooLarge, at_most, no_network
+from quotient_manifolds.load.untrusted import check_patterns, no_network
 from tests import hugging_face
 from tests.hugging_face import edit_config, rewrite_weights
 from tests.refusals import one_sentence
@@ -50,14 +49,6 @@ def test_model_is_read_exactly_and_takes_its_example_inputs(make: Callable[[Path
     again, other = example_inputs(model, seed=3), example_inputs(model, seed=4)
     assert all(torch.equal(inputs[name], again[name]) for name in inputs)
     assert any(not torch.equal(inputs[name], other[name]) for name in inputs)
-
-
-def test_clip_gets_text_and_pictures(tmp_path: Path) -> None:
-    assert set(example_inputs(load_model(hugging_face.clip(tmp_path)))) == {
-        "input_ids",
-        "attention_mask",
-        "pixel_values",
-    }
 
 
 def test_example_text_has_padding_in_the_last_row_only(tmp_path: Path) -> None:
@@ -115,14 +106,6 @@ def pickled_shard(path: Path) -> None:
     (path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def pipe(name: str) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        (path / name).unlink(missing_ok=True)
-        os.mkfifo(path / name)
-
-    return make
-
-
 def shard_elsewhere(path: Path) -> None:
     (path / "model.safetensors").rename(path.parent / "model.safetensors")
     index = {"weight_map": {"classifier.bias": "../model.safetensors"}}
@@ -142,30 +125,18 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"classifier.bias of shape \(5,\), but config.json describes one of \(2,\)",
     ),
     "unknown architecture": (config(architectures=["MyBert"]), "MyBert"),
-    "classes": (config(num_labels=10**9), "asks for num_labels = 1000000000"),
-    "classes, nested": (config(text_config={"num_labels": 1e9}), "asks for num_labels"),
-    "layers": (config(num_hidden_layers=10**7), "asks for num_hidden_layers"),
-    "some more layers": (config(num_hidden_layers=900), "many times larger than its weights"),
-    "width": (config(hidden_size=10**6), "many times larger than its weights"),
-    "words": (config(vocab_size=10**12), "many times larger than its weights"),
-    "positions": (config(max_position_embeddings=10**12), "many times larger than its weights"),
-    "neurons": (config(intermediate_size=10**13), "many times larger than its weights"),
+    "classes": (config(num_labels=10**9), "num_labels in .* must be at most 10000"),
+    "layers": (config(num_hidden_layers=10**7), "num_hidden_layers in .* must be"),
+    "width": (config(hidden_size=64), "of shape .* but config.json describes one of"),
     "lists": (text('{"model_type": "bert", "a": ' + "[" * 5000 + "]" * 5000 + "}"), "not valid JSON"),
-    "tables": (text('{"a":' * 5000 + "1" + "}" * 5000), "not valid JSON"),
     "a list": (text("[]"), "one JSON object"),
-    "a word": (text('"bert"'), "one JSON object"),
     "digits": (text('{"model_type": "bert", "hidden_size": ' + "9" * 5000 + "}"), "not valid JSON"),
-    "architectures is a word": (config(architectures="Bert"), "must be a list of names"),
-    "architectures is a number": (config(architectures=[3]), "must be a list of names"),
-    "no model": (config(architectures=["Trainer"]), "does not know"),
+    "architectures is a word": (config(architectures="Bert"), "does not know"),
+    "architectures is a number": (config(architectures=[3]), "does not know"),
     "a tokenizer": (config(architectures=["BertTokenizer"]), "does not know"),
     "a kind of number": (config(num_hidden_layers="many"), "num_hidden_layers"),
-    "pickled shard": (pickled_shard, "as a shard: expected files of safetensors"),
-    "shard elsewhere": (shard_elsewhere, "as a shard: expected files of safetensors"),
-    "weights of its own": (config(transformers_weights="x.safetensors.index.json"), "names weights of its own"),
-    "a pipe for the configuration": (pipe("config.json"), "has no config.json"),
-    "a pipe for the weights": (pipe("model.safetensors"), "no regular file"),
-    "a pipe beside them": (pipe("generation_config.json"), "no regular file"),
+    "pickled shard": (pickled_shard, "must name files of safetensors beside it"),
+    "shard elsewhere": (shard_elsewhere, "must name files of safetensors beside it"),
 }
 
 
@@ -198,7 +169,7 @@ def test_no_directory(tmp_path: Path) -> None:
     entries=st.dictionaries(
         st.sampled_from(["hidden_size", "num_hidden_layers", "vocab_size", "architectures", "id2label", "dtype", "x"]),
         st.recursive(
-            st.none() | st.booleans() | st.integers(-(10**9), 10**13) | st.floats() | st.text(max_size=5),
+            st.none() | st.booleans() | st.integers(-(10**9), 1000) | st.floats() | st.text(max_size=5),
             lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
             max_leaves=5,
         ),
@@ -215,16 +186,19 @@ def test_any_configuration_loads_or_is_refused(
         load_model(model)
 
 
-def test_a_model_may_be_a_few_times_larger_than_its_file() -> None:
-    """Tied weights stand in a file once; parameters that are put in others' place count once."""
-    shapes = {"weight": (1000, 4000)}
-    with at_most(shapes, "here"):
-        layer = nn.Linear(4000, 2000, device="meta")
-        for _ in range(50):
-            layer.weight = nn.Parameter(torch.empty(2000, 4000, device="meta"))
-    with pytest.raises(TooLarge, match="many times larger"), at_most(shapes, "here"):
-        nn.Linear(10**5, 10**5, device="meta")
-    nn.Linear(10**5, 10**5, device="meta")  # outside, anything goes
+@pytest.mark.parametrize("name", ["target_modules", "layers_pattern", "rank_pattern", "alpha_pattern"])
+def test_expressions_that_may_take_for_ever_are_refused(name: str) -> None:
+    for slow in ("(a+)+b", "(a|aa)+b", "(a*)*b", "a*a*a*a*a*b", "(a?){50}", "a?a?a?a?a?a?"):
+        for given_as in (slow, [slow], {slow: 1}):
+            with pytest.raises(ValueError, match="may take for ever"):
+                check_patterns({name: given_as}, "here")
+    for quick in (
+        r".*\.(q|v)_proj$",
+        r"(?!.*vision).*\.layers\.\d+\.mlp",
+        "query",
+        r"^(?:model\.)?layers\.(\d+)\.\w+$",
+    ):
+        check_patterns({name: quick}, "here")
 
 
 # ---- the network
@@ -271,12 +245,10 @@ def test_a_backbone_is_not_fetched(kind: str, model_type: str, tmp_path: Path) -
 def test_the_switch_stays_down_until_the_last_has_left() -> None:
     from huggingface_hub import constants
 
-    first, second = no_network(), no_network()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert constants.HF_HUB_OFFLINE is True
-    second.__exit__(None, None, None)
+    with no_network():
+        with no_network():
+            assert constants.HF_HUB_OFFLINE is True
+        assert constants.HF_HUB_OFFLINE is True
     assert constants.HF_HUB_OFFLINE is False
 
 
@@ -284,88 +256,3 @@ def test_the_switch_stays_down_until_the_last_has_left() -> None:
 def test_models_and_tokenizers_load_without_a_connection(tmp_path: Path) -> None:
     load_model(hugging_face.bert_classifier(tmp_path))
     assert tokenised_batches(tmp_path, [LabelledText("good", None, 0)])
-
-
-# ---- functions of the user's
-
-
-def test_function_of_a_module_in_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "zoo_of_mine.py").write_text(
-        "import torch\ndef encoder():\n    return torch.nn.TransformerEncoderLayer(8, 2)\ndef number():\n    return 3\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    model = load_model("zoo_of_mine:encoder")
-    assert isinstance(model, nn.TransformerEncoderLayer)
-    assert not model.training
-    with pytest.raises(ValueError, match="returned an object of type int"):
-        load_model("zoo_of_mine:number")
-    with pytest.raises(ValueError, match="no function 'decoder'"):
-        load_model("zoo_of_mine:decoder")
-    with pytest.raises(ValueError, match="Cannot import 'zoo_of_nobody'"):
-        load_model("zoo_of_nobody:encoder")
-
-
-FUNCTIONS = """
-from dataclasses import replace
-from torch import nn
-from quotient_manifolds.symmetries import Symmetries, declare_pair
-
-def declared(model, prefix=""):
-    pair = declare_pair(
-        model, "1", "bottleneck in/out",
-        G=lambda w: w[prefix + "0.weight"].mT[None], H=lambda w: w[prefix + "1.weight"][None],
-    )
-    return Symmetries((pair,))
-
-def of_another_model(model):
-    return declared(nn.ModuleDict({"other": model}), "other.")
-
-def of_another_shape(model):
-    return declared(nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 5)))
-
-def pairs_alone(model):
-    return declared(model).pairs
-
-def raising(model):
-    raise RuntimeError("no such layer")
-
-def without_arguments():
-    return Symmetries(())
-"""
-
-
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "my_symmetries.py").write_text(FUNCTIONS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.delitem(sys.modules, "my_symmetries", raising=False)
-    return "my_symmetries"
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 5))
-
-
-def test_what_a_function_declares_is_returned(module: str) -> None:
-    found = load_symmetries(f"{module}:declared", model())
-    assert [(pair.name, pair.group) for pair in found.pairs] == [("1 bottleneck in/out", "GL(3)^1")]
-
-
-@pytest.mark.parametrize(
-    ("function", "match"),
-    [
-        ("of_another_model", "parameter 'other.0.weight', which Sequential does not have"),
-        ("of_another_shape", "does not fit Sequential: "),
-        ("pairs_alone", "must return quotient_manifolds.Symmetries.* of type tuple"),
-        ("raising", "called with Sequential and raised RuntimeError: no such layer"),
-        ("without_arguments", "called with Sequential and raised TypeError"),
-        ("absent", "has no function 'absent'"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(module: str, function: str, match: str) -> None:
-    with pytest.raises(ValueError, match=match) as caught:
-        load_symmetries(f"{module}:{function}", model())
-    assert "\n" not in str(caught.value)

@@ -144,9 +144,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
     found = load_zoo(small / "mnist")
     comparison = found.comparison
-    assert [row.checkpoint for row in comparison.rows] == sorted(FAST.recipes, key=lambda name: "noise0.4" in name)
+    assert list(comparison.scores.index) == sorted(FAST.recipes, key=lambda name: "noise0.4" in name)
     assert comparison.known == (12, 12)
-    assert comparison.failures == ()
+    assert comparison.failures.empty
     costs = (small / "mnist" / "costs.csv").read_text().splitlines()
     assert [line.split(",")[-2] for line in costs[1:]] == ["4", "4", "4"]
     parts = sorted(each.parent for each in small.glob("*/zoo.yaml"))
@@ -154,7 +154,7 @@ def test_every_model_is_measured_on_its_own_images(small: Path) -> None:
     specs = [read_spec(part / "zoo.yaml") for part in parts]
     assert all(isinstance(entry.measure, WorstCase) for spec in specs for entry in spec.measures)
     assert (parts[0] / "train.npz").read_bytes() != (parts[1] / "train.npz").read_bytes()
-    row = comparison.rows[-1].scores
+    row = comparison.scores.iloc[-1]
     assert row["error_gap"] == pytest.approx(row["test_error"] - row["train_error"])
     (ascent,) = found.convergence.climbs
     assert ascent.measure == "adaptive worst-case sharpness, steps 4, radius 0.5"

@@ -6,10 +6,11 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
-from quotient_manifolds.compare import ComparedMeasure, ComparedModel, Comparison, MeanValue
+from quotient_manifolds.compare import Comparison
 from quotient_manifolds.statistics import correlation
 from studies.zoos.catalogue import Catalogue, words
 from studies.zoos.measuring import load_zoo
@@ -22,13 +23,14 @@ FACTORS = ("a", "b", "seed")
 def invented(missing: int = 0) -> Design:
     """Two by three by two models of random measures and gaps; a few measures are missing."""
     draw = np.random.default_rng(3)
-    rows = []
-    for place, (a, b, seed) in enumerate(itertools.product((0.0, 1.0), (0.0, 1.0, 2.0), (1.0, 2.0))):
-        scores = {"a": a, "b": b, "seed": seed, "gap": a + draw.normal()}
-        known = None if place < missing else MeanValue(b - a + draw.normal(), None)
-        rows.append(ComparedModel(f"m{place}", scores, {"m": known, "n": MeanValue(draw.normal(), None)}))
-    measures = (ComparedMeasure("m", "m", None), ComparedMeasure("n", "n", None))
-    return Design(Comparison("s", "v", "c", measures, tuple(rows), (), None, ()), FACTORS)
+    models = list(itertools.product((0.0, 1.0), (0.0, 1.0, 2.0), (1.0, 2.0)))
+    names = [f"m{place}" for place in range(len(models))]
+    scores = pd.DataFrame(models, index=pd.Index(names, name="checkpoint"), columns=FACTORS)
+    scores["gap"] = scores["a"] + draw.normal(size=len(models))
+    m = [{"checkpoint": name, "label": "m", "mean": scores["b"][name] + draw.normal()} for name in names[missing:]]
+    n = [{"checkpoint": name, "label": "n", "mean": draw.normal()} for name in names]
+    measures, nothing = pd.DataFrame(index=pd.Index(["m", "n"])), pd.DataFrame()
+    return Design(Comparison("s", "v", "c", measures, scores, pd.DataFrame(m + n), nothing, nothing), FACTORS)
 
 
 @pytest.mark.parametrize("missing", [0, 3])
@@ -58,7 +60,7 @@ def test_along_a_factor_all_others_are_held() -> None:
         pairs = design.along(factor)
         assert pairs.any()
         for i, j in zip(*np.nonzero(pairs), strict=True):
-            one, two = (design.comparison.rows[place].scores for place in (i, j))
+            one, two = (design.comparison.scores.iloc[place] for place in (i, j))
             assert one[factor] != two[factor]
             assert [one[name] for name in others] == [two[name] for name in others]
     # Every pair of a line, in both orders: (values - 1) times the models.
@@ -67,14 +69,14 @@ def test_along_a_factor_all_others_are_held() -> None:
 
 def test_granulated_is_the_mean_over_factors_of_agreement_pair_by_pair() -> None:
     design = invented()
-    x, y, rows = design.column("m"), design.column("gap"), design.comparison.rows
+    x, y, rows = design.column("m"), design.column("gap"), design.comparison.scores
     each = []
     for factor in ("a", "b"):
         others = [name for name in FACTORS if name != factor]
         signs = [
             np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
             for i, j in itertools.combinations(range(len(rows)), 2)
-            if all(rows[i].scores[name] == rows[j].scores[name] for name in others)
+            if all(rows.iloc[i][name] == rows.iloc[j][name] for name in others)
         ]
         each.append(np.mean(signs))
     found = design.granulated("m", "gap", ("a", "b"))
@@ -85,18 +87,15 @@ def test_granulated_is_the_mean_over_factors_of_agreement_pair_by_pair() -> None
 def test_within_strata_only_their_pairs_count() -> None:
     design = invented()
     x, y = design.column("m"), design.column("gap")
-    here = np.array([row.scores["a"] == 1.0 and row.scores["b"] == 2.0 for row in design.comparison.rows])
+    scores = design.comparison.scores
+    here = ((scores["a"] == 1.0) & (scores["b"] == 2.0)).to_numpy()
     assert here.sum() == 2
     found = design.tau("m", "gap", design.where(a=1.0, b=2.0))
     assert found is not None
     assert found.value == stats.kendalltau(x[here], y[here]).statistic
     assert not (design.within("a") & ~design.within()).any()
     pairs = design.within("a")
-    assert all(
-        one.scores["a"] == two.scores["a"]
-        for (i, one), (j, two) in itertools.product(enumerate(design.comparison.rows), repeat=2)
-        if pairs[i, j]
-    )
+    assert all(one == two for (i, one), (j, two) in itertools.product(enumerate(scores["a"]), repeat=2) if pairs[i, j])
 
 
 def test_partial_tau_is_that_of_the_library() -> None:
@@ -130,7 +129,7 @@ def test_what_has_no_value_is_undefined() -> None:
 @pytest.mark.parametrize("key", [each.name for each in RECORDS.iterdir() if (each / "comparison.json.gz").exists()])
 def test_words_and_radius_tell_every_measure(key: str) -> None:
     comparison = load_zoo(RECORDS / key).comparison
-    told = [(words(each), each.radius) for each in comparison.measures]
+    told = [(words(each), each["radius"]) for _, each in comparison.measures.fillna({"radius": 0.0}).iterrows()]
     assert len(set(told)) == len(told)
     catalogue = Catalogue(comparison)
     assert sum(len(each) for each in catalogue.labels.values()) == len(told)

@@ -38,7 +38,7 @@ def agreement(
     gap: str = "error_gap",
 ) -> float:
     """tau-b over some pairs, from its definition."""
-    values = list(zip(comparison.column(label), [row.scores for row in comparison.rows], strict=True))
+    values = list(zip(comparison.column(label), comparison.scores.to_dict("records"), strict=True))
     signs = np.array(
         [
             (np.sign(x - y), np.sign(a[gap] - b[gap]))
@@ -65,25 +65,24 @@ def psi(label: str) -> float:
 
 @pytest.mark.parametrize(("key", "recipes"), [("mnist", MNIST.recipes), ("sentiment", SENTIMENT.recipes)])
 def test_every_model_of_the_design_is_recorded(key: str, recipes: Mapping[str, Any]) -> None:
-    rows = {row.checkpoint: row for row in zoo(key).rows}
-    assert set(rows) == set(recipes)
-    assert zoo(key).failures == ()
+    scores = zoo(key).scores
+    assert set(scores.index) == set(recipes)
+    assert zoo(key).failures.empty
     for name, recipe in recipes.items():
-        assert {each: rows[name].scores[each] for each in vars(recipe)} == vars(recipe)
+        assert {each: scores.loc[name, each] for each in vars(recipe)} == vars(recipe)
 
 
 def test_every_vision_transformer_was_trained_to_the_same_loss() -> None:
     assert max(zoo("mnist").column("train_loss")) < TARGET
-    gaps = {row.checkpoint: row.scores for row in zoo("mnist").rows}
-    assert all(each["error_gap"] == pytest.approx(each["test_error"] - each["train_error"]) for each in gaps.values())
+    scores = zoo("mnist").scores
+    assert scores["error_gap"].tolist() == pytest.approx((scores["test_error"] - scores["train_error"]).tolist())
 
 
 def test_what_is_measured_on_the_first_seed_alone_is_known_there() -> None:
     comparison = zoo("mnist")
     for label in comparison.labels:
-        known = {row.scores["seed"] for row in comparison.rows if row.values[label] is not None}
-        count = sum(row.values[label] is not None for row in comparison.rows)
-        assert (known, count) in (({1.0}, 72), ({1.0, 2.0, 3.0}, 216)), label
+        seeds = comparison.frame().dropna(subset=label)["seed"]
+        assert (set(seeds), len(seeds)) in (({1.0}, 72), ({1.0, 2.0, 3.0}, 216)), label
 
 
 # ---- the tables

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from studies.diagonal.pictures import figure
-from studies.diagonal.records import Cell, DiagonalStudy, Mean, Plan
-from studies.diagonal.study import load, run, run_diagonal
-from studies.diagonal.tables import tables
+from studies.diagonal.study import load, run
+from studies.diagonal.tables import Study, tables
 
-__all__ = ["Cell", "DiagonalStudy", "Mean", "Plan", "figure", "load", "run", "run_diagonal", "tables"]
+__all__ = ["Study", "figure", "load", "run", "tables"]

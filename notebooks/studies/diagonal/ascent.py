@@ -1,6 +1,6 @@
 """The library's ascent, Auto-PGD in the l2 ball, on many small problems at once: a step costs hardly more than one's.
 
-Row by row the steps are those of `quotient_manifolds.sharpness.AutoPGD`, which climbs one problem of any size.
+Row by row the steps are those of `quotient_manifolds.sharpness.AutoPGD`, which takes one problem of any size.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def climb(objective: Objective, radius: float, steps: int, start: Tensor | None 
 def climb_thoroughly(
     objective: Objective, radius: float, steps: int, restarts: int, generator: torch.Generator
 ) -> Climbed:
-    """Return the best of a climb from z = 0, `restarts` from random points of the sphere, one from the best corner."""
+    """Return the best of ascents from z = 0, from `restarts` random points of the sphere, and from the best corner."""
     zero = objective.zero()
     noise = torch.randn((restarts, *zero.shape), generator=generator, dtype=zero.dtype)
     starts = [zero, best_corner(objective, radius).z, *(radius * noise / _length(noise))]

@@ -56,7 +56,7 @@ class Regression:
         return (residual * residual).sum(-1)
 
     def loss_and_gradient(self, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss and its gradient in beta, (..., d) -> (...), (..., d)."""
+        """Compute the loss and its gradient in beta, (..., d) -> (...), (..., d)."""
         residual = beta @ self.X.mT - self.y
         return (residual * residual).sum(-1), 2 * (residual @ self.X)
 
@@ -104,44 +104,33 @@ def train(
     return Trained(ends[0], ends[1], steps, diverged, unfinished)
 
 
-@final
-@dataclass(frozen=True)
-class Drawing:
-    """Hold how many networks were drawn until there were enough, how the others failed, and the median of steps."""
-
-    drawn: int
-    diverged: int
-    unfinished: int
-    steps: int
-
-
 def draw_networks(
     regression: Regression, setting: Setting, generator: torch.Generator, *, networks: int = NETWORKS
-) -> tuple[Tensor, Tensor, Drawing]:
+) -> tuple[Tensor, Tensor, dict[str, int]]:
     """Train and return (u, v), each (networks, d), and what it took.
 
-    Networks that fail are drawn again with new scale, rate and start.
+    Networks that fail are drawn again with new scale, rate and start: the counts are how many were drawn until there
+    were enough, how the others failed, and the median of steps.
 
     Raises ValueError if too few arrive within 20 draws.
     """
-    kept: list[Trained] = []
-    missing, found = networks, Drawing(0, 0, 0, 0)
-    for _ in range(MOST_DRAWS):
+    batches: list[Trained] = []
+    missing, drawn = networks, 0
+    while missing:
+        if len(batches) == MOST_DRAWS:
+            raise ValueError(
+                f"All networks must reach the loss {TARGET:g} in {setting}. Found {missing} of {networks} that do not "
+                f"in {MOST_DRAWS} draws; take smaller learning rates"
+            )
         scales = _log_uniform(setting.scales, missing, generator)
         batch = train(regression, scales, _log_uniform(setting.rates, missing, generator), generator)
-        counts = int(batch.diverged.sum()), int(batch.unfinished.sum())
-        found = Drawing(found.drawn + missing, found.diverged + counts[0], found.unfinished + counts[1], 0)
-        kept.append(Trained(*(column[~(batch.diverged | batch.unfinished)] for column in batch)))
-        missing = sum(counts)
-        if not missing:
-            break
-    else:
-        raise ValueError(
-            f"All networks must reach the loss {TARGET:g} in {setting}. Found {missing} of {networks} that do not in "
-            f"{MOST_DRAWS} draws; take smaller learning rates"
-        )
-    u, v, steps = (torch.cat([getattr(batch, name) for batch in kept]) for name in ("u", "v", "steps"))
-    return u, v, Drawing(found.drawn, found.diverged, found.unfinished, int(steps.double().quantile(0.5)))
+        batches.append(batch)
+        drawn += missing
+        missing = int((batch.diverged | batch.unfinished).sum())
+    every = Trained(*(torch.cat(column) for column in zip(*batches, strict=True)))
+    u, v, steps = (column[~(every.diverged | every.unfinished)] for column in every[:3])
+    failed = {"diverged": int(every.diverged.sum()), "unfinished": int(every.unfinished.sum())}
+    return u, v, {"drawn": drawn, **failed, "steps": int(steps.double().quantile(0.5))}
 
 
 def _log_uniform(ends: tuple[float, float], size: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the ascent climbs on a diagonal network: the loss along geodesics of either metric, and along straight lines.
+"""What the ascent maximizes on a diagonal network: the loss along geodesics of either metric, and along straight lines.
 
 Only beta = u v matters. All metrics of the family have horizontal vectors (b u, b v), with the squared norm
 2 | |beta|^t b |^2, and along the geodesic beta is multiplied by
@@ -24,16 +24,18 @@ from torch import Tensor
 
 from studies.diagonal.networks import Regression
 
+GEODESICS = ("first", "second", "exact")
+METRICS = {"inv": 0.0, "mix": 1.0}  # by name, the t of the metric
+ADAPTIVE = "adaptive"
+QUOTIENT = tuple(f"{metric} {geodesic}" for metric in METRICS for geodesic in GEODESICS)
+MEASURES = (ADAPTIVE, *QUOTIENT)
+
 
 class Factor(NamedTuple):
     """Map b -> factor(b), by which a geodesic multiplies beta, and its derivative."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
-
-
-GEODESICS = ("first", "second", "exact")
-METRICS = {"inv": 0.0, "mix": 1.0}  # by name, the t of the metric
 
 
 def factor(t: float, geodesic: str) -> Factor:
@@ -47,7 +49,7 @@ def factor(t: float, geodesic: str) -> Factor:
         return Factor(lambda b: torch.exp(2 * b), lambda b: 2 * torch.exp(2 * b))
 
     def base(b: Tensor) -> Tensor:
-        """Return where it is 0 the geodesic has left the manifold: it stays at its last point."""
+        """Return 1 + 2tb; where that is 0 the geodesic has left the manifold and stays at its last point."""
         return (1 + 2 * t * b).clamp(min=0.0)
 
     def slope(b: Tensor) -> Tensor:
@@ -55,11 +57,6 @@ def factor(t: float, geodesic: str) -> Factor:
         return torch.where(inside > 0, 2 * inside.clamp(min=torch.finfo(b.dtype).tiny) ** (1 / t - 1), 0.0)
 
     return Factor(lambda b: base(b) ** (1 / t), slope)
-
-
-def lengths(beta: Tensor, t: float) -> Tensor:
-    """Compute |xi| per unit of b, coordinate by coordinate: sqrt(2) |beta|^t."""
-    return math.sqrt(2) * beta.abs() ** t
 
 
 class Objective(ABC):
@@ -75,11 +72,11 @@ class Objective(ABC):
     def zero(self) -> Tensor: ...
 
     @abstractmethod
+    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
+
     def value(self, z: Tensor) -> Tensor:
         """Return the loss, (..., k) -> (...)."""
-
-    @abstractmethod
-    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
+        return self.regression.loss(self.image(z))
 
 
 @final
@@ -94,16 +91,14 @@ class Along(Objective):
 
     @classmethod
     def of(cls, regression: Regression, beta: Tensor, t: float, geodesic: str) -> Along:
-        return cls(regression, beta, lengths(beta, t), factor(t, geodesic))
+        """Return the objective in the metric t; lengths: |xi| per unit of b, coordinate by coordinate."""
+        return cls(regression, beta, math.sqrt(2) * beta.abs() ** t, factor(t, geodesic))
 
     def image(self, z: Tensor) -> Tensor:
         return self.beta * self.factor.value(z / self.lengths)
 
     def zero(self) -> Tensor:
         return torch.zeros_like(self.beta)
-
-    def value(self, z: Tensor) -> Tensor:
-        return self.regression.loss(self.image(z))
 
     def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         b = z / self.lengths
@@ -126,11 +121,19 @@ class Apart(Objective):
     def zero(self) -> Tensor:
         return torch.zeros_like(torch.cat([self.beta, self.beta], dim=-1))
 
-    def value(self, z: Tensor) -> Tensor:
-        return self.regression.loss(self.image(z))
-
     def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
         a, c = z.chunk(2, dim=-1)
-        value, slope = self.regression.loss_and_gradient(self.beta * (1 + a) * (1 + c))
+        value, slope = self.regression.loss_and_gradient(self.image(z))
         slope = slope * self.beta
         return value, torch.cat([slope * (1 + c), slope * (1 + a)], dim=-1)
+
+
+def objective(measure: str, regression: Regression, beta: Tensor) -> Along | Apart:
+    """Return what a measure maximizes: "adaptive", or a metric and a geodesic, such as "mix exact"; beta (..., d)."""
+    return Apart(regression, beta) if measure == ADAPTIVE else along(measure, regression, beta)
+
+
+def along(measure: str, regression: Regression, beta: Tensor) -> Along:
+    """Return the objective of a metric and a geodesic, such as "mix exact"."""
+    metric, geodesic = measure.split()
+    return Along.of(regression, beta, METRICS[metric], geodesic)

@@ -2,166 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
-from quotient_manifolds.plots import STYLES, Style
-from quotient_manifolds.plots.canvas import Plot, canvas, plain_ticks
-from studies.common import signed
-from studies.diagonal.networks import Setting
-from studies.diagonal.records import DiagonalStudy, family_name
-from studies.diagonal.summary import Grid, said
-from studies.diagonal.tables import LABELS, middle
+from studies.common import Record
+from studies.diagonal.tables import LABELS, Study, said
 
-SIZE = (3.6, 3.7)  # inches a panel
 BAND = (0.1, 0.9)  # quantiles over seeds
-
-LINES: dict[str, Style] = {
-    "mix first": STYLES[5],
-    "mix second": STYLES[1],
-    "mix exact": STYLES[2],
-    "mix endless": STYLES[0],
-    "inv exact": STYLES[3],
+TAU = "Kendall’s tau with the test loss"
+LOOKS: dict[str, dict[str, str]] = {
+    "mix first": {"color": "#E69F00", "marker": "P", "linestyle": "-."},
+    "mix second": {"color": "#D55E00", "marker": "^", "linestyle": "-."},
+    "mix exact": {"color": "#0072B2", "marker": "o"},
+    "mix endless": {"color": "#000000", "marker": "D", "linestyle": ":"},
+    "inv exact": {"color": "#009E73", "marker": "s", "linestyle": "--"},
 }
-FAMILY_STYLES = {"second": STYLES[1], "exact": STYLES[2]}
-METRIC_STYLES = {"mix": STYLES[1], "inv": STYLES[3]}
+SECOND, EXACT = LOOKS["mix second"], LOOKS["mix exact"]
 
 
-def tau_figure(study: DiagonalStudy) -> Plot:
-    """Return Kendall's tau against the radius, a panel for each number of points: means over seeds, and bands."""
-    settings, radii = study.profiled, study.plan.profile
-    with canvas("radius", "Kendall’s tau with the test loss", panels=len(settings), size=SIZE) as (figure, panels):
-        for axes, setting in zip(panels, settings, strict=True):
-            axes.axhline(0, color="#808080", linewidth=0.8)
-            for measure, style in LINES.items():
-                rows = [study.column("taus", measure, radius, [setting]) for radius in radii]
-                _line(axes, radii, rows, style, LABELS[measure], middle=np.mean)
-            axes.set(xscale="log", ylim=(-1, 1), title=f"n = {setting.points}")
-            plain_ticks(axes)
-        _legend(figure, len(panels), panels[0])
-    words = "; ".join(
-        f"n = {setting.points}, {LABELS[measure]}: "
-        + ", ".join(
-            f"{_mean(study, setting, measure, radius)} at {radius:g}" for radius in (radii[0], *study.plan.radii)
-        )
-        for setting in settings
-        for measure in LINES
-    )
-    return Plot(figure, f"Kendall’s tau of sharpness with the test loss against the radius, mean over seeds. {words}.")
-
-
-def family_figure(study: DiagonalStudy, radius: float) -> Plot:
-    """Compute tau against the t of the metric, a panel for each number of points: means over seeds, and bands."""
-    settings, family = study.profiled, study.plan.family
-    place = study.plan.family_radii.index(radius)
-    with canvas("t (0 is inv, 1 is mix)", "Kendall’s tau with the test loss", panels=len(settings), size=SIZE) as (
-        figure,
-        panels,
-    ):
-        for axes, setting in zip(panels, settings, strict=True):
-            axes.axhline(0, color="#808080", linewidth=0.8)
-            for geodesic, style in FAMILY_STYLES.items():
-                rows = [
-                    [value for cell in study.of(setting) if (value := cell.family[name][place]) is not None]
-                    for name in (family_name(t, geodesic) for t in family)
-                ]
-                _line(axes, family, rows, style, f"{geodesic} geodesics", middle=np.mean)
-            axes.set(ylim=(-1, 1), title=f"n = {setting.points}")
-        _legend(figure, len(panels), panels[0])
-    words = "; ".join(
-        f"n = {setting.points}, {geodesic}: "
-        + ", ".join(f"{_in_family(study, setting, t, geodesic, radius)}" for t in family)
-        for setting in settings
-        for geodesic in FAMILY_STYLES
-    )
-    return Plot(figure, f"Kendall’s tau at radius {radius:g} for t = {', '.join(f'{t:g}' for t in family)}. {words}.")
-
-
-def _in_family(study: DiagonalStudy, setting: Setting, t: float, geodesic: str, radius: float) -> str:
-    found = study.of_family(setting, t, geodesic, radius)
-    return signed(None if found is None else found.value)
-
-
-def mechanism_figure(study: DiagonalStudy) -> Plot:
-    """Draw far coordinates, truncation error and agreement of the orders against the radius, over profiled cells."""
-    settings, radii = study.profiled, study.plan.profile
-    with canvas("radius", "", panels=3, size=SIZE) as (figure, panels):
-        for measure in ("mix first", "mix second", "mix exact", "inv exact"):
-            rows = [study.column("far", measure, radius, settings) for radius in radii]
-            _line(panels[0], radii, rows, LINES[measure], LABELS[measure])
-        for metric, style in METRIC_STYLES.items():
-            for axes, column in ((panels[1], "truncation"), (panels[2], "agreement")):
-                rows = [study.column(column, metric, radius, settings) for radius in radii]
-                _line(axes, radii, rows, style, f"{metric}, second order against exact")
-        panels[0].set(title="share of |z|² where |b| > 1/2", ylim=(-0.03, 1.03))
-        panels[1].set(title="truncation error / rise", yscale="log")
-        panels[2].set(title="tau of second order with exact", ylim=(-1, 1.03))
-        panels[2].axhline(0, color="#808080", linewidth=0.8)
-        for axes in panels:
-            axes.set(xscale="log")
-            plain_ticks(axes)
-        _legend(figure, 3, panels[0], panels[1])
-    return Plot(figure, _mechanism_words(study))
-
-
-def _mechanism_words(study: DiagonalStudy) -> str:
-    ends = (study.plan.profile[0], *study.plan.radii)
-    rows = [
-        f"{what} " + ", ".join(f"{middle(study, column, key, radius)} at radius {radius:g}" for radius in ends)
-        for what, column, key in (
-            ("Share of |z|² where |b| > 1/2, mix to second order:", "far", "mix second"),
-            ("Truncation error over the rise, mix:", "truncation", "mix"),
-            ("inv:", "truncation", "inv"),
-            ("Tau of second-order with exact sharpness, mix:", "agreement", "mix"),
-            ("inv:", "agreement", "inv"),
-        )
-    ]
-    return f"Medians over networks and seeds against the radius. {'; '.join(rows)}."
-
-
-def _mean(study: DiagonalStudy, setting: Setting, measure: str, radius: float) -> str:
-    found = study.tau(setting, measure, radius)
-    return signed(None if found is None else found.value)
+def panels(count: int, width: float, titles: Iterable[str], label: str, **settings: Any) -> tuple[Figure, list[Any]]:
+    """Return a figure with panels in a row, and its axes."""
+    figure = Figure(figsize=(count * width, 3.7), layout="constrained")
+    axes = list(figure.subplots(1, count, squeeze=False).flat)
+    for one, title in zip(axes, titles, strict=True):
+        one.set(title=title, **settings)
+        one.grid(color="#dddddd")
+        one.axhline(0, color="#808080", linewidth=0.8)
+    axes[0].set_ylabel(label)
+    return figure, axes
 
 
 def _line(
-    axes: Any, radii: Sequence[float], rows: Sequence[list[float]], style: Style, label: str, middle: Any = np.median
+    axes: Any, x: Sequence[float], rows: Sequence[Any], label: str, look: dict[str, str], middle: Callable[[Any], float]
 ) -> None:
-    """Return the middle of each row, and shaded from its 10th to its 90th percentile."""
+    """Draw the middle of each row, and a band from its 10th to its 90th percentile."""
     low, high = np.array([np.quantile(row, BAND) for row in rows]).T
-    axes.fill_between(radii, low, high, color=style.colour, alpha=0.15, linewidth=0)
-    look: dict[str, Any] = {"color": style.colour, "linestyle": style.line, "marker": style.marker}
-    axes.plot(radii, [middle(row) for row in rows], **look, markersize=3.5, fillstyle="none", label=label)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.plot(x, [middle(row) for row in rows], **look, markersize=3.5, fillstyle="none", label=label)
 
 
-def _legend(figure: Any, columns: int, *panels: Any) -> None:
-    """Return one legend for all panels."""
-    entries = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns, frameon=False)
+def _legend(figure: Figure, axes: Sequence[Any]) -> Figure:
+    entries = {label: line for one in axes for line, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=3, frameon=False)
+    return figure
 
 
-SETTINGS_SHOWN = ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")  # a panel each
+def tau_figure(study: Study) -> Figure:
+    """Draw tau against the radius, a panel for each number of points: means over seeds, and bands."""
+    radii, titles = study.plan["profile"], [f"n = {setting.points}" for setting in study.profiled]
+    figure, axes = panels(len(titles), 3.6, titles, TAU, xlabel="radius", xscale="log", ylim=(-1, 1))
+    for one, setting in zip(axes, study.profiled, strict=True):
+        for name, look in LOOKS.items():
+            rows = [study.column("taus", name, radius, [setting]) for radius in radii]
+            _line(one, radii, rows, LABELS[name], look, np.mean)
+    return _legend(figure, axes[:1])
 
 
-def figure(study: DiagonalStudy) -> Plot:
+def family_figure(study: Study) -> Figure:
+    """Draw tau against the t of the metric at the middle radius, a panel for each number of points."""
+    family, titles = study.plan["family"], [f"n = {setting.points}" for setting in study.profiled]
+    figure, axes = panels(len(titles), 3.6, titles, TAU, xlabel="t (0 is inv, 1 is mix)", ylim=(-1, 1))
+    for one, setting in zip(axes, study.profiled, strict=True):
+        for order, look in {"second": SECOND, "exact": EXACT}.items():
+            rows = [study.column("family", f"{t:g} {order}", study.middle, [setting]) for t in family]
+            _line(one, family, rows, f"{order} geodesics", look, np.mean)
+    return _legend(figure, axes[:1])
+
+
+def mechanism_figure(study: Study) -> Figure:
+    """Draw far coordinates, truncation error and agreement of the orders against the radius, over profiled cells."""
+    radii = study.plan["profile"]
+    titles = ("share of |z|² where |b| > 1/2", "truncation error / rise", "tau of second order with exact")
+    figure, axes = panels(3, 3.6, titles, "", xlabel="radius", xscale="log")
+    for name in ("mix first", "mix second", "mix exact", "inv exact"):
+        rows = [study.column("far", name, radius, study.profiled) for radius in radii]
+        _line(axes[0], radii, rows, LABELS[name], LOOKS[name], np.median)
+    for metric, look in {"mix": SECOND, "inv": LOOKS["inv exact"]}.items():
+        for one, quantity in ((axes[1], "truncation"), (axes[2], "agreement")):
+            rows = [study.column(quantity, metric, radius, study.profiled) for radius in radii]
+            _line(one, radii, rows, f"{metric}, second order against exact", look, np.median)
+    axes[1].set_yscale("log")
+    return _legend(figure, axes[:2])
+
+
+def figure(record: Record) -> Figure:
     """Draw the distribution of tau over seeds, a panel a measure, a column a setting in the order of the table."""
-    zoo = Grid(study)
-    label = "Kendall’s tau-b with the test loss"
-    with canvas("setting", label, panels=len(SETTINGS_SHOWN), size=(2.6, 3.6)) as (drawn, panels):
-        for axes, name in zip(panels, SETTINGS_SHOWN, strict=True):
-            axes.axhline(0, color="#808080", linewidth=0.8)
-            seeds = [np.array(zoo.by_seed(setting, name), dtype=float) for setting in zoo.settings]
-            places, colour = range(1, len(seeds) + 1), STYLES[1].colour
-            for width, ends in ((1, (0, 1)), (4, (0.1, 0.9))):
-                low, high = (np.array([np.nanquantile(taus, end) for taus in seeds]) for end in ends)
-                axes.vlines(places, low, high, color=colour, linewidth=width, alpha=0.5)
-            axes.plot(places, [np.nanmedian(taus) for taus in seeds], color=colour, linestyle="", marker="o")
-            axes.set(ylim=(-1.02, 1.02), title=said(name), xticks=places)
-            axes.tick_params(axis="x", labelsize=6)
-    words = "; ".join(
-        f"{said(name)}: " + ", ".join(str(zoo.tau(setting, name)) for setting in zoo.settings)
-        for name in SETTINGS_SHOWN
-    )
-    return Plot(drawn, f"{label} over seeds, by setting. Means: {words}.")
+    study, names = Study(record), ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")
+    drawn, axes = panels(len(names), 2.6, map(said, names), TAU, xlabel="setting", ylim=(-1.02, 1.02))
+    places = range(1, len(study.settings) + 1)
+    for one, name in zip(axes, names, strict=True):
+        for width, ends in ((1, (0, 1)), (4, BAND)):
+            low, high = np.nanquantile(study.by_seed(name), ends, axis=1)
+            one.vlines(places, low, high, color="#D55E00", linewidth=width, alpha=0.5)
+        one.plot(places, np.nanmedian(study.by_seed(name), axis=1), color="#D55E00", linestyle="", marker="o")
+        one.set_xticks(places)
+        one.tick_params(axis="x", labelsize=6)
+    return drawn

@@ -2,235 +2,238 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from scipy import stats
 from torch import Tensor
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.version import VERSION
-from studies.diagonal.ascent import Climbed, best_corner, climb, climb_thoroughly
-from studies.diagonal.measuring import (
-    MEASURES,
-    QUOTIENT,
-    LineBound,
-    far_share,
-    objective,
-    references,
-    truncation_error,
-)
-from studies.diagonal.networks import Regression, Setting, draw_networks
-from studies.diagonal.objectives import METRICS, Along
-from studies.diagonal.records import (
-    FAMILY_GEODESICS,
-    FORMAT,
-    MIDDLE,
-    Cell,
-    Check,
-    Columns,
-    DiagonalStudy,
-    Plan,
-    Values,
-    family_name,
-    to_json,
+from studies.common import Floats, Record, read_record, resume, write_record
+from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
+from studies.diagonal.closed_form import line_bound
+from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
+from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, Along, along, objective
+
+LARGE = 0.1  # a truncation error above this part of the increase is counted
+FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
+FAMILY_GEODESICS = ("second", "exact")
+MIDDLE = ("adaptive", "inv exact", "mix exact")
+"""What is maximized thoroughly in every cell, because these rankings depend on how far an ascent comes."""
+
+SETTINGS = tuple(
+    Setting(points, scales, rates)
+    for scales in ((0.1, 1.0), (0.01, 0.1))
+    for rates in ((0.01, 0.1), (0.1, 0.3))
+    for points in (50, 100, 150)
 )
 
-Floats = NDArray[np.float64]
-Climbs = dict[str, list[Climbed]]  # by measure, one a radius, of all networks
 
-LARGE = 0.1  # a truncation error above this part of the rise is counted
-MATCHES = (("mix first", "1 / min |beta|"), ("mix second", "1 / min |beta|"), ("mix exact", "|beta|_1"))
-SHOWN = (1, 0, 0.1)  # place of the setting, seed and radius whose networks are kept one by one
+@final
+@dataclass(frozen=True)
+class Plan:
+    """Say what is measured: settings at `radii`, the first `profiled` of them at all of `profile`, which holds `radii`.
+
+    steps: of the ascent. thorough: seeds of every setting that are measured a second time, at `radii`, by an ascent of
+    `thorough_steps` with `thorough_restarts`; those of `MIDDLE` are in all seeds, at the middle radius. family: the t
+    of the metrics that all settings are measured in at `family_radii`; above those a metric with t < 0 may be
+    infinitely sharp.
+    """
+
+    settings: tuple[Setting, ...] = SETTINGS
+    seeds: int = 20
+    networks: int = NETWORKS
+    radii: tuple[float, ...] = (0.01, 0.1, 1.0)
+    profile: tuple[float, ...] = tuple(float(f"{10 ** (k / 2):.3g}") for k in range(-12, 1))
+    profiled: int = 3
+    family: tuple[float, ...] = tuple(k / 4 for k in range(-2, 7))
+    family_radii: tuple[float, ...] = (0.01, 0.1)
+    steps: int = 20
+    thorough: int = 5
+    thorough_steps: int = 100
+    thorough_restarts: int = 10
+
+
+FAST = Plan(
+    settings=(Setting(50, (0.1, 1.0), (0.03, 0.1)), Setting(50, (0.3, 1.0), (0.03, 0.1))),
+    seeds=3,
+    networks=8,
+    radii=(0.1,),
+    profile=(1e-3, 0.1),
+    profiled=1,
+    family=(0.0, 0.5, 1.0),
+    family_radii=(0.1,),
+    steps=5,
+    thorough=1,
+    thorough_steps=20,
+    thorough_restarts=1,
+)
 
 
 @one_thread()
-def run_diagonal(out: Path, plan: Plan, *, command: str = "", progress: Progress | None = None) -> DiagonalStudy:
-    """Return all cells of the plan; those that OUT/cells holds from an earlier run of the same plan are read."""
-    folder = out / "cells"
-    folder.mkdir(parents=True, exist_ok=True)
-    places = [(setting, seed) for seed in range(plan.seeds) for setting in plan.settings]
-    cells = []
-    for done, (setting, seed) in enumerate(places):
-        if progress is not None:
-            progress("cells", done, len(places))
-        cells.append(_kept_or_measured(folder, plan, setting, seed))
-    if progress is not None:
-        progress("cells", len(places), len(places))
-    cells.sort(key=lambda cell: plan.settings.index(cell.setting))  # stable: by seed within a setting
-    return DiagonalStudy(plan, tuple(cells), command, VERSION)
-
-
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> DiagonalStudy:
+def run(out: Path, *, fast: bool, command: str, progress: Progress, plan: Plan | None = None) -> Record:
     """Take all measures and write OUT/diagonal.json; OUT/cells has a file for each cell, from which a run continues."""
-    found = run_diagonal(out, Plan.fast() if fast else Plan(), command=command, progress=progress)
-    found.save(out / "diagonal.json")
-    return found
+    plan = plan or (FAST if fast else Plan())
+    cells = {
+        f"n{each.points} scales{'-'.join(map(str, each.scales))} rates{'-'.join(map(str, each.rates))} seed{seed}": (
+            partial(measure_cell, plan, each, seed)
+        )
+        for each in plan.settings
+        for seed in range(plan.seeds)
+    }
+    settings = asdict(plan) | {"seeds": None}  # more seeds: the same cells
+    found = resume(out / "cells", cells, what="cells", settings=settings, progress=progress)
+    return write_record(out / "diagonal.json", {"plan": asdict(plan), "cells": found}, command, indent=None)
 
 
-def load(folder: Path) -> DiagonalStudy:
+def load(folder: Path) -> Record:
     """Read the record in a folder."""
-    return DiagonalStudy.load(folder / "diagonal.json")
+    return read_record(folder / "diagonal.json")
 
 
-def _kept_or_measured(folder: Path, plan: Plan, setting: Setting, seed: int) -> Cell:
-    scales, rates = ("-".join(f"{end:g}" for end in ends) for ends in (setting.scales, setting.rates))
-    file = folder / f"n{setting.points}_scales{scales}_rates{rates}_seed{seed}.json"
-    identity = json.loads(to_json({"format": FORMAT, **asdict(plan), "seeds": seed}))  # more seeds: the same cells
-    if file.exists():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["identity"] == identity:
-            return TypeAdapter(Cell).validate_python(kept["cell"])
-    text = to_json({"identity": identity, "cell": asdict(measure_cell(plan, setting, seed))})
-    write_text(file, text)
-    return TypeAdapter(Cell).validate_python(json.loads(text)["cell"])
+def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
+    """Draw data and networks, and take all measures, of one setting with one seed; five significant digits.
 
-
-def measure_cell(plan: Plan, setting: Setting, seed: int) -> Cell:
-    """Draw data and networks, and take all measures, of one setting with one seed."""
-    started = time.perf_counter()
-    place = plan.settings.index(setting)
+    Columns hold a value for every one of `radii`. smallest: the median over networks of min |beta_i|. taus: Kendall's
+    tau-b between test loss and each measure; "mix endless" is the upper bound of mix exact. family: the same along the
+    family of metrics, at the plan's `family_radii`. rises: the median of the measure. references: tau-b of test loss
+    with what has no radius. far: the median share of |z|^2 in coordinates with |b| > 1/2. truncation: by metric, the
+    median of the truncation error over the increase; truncated: in how many of all networks that is above 0.1.
+    agreement: tau-b between second-order and exact sharpness. checks: by measure, at the plan's radii, against thorough
+    ascents; middle: those of `MIDDLE`, at the middle radius.
+    """
+    started, place = time.perf_counter(), plan.settings.index(setting)
     radii = plan.profile if place < plan.profiled else plan.radii
     generator = torch.Generator().manual_seed(seed)
     regression = Regression.draw(setting.points, generator)
     u, v, drawing = draw_networks(regression, setting, generator, networks=plan.networks)
     betas = u * v
     train, test = regression.loss(betas), regression.test_loss(betas).numpy()
-    climbs = {
-        measure: [climb(objective(measure, regression, betas), radius, plan.steps) for radius in radii]
-        for measure in MEASURES
-    }
-    rises = {measure: np.stack([found.rise.numpy() for found in rows]) for measure, rows in climbs.items()}
-    line = LineBound(regression)
-    endless = np.array([[line.at(beta, radius) for beta in betas] for radius in radii])
-    again = partial(_thorough, plan, regression, betas, radii, rises, endless, test)
-    checks = again(tuple(rises), plan.radii) if seed < plan.thorough else {}
-    middle = {measure: check for measure, (check,) in again(MIDDLE, (plan.middle,)).items()}
-    far, truncation, truncated = _mechanism(regression, betas, climbs)
-    known = references(regression, betas)
-    cornered = _cornered(regression, betas, radii, rises)
-    shown = (place, seed) == SHOWN[:2] and SHOWN[2] in radii
-    return Cell(
-        setting,
-        seed,
-        drawing,
-        (float(train.min()), float(train.max())),
-        (float(test.min()), float(np.median(test)), float(test.max())),
-        float(betas.abs().amin(-1).quantile(0.5)),
-        radii,
-        taus={measure: _taus(rows, test) for measure, rows in {**rises, "mix endless": endless}.items()},
-        family=_family(plan, regression, betas, test),
-        cornered={measure: _taus(rows, test) for measure, rows in cornered.items()},
-        rises={measure: tuple(np.median(rows, axis=1).tolist()) for measure, rows in rises.items()},
-        references={name: tau_b(values, test) for name, values in known.items()},
-        matches={f"{measure}, {name}": _taus(rises[measure], known[name]) for measure, name in MATCHES},
-        far=far,
-        truncation=truncation,
-        truncated=truncated,
-        agreement={metric: _agreement(rises, metric) for metric in METRICS},
-        checks=checks,
-        middle=middle,
-        points=_points(rises, radii, test) if shown else {},
-        seconds=time.perf_counter() - started,
+    goals = {measure: objective(measure, regression, betas) for measure in MEASURES}
+    climbs = {measure: [climb(goal, radius, plan.steps) for radius in radii] for measure, goal in goals.items()}
+    rises = {measure: [found.rise.numpy() for found in row] for measure, row in climbs.items()}
+    rises["mix endless"] = [line_bound(regression, betas, radius) for radius in radii]
+
+    def thorough(measures: Sequence[str], chosen: Sequence[float]) -> dict[str, list[Record]]:
+        """Measure once more by thorough ascents, radius by radius, with one generator."""
+        draws = torch.Generator().manual_seed(0)
+        found: dict[str, list[Record]] = {measure: [] for measure in measures}
+        for radius in chosen:
+            for measure in measures:
+                again = climb_thoroughly(goals[measure], radius, plan.thorough_steps, plan.thorough_restarts, draws)
+                bound = rises["mix endless"][radii.index(radius)] if measure == "mix exact" else None
+                found[measure].append(_check(again, rises[measure][radii.index(radius)], bound, test))
+        return found
+
+    checks = thorough(MEASURES, plan.radii) if seed < plan.thorough else {}
+    middle = thorough(MIDDLE, (plan.radii[len(plan.radii) // 2],))
+    errors = {m: [truncation_error(m, regression, betas, each) for each in climbs[f"{m} second"]] for m in METRICS}
+    return rounded(
+        {
+            "setting": asdict(setting),
+            "seed": seed,
+            "drawing": drawing,
+            "train_loss": [float(train.min()), float(train.max())],
+            "test_loss": [float(test.min()), float(np.median(test)), float(test.max())],
+            "smallest": float(betas.abs().amin(-1).quantile(0.5)),
+            "radii": radii,
+            "taus": {measure: [tau_b(row, test) for row in rows] for measure, rows in rises.items()},
+            "family": _family(plan, regression, betas, test),
+            "rises": {measure: [float(np.median(row)) for row in rises[measure]] for measure in MEASURES},
+            "references": {name: tau_b(values, test) for name, values in references(regression, betas).items()},
+            "far": {
+                measure: [float(far_share(measure, regression, betas, each).quantile(0.5)) for each in climbs[measure]]
+                for measure in QUOTIENT
+            },
+            "truncation": {metric: [float(each.quantile(0.5)) for each in row] for metric, row in errors.items()},
+            "truncated": {
+                metric: [float((each > LARGE).double().mean()) for each in row] for metric, row in errors.items()
+            },
+            "agreement": {
+                metric: [tau_b(a, b) for a, b in zip(rises[f"{metric} second"], rises[f"{metric} exact"], strict=True)]
+                for metric in METRICS
+            },
+            "checks": checks,
+            "middle": {measure: check for measure, (check,) in middle.items()},
+            "seconds": time.perf_counter() - started,
+        }
     )
+
+
+def rounded(value: Any) -> Any:
+    """Return what JSON holds with five significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def tau_b(a: Floats, b: Floats) -> float | None:
     """Return Kendall's tau-b; None where one of them is constant."""
     value = float(stats.kendalltau(a, b).statistic)
-    return None if np.isnan(value) else value
+    return None if math.isnan(value) else value
 
 
-def _taus(rows: Floats, test: Floats) -> Values:
-    return tuple(tau_b(row, test) for row in rows)
+def _check(again: Climbed, rises: Floats, bound: Floats | None, test: Floats) -> Record:
+    """Compare the ascent with a thorough one, by network: tau by the best of both, and ratios of the rises found.
+
+    found: median and least of (ascent / best). bound: for mix exact, median and least of (best / upper bound).
+    """
+    best = np.maximum(again.rise.numpy(), rises)
+    ratios = {"found": rises / best, "bound": None if bound is None else best / bound}
+    ends = {name: None if r is None else [float(np.median(r)), float(r.min())] for name, r in ratios.items()}
+    return {"tau": tau_b(best, test), **ends}
 
 
-def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> Columns:
+def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> dict[str, list[float | None]]:
     """Compute tau along the family of metrics, second-order and exact, a value for each of its radii."""
-    found: Columns = {}
-    for t in plan.family:
-        for geodesic in FAMILY_GEODESICS:
-            goal = Along.of(regression, betas, t, geodesic)
-            rises = [climb(goal, radius, plan.steps).rise.numpy() for radius in plan.family_radii]
-            found[family_name(t, geodesic)] = tuple(tau_b(rise, test) for rise in rises)
-    return found
-
-
-def _thorough(
-    plan: Plan,
-    regression: Regression,
-    betas: Tensor,
-    radii: tuple[float, ...],
-    rises: dict[str, Floats],
-    endless: Floats,
-    test: Floats,
-    measures: tuple[str, ...],
-    chosen: tuple[float, ...],
-) -> dict[str, tuple[Check, ...]]:
-    """Take measures once more, at chosen radii, by the thorough ascent; never below what the plain one found."""
-    generator = torch.Generator().manual_seed(0)
-    checks: dict[str, list[Check]] = {measure: [] for measure in measures}
-    for radius in chosen:
-        place = radii.index(radius)
-        for measure in measures:
-            goal, rows = objective(measure, regression, betas), rises[measure]
-            again = climb_thoroughly(goal, radius, plan.thorough_steps, plan.thorough_restarts, generator)
-            best = np.maximum(again.rise.numpy(), rows[place])
-            bound = _middle_and_least(best / endless[place]) if measure == "mix exact" else None
-            checks[measure].append(Check(tau_b(best, test), _middle_and_least(rows[place] / best), bound))
-    return {measure: tuple(found) for measure, found in checks.items()}
-
-
-def _middle_and_least(ratios: Floats) -> tuple[float, float]:
-    return float(np.median(ratios)), float(ratios.min())
-
-
-def _cornered(
-    regression: Regression, betas: Tensor, radii: tuple[float, ...], rises: dict[str, Floats]
-) -> dict[str, Floats]:
-    """Return the measures, with the best single coordinate where that rises more than the ascent found."""
+    goals = {
+        f"{t:g} {geodesic}": Along.of(regression, betas, t, geodesic)
+        for t in plan.family
+        for geodesic in FAMILY_GEODESICS
+    }
     return {
-        measure: np.stack(
-            [
-                np.maximum(row, best_corner(objective(measure, regression, betas), radius).rise.numpy())
-                for row, radius in zip(rows, radii, strict=True)
-            ]
-        )
-        for measure, rows in rises.items()
+        name: [tau_b(climb(goal, radius, plan.steps).rise.numpy(), test) for radius in plan.family_radii]
+        for name, goal in goals.items()
     }
 
 
-def _mechanism(regression: Regression, betas: Tensor, climbs: Climbs) -> tuple[Columns, Columns, Columns]:
-    """Return far shares by measure and truncation errors by metric, medians over networks, and how many are large."""
-    far: Columns = {
-        measure: tuple(float(far_share(measure, regression, betas, found).quantile(0.5)) for found in climbs[measure])
-        for measure in QUOTIENT
+def far_share(measure: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
+    """Return the part of |z|^2 in coordinates with |b| > 1/2, (...,)."""
+    square = climbed.z**2
+    far = (climbed.z / along(measure, regression, beta).lengths).abs() > FAR
+    return (square * far).sum(-1) / square.sum(-1)
+
+
+def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
+    """Compute |L(second order) - L(exact)| / rise where the ascent along second-order geodesics ended, (...,)."""
+    second, exact = (along(f"{metric} {geodesic}", regression, beta) for geodesic in ("second", "exact"))
+    return (second.value(climbed.z) - exact.value(climbed.z)).abs() / climbed.rise
+
+
+def references(regression: Regression, betas: Tensor) -> dict[str, Floats]:
+    """Return quantities without a radius or an ascent, one value a network, to compare the measures with.
+
+    The gradient norms are sharpness over radius in the limit of small radii. nearest: the solution X^+ y of least norm,
+    in whose place the paper's closed forms have X'y.
+    """
+    gradient = regression.loss_and_gradient(betas)[1]
+    nearest = torch.linalg.pinv(regression.X) @ regression.y
+    found = {
+        "1 / min |beta|": 1 / betas.abs().amin(-1),
+        "|beta|_1": betas.abs().sum(-1),
+        "inv gradient": math.sqrt(2) * (betas * gradient).norm(dim=-1),
+        "mix gradient": math.sqrt(2) * gradient.norm(dim=-1),
+        "|beta (beta - nearest)|": (betas * (betas - nearest)).norm(dim=-1),
+        "|beta - nearest|": (betas - nearest).norm(dim=-1),
     }
-    errors = {
-        metric: [truncation_error(metric, regression, betas, found) for found in climbs[f"{metric} second"]]
-        for metric in METRICS
-    }
-    truncation: Columns = {metric: tuple(float(e.quantile(0.5)) for e in rows) for metric, rows in errors.items()}
-    truncated: Columns = {
-        metric: tuple(float((e > LARGE).double().mean()) for e in rows) for metric, rows in errors.items()
-    }
-    return far, truncation, truncated
-
-
-def _agreement(rises: dict[str, Floats], metric: str) -> Values:
-    """Compute tau-b between second-order and exact sharpness, a value a radius."""
-    return tuple(tau_b(a, b) for a, b in zip(rises[f"{metric} second"], rises[f"{metric} exact"], strict=True))
-
-
-def _points(rises: dict[str, Floats], radii: tuple[float, ...], test: Floats) -> dict[str, tuple[float, ...]]:
-    place = radii.index(SHOWN[2])
-    return {"test loss": tuple(test.tolist()), **{name: tuple(rows[place].tolist()) for name, rows in rises.items()}}
+    return {name: values.numpy() for name, values in found.items()}

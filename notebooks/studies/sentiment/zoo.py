@@ -190,13 +190,15 @@ def load(folder: Path) -> Zoo:
 
 def ranked(found: Zoo, group: str) -> Ranked:
     """Return one of the two groups: "settings", a factorial design, or "seeds", which differ by their seed alone."""
-    rows = tuple(row for row in found.comparison.rows if row.scores["group"] == group)
-    return Ranked(replace(found.comparison, rows=rows), tuple(GRID), tuple(GRID), ())
+    scores = found.comparison.scores
+    scores, values = scores[scores["group"] == group], found.comparison.values
+    own = replace(found.comparison, scores=scores, values=values[values["checkpoint"].isin(scores.index)])
+    return Ranked(own, tuple(GRID), tuple(GRID), ())
 
 
 def tables(found: Zoo) -> list[Table]:
     """Return the tables of the zoo; of one without all models, only how far its ascents had converged."""
-    if len(found.comparison.rows) < len(FULL.recipes):
+    if len(found.comparison.scores) < len(FULL.recipes):
         return [found.convergence.table()]
     seeds, settings = (ranked(found, group) for group in ("seeds", "settings"))
     difference = seeds.tau_difference("inv", "adaptive", seeds.design.everywhere)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, final
 
-from quotient_manifolds.compare import ComparedMeasure, Comparison
+import pandas as pd
+
+from quotient_manifolds.compare import Comparison
 from quotient_manifolds.sharpness.result import CONVERGED
 
 SECOND: Final = "second"  # the order of geodesics that goes without saying
@@ -20,18 +23,23 @@ COMPETITORS: Final = {
 """What is known of models without measuring sharpness, by column."""
 
 
-def words(each: ComparedMeasure) -> str:
-    """Return what a measure is, without its radius: its geometry first, and only what is not as usual."""
-    geometry, settings = each.geometry or {}, each.settings or {}
+def words(each: Mapping[str, Any]) -> str:
+    """Return what a measure (a row of `Comparison.measures`) is, without its radius: only what is not as usual."""
+    measure = str(each["measure"])
+    if measure == "relative flatness":
+        return measure
+    geometry = {
+        name.removeprefix("geometry."): value
+        for name, value in each.items()
+        if name.startswith("geometry.") and not pd.isna(value)
+    }
     said = [str(geometry.get("metric", geometry.get("kind")))]
-    if each.measure == "relative flatness":
-        return str(each.measure)
-    if each.measure == "legacy worst-case sharpness":
+    if measure == "legacy worst-case sharpness":
         said.append("released ascent")
-    elif each.measure != "worst-case sharpness":
-        said.append(str(each.measure))
+    elif measure != "worst-case sharpness":
+        said.append(measure)
     said += _unusual(geometry)
-    if settings.get("normalise_logits"):
+    if each["settings.normalise_logits"]:
         said.append("normalised logits")
     return ", ".join(said)
 
@@ -59,8 +67,10 @@ class Catalogue:
     def labels(self) -> dict[str, dict[float | None, str]]:
         """Return by words, and radius in ascending order, the label; no radius: None."""
         found: dict[str, dict[float | None, str]] = {}
-        for each in sorted(self.comparison.measures, key=lambda each: each.radius or 0.0):
-            found.setdefault(words(each), {})[each.radius] = each.label
+        measures = self.comparison.measures
+        for label in measures["radius"].fillna(0.0).sort_values(kind="stable").index:
+            radius = float(measures.loc[label, "radius"])
+            found.setdefault(words(measures.loc[label]), {})[None if math.isnan(radius) else radius] = label
         return found
 
     def middle(self, name: str) -> str:
@@ -77,6 +87,6 @@ class Catalogue:
 
     def flagged(self, label: str) -> tuple[float, float]:
         """Return the shares of values beyond reach, and of those whose ascent had not converged."""
-        known = [value for row in self.comparison.rows if (value := row.values[label]) is not None]
-        late = [value for value in known if value.late_rise is not None and value.late_rise > CONVERGED]
-        return sum(value.beyond_reach for value in known) / len(known), len(late) / len(known)
+        values = self.comparison.values
+        known = values[values["label"] == label]
+        return float(known["beyond_reach"].mean()), float((known["late_rise"] > CONVERGED).mean())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import statistics
@@ -14,8 +13,9 @@ from typing import Final, final
 
 import click
 import numpy as np
+import pandas as pd
 
-from quotient_manifolds.compare import ComparedMeasure, Comparison, MeasureEntry, read_spec, run_comparison
+from quotient_manifolds.compare import Comparison, MeasureEntry, read_spec, run_comparison
 from quotient_manifolds.demo.zoo import each_finished, one_thread
 from quotient_manifolds.files import whole
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
@@ -84,7 +84,7 @@ def run_zoo(
     found = gather(specs, folder, name=name, command=command)
     converged = check_convergence(specs, zoo=name, models=models, command=command, progress=progress)
     converged.save(folder / CONVERGENCE)
-    if found.failures:
+    if len(found.failures):
         raise click.ClickException(f"{len(found.failures)} measurements failed: see report.html of the parts.")
     return Zoo(found, converged)
 
@@ -98,24 +98,23 @@ def load_zoo(folder: Path) -> Zoo:
 def gather(specs: Sequence[Path], folder: Path, *, name: str, command: str) -> Comparison:
     """Write the models of all parts as one comparison, without rankings, and the seconds that each measure took."""
     parts = [Comparison.load(spec.parent) for spec in specs if (spec.parent / "comparison.json").is_file()]
-    measures = {each.label: each for part in parts for each in part.measures}  # one part may have more than another
-    rows = [row for part in parts for row in part.rows]
+    measures = pd.concat([part.measures for part in parts])  # one part may have more than another
     found = replace(
         parts[0],
         spec=name,
         command=command,
-        measures=tuple(measures.values()),
-        rows=tuple(replace(row, values={label: row.values.get(label) for label in measures}) for row in rows),
-        rankings=(),
-        agreement=None,
-        failures=tuple(failure for part in parts for failure in part.failures),
+        measures=measures[~measures.index.duplicated()],
+        scores=pd.concat([part.scores for part in parts]),
+        values=pd.concat([part.values for part in parts], ignore_index=True),
+        rankings=parts[0].rankings.iloc[:0],
+        failures=pd.concat([part.failures for part in parts], ignore_index=True),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
     with whole(folder / COMPARISON) as unfinished:
         unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
-    write_rows(folder / COSTS, _costs([spec.parent / "units.csv" for spec in specs], found.measures))
+    write_rows(folder / COSTS, _costs(found))
     return found
 
 
@@ -124,20 +123,12 @@ def _measure_part(spec: Path, command: str, progress: Progress | None) -> None:
     run_comparison(spec, spec.parent, progress=progress, command=command)
 
 
-def _costs(files: Sequence[Path], measures: Sequence[ComparedMeasure]) -> Iterator[dict[str, object]]:
-    """Yield how many units of each measure were measured, and the seconds of all of them together."""
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
-    rows = [row for text in texts for row in csv.DictReader(text.splitlines())]
-    for each in measures:
-        asked = {**(each.settings or {}), "eps": (each.geometry or {}).get("eps", 0.0)}
-        settings = {f"settings.{key}": str(value) for key, value in asked.items()}
-        seconds = [
-            float(row["seconds"])
-            for row in rows
-            if (row["measure"], row["geometry"]) == (each.measure, each.geometry_name)
-            and all(row[key] in ("", value) for key, value in settings.items() if key in row)
-        ]
-        yield {"measure": each.label, "units": len(seconds), "seconds": f"{sum(seconds):.4g}"}
+def _costs(found: Comparison) -> Iterator[dict[str, object]]:
+    """Yield on how many batches each measure was computed, and the seconds of all of them together."""
+    costs = found.values.groupby("label")[["batches", "seconds"]].sum()
+    for label in costs.index.intersection(found.labels, sort=False):
+        batches, seconds = costs.loc[label]
+        yield {"measure": label, "units": int(batches), "seconds": f"{seconds:.4g}"}
 
 
 def check_convergence(specs: Sequence[Path], *, zoo: str, models: int, command: str, progress: Progress) -> Convergence:

@@ -41,7 +41,7 @@ class Design:
 
     @property
     def models(self) -> int:
-        return len(self.comparison.rows)
+        return len(self.comparison.scores)
 
     def column(self, name: str) -> Floats:
         """Return a measure or a score, NaN where it is missing."""

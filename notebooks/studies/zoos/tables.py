@@ -62,7 +62,8 @@ class Ranked:
     @cached_property
     def measures(self) -> dict[str, str]:
         """Return by words the columns that rank models: measures at their middle radii, and what costs nothing."""
-        varying = (words for column, words in COMPETITORS.items() if len(set(self.comparison.column(column))) > 1)
+        scores = self.comparison.scores
+        varying = (words for column, words in COMPETITORS.items() if column in scores and scores[column].nunique() > 1)
         parts = {part for parts in PARTS.values() for part in parts}
         known = [*self.catalogue.labels, *varying]
         names = [*(name for name in WORST if name in known), *(name for name in known if name not in WORST)]

@@ -1,0 +1,345 @@
+"""The numbers of a comparison: those of the public functions, of the definitions, and of what is read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from quotient_manifolds.compare import BatchFunction, Comparison, MeasureEntry, Spec, run_comparison
+from quotient_manifolds.compare.comparison import TABLES
+from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
+from quotient_manifolds.load import Checkpoint
+from quotient_manifolds.sharpness import (
+    GradientNorm,
+    Result,
+    WorstCase,
+    average_case_sharpness,
+    cross_entropy,
+    gradient_norm,
+    hessian_trace,
+    legacy_sharpness,
+    normalised_logits,
+    top_eigenvalue,
+    worst_case_profile,
+    worst_case_sharpness,
+)
+from quotient_manifolds.statistics import correlation, holm
+from quotient_manifolds.symmetries import find_symmetries, random_move
+from tests import hugging_face, zoos
+from tests.zoos import HEAD, run, save, vit, write_images, write_seeds, write_spec, write_zoo
+
+SMALL = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
+Direct = Callable[[nn.Module, list[Any]], list[Result]]
+
+
+def worst(geometry: Any, *radii: float, steps: int = 2, **options: Any) -> Direct:
+    return lambda model, batches: [
+        worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=radius, steps=steps, **options)
+        for radius in radii
+    ]
+
+
+def of(function: Callable[..., Result], geometry: Any, **options: Any) -> Direct:
+    return lambda model, batches: [function(model, cross_entropy, batches, geometry=geometry, **options)]
+
+
+# What a spec asks for, and how a program gets the same.
+MEASURES: list[tuple[str, Direct]] = [
+    ("measure: worst-case, geometry: euclidean, norm: linf, radius: 1e-3, steps: 2", worst(Euclidean("linf"), 0.001)),
+    ("measure: worst-case, geometry: adaptive, radius: [0.1, 0.05], steps: 2", worst(Adaptive(), 0.05, 0.1)),
+    ("measure: worst-case, geometry: adaptive, eta: 0.01, radius: 0.05, steps: 2", worst(Adaptive(0.01), 0.05)),
+    (
+        "measure: worst-case, geometry: inv, radius: 0.05, steps: 2, restarts: 1, seed: 3",
+        worst(Quotient("inv"), 0.05, restarts=1, seed=3),
+    ),
+    (
+        "measure: worst-case, geometry: 0.25, geodesic: first, radius: 0.05, steps: 2",
+        worst(Quotient(0.25, "first"), 0.05),
+    ),
+    ("measure: worst-case, geometry: inv, eps: 0.01, radius: 0.05, steps: 2", worst(Quotient("inv", eps=0.01), 0.05)),
+    (
+        "measure: worst-case, geometry: mix, radius: [0.02, 0.05], steps: 2, warm_start: true",
+        lambda model, batches: list(
+            worst_case_profile(model, cross_entropy, batches, geometry=Quotient("mix"), radii=(0.02, 0.05), steps=2)
+        ),
+    ),
+    (
+        "measure: worst-case, geometry: mix, radius: 0.02, steps: 2, normalise_logits: true",
+        lambda model, batches: [
+            worst_case_sharpness(model, normalised_logits(cross_entropy), batches, geometry="mix", radius=0.02, steps=2)
+        ],
+    ),
+    (
+        "measure: legacy-worst-case, geometry: adaptive, radius: 0.05, steps: 3",
+        of(legacy_sharpness, Adaptive(), radius=0.05, steps=3),
+    ),
+    (
+        "measure: average-case, geometry: inv, sigma: 0.05, samples: 2, seed: 5",
+        of(average_case_sharpness, Quotient("inv"), sigma=0.05, samples=2, seed=5),
+    ),
+    ("measure: gradient-norm, geometry: inv", of(gradient_norm, Quotient("inv"))),
+    ("measure: hessian-trace, geometry: adaptive, samples: 2", of(hessian_trace, Adaptive(), samples=2)),
+    (
+        "measure: top-eigenvalue, geometry: mix, tolerance: 0.1, restarts: 3",
+        of(top_eigenvalue, Quotient("mix"), tolerance=0.1, restarts=3),
+    ),
+]
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Six files that name the seeds of linear classifiers."""
+    return write_seeds(tmp_path, 6)
+
+
+def arrays(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    with np.load(path) as found:
+        return torch.from_numpy(found["images"]), torch.from_numpy(found["labels"])
+
+
+def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path: Path) -> None:
+    write_zoo(tmp_path, models=1)
+    found = run(write_spec(tmp_path, *(asked for asked, _ in MEASURES)))
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "models" / "m_0").eval()
+    images, labels = arrays(tmp_path / "train.npz")
+    batches = [{"pixel_values": images[k : k + 8], "labels": labels[k : k + 8]} for k in (0, 8)]
+    expected = [result for _, direct in MEASURES for result in direct(model, batches)]
+    assert found.failures.empty
+    assert len(found.values) == len(expected) == 15
+    for (_, value), result in zip(found.values.iterrows(), expected, strict=True):
+        named = found.measures.loc[value["label"]]
+        assert (named["measure"], named["geometry"]) == (result.measure, result.geometry)
+        for name, setting in result.settings.items():
+            assert named["radius" if name == "radius" else f"settings.{name}"] == setting
+        for name, setting in result.geometry_settings.items():
+            assert named[f"geometry.{name}"] == setting
+        for name in ("mean", "standard_error", "reach", "late_rise"):
+            assert value[name] == getattr(result, name) or (np.isnan(value[name]) and getattr(result, name) is None)
+        assert (value["batches"], value["beyond_reach"]) == (2, bool(result.beyond_reach))
+    assert found.rankings.empty
+
+
+def test_the_smaller_radii_are_climbed_again_where_their_last_points_are_not_at_hand(zoo: Path) -> None:
+    asked = "measure: worst-case, geometry: adaptive, steps: 2, warm_start: true, radius: "
+    run(write_spec(zoo, f"{asked} [0.02, 0.05]", head=SMALL))
+    found = run(write_spec(zoo, f"{asked} [0.02, 0.05, 0.1]", head=SMALL))
+    assert found.measured_now == 6 * 2
+    again = run_comparison(zoo / "zoo.yaml")  # without a folder, nothing is found and nothing written
+    assert again.measured_now == 6 * 2 * (1 + 3)
+    assert zoos.values(again) == zoos.values(found)
+
+
+def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
+    """With a last batch of another size."""
+    head = SMALL.replace("batch_size: 4", "batch_size: 5") + "\ntest: {path: test.npz, batch_size: 3}"
+    found = run(write_spec(zoo, SLOPE, head=head))
+    for name in found.scores.index:
+        model, expected = zoos.small(zoo / "models" / name), {}
+        for prefix, file in (("", "train.npz"), ("test_", "test.npz")):
+            images, labels = arrays(zoo / file)
+            logits = model(images).detach()
+            expected[f"{prefix}loss"] = float(F.cross_entropy(logits, labels))
+            expected[f"{prefix}error"] = float((logits.argmax(1) != labels).double().mean())
+        expected |= {f"{what}_gap": expected[f"test_{what}"] - expected[what] for what in ("error", "loss")}
+        assert found.scores.loc[name].to_dict() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert found.against == ["error_gap", "loss_gap"]
+
+
+def test_the_precision_is_that_of_the_spec(zoo: Path) -> None:
+    found = run(write_spec(zoo, SLOPE, head=SMALL, tail="dtype: float64"))
+    images, labels = (each.split(4) for each in arrays(zoo / "train.npz"))
+    batches = list(zip([each.double() for each in images], labels, strict=True))
+    direct = gradient_norm(zoos.small(zoo / "models" / "m_3").double(), cross_entropy, batches, geometry="euclidean")
+    assert found.frame().loc["m_3", "euclidean gradient norm"] == direct.mean
+
+
+def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
+    """In Python and in YAML, where they are functions by name."""
+    checkpoints = [Checkpoint(f"m_{seed}", zoo / "models" / f"m_{seed}", "tests.zoos:small") for seed in (1, 2)]
+    measures = [MeasureEntry(GradientNorm(Euclidean()))]
+    data = BatchFunction("tests.zoos:two_batches")
+    told: list[tuple[str, int, int]] = []
+    spec = Spec(checkpoints, data, measures, loss="tests.zoos:squares")
+    found = run_comparison(spec, progress=lambda *step: told.append(step))
+    model, batches = zoos.small(zoo / "models" / "m_2"), zoos.two_batches()
+    assert found.column(found.labels[0])[1] == gradient_norm(model, zoos.squares, batches, geometry="euclidean").mean
+    losses = [zoos.squares(model, batch).item() for batch in batches]
+    assert found.scores.loc["m_2"].to_dict() == {"loss": pytest.approx(np.mean(losses))}
+    assert ("checkpoints", 2, 2) in told
+    assert ("euclidean gradient norm", 1, 1) in told
+    head = SMALL.replace("{path: train.npz, batch_size: 4}", "tests.zoos:two_batches")
+    again = run(write_spec(zoo, SLOPE, head=head, tail="loss: tests.zoos:squares"))
+    assert zoos.values(again)["m_2"][0] == zoos.values(found)["m_2"][0]
+    other = run(write_spec(zoo, SLOPE, head=SMALL))  # of cross-entropy, which is another number
+    assert other.measured_now == 6 * 2 * (1 + 2)
+
+
+def test_models_of_text_are_measured_and_cut_texts_are_counted(tmp_path: Path) -> None:
+    home = hugging_face.bert_classifier(tmp_path / "bert")
+    lines = ["good film", "a bad film very good not good", "very good", "not good a bad film"]
+    rows = [json.dumps({"text": line, "label": place % 2}) for place, line in enumerate(lines)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    head = "checkpoints: {paths: bert}\ndata: {path: data.jsonl, batch_size: 2, max_length: 5}"
+    spec = write_spec(tmp_path, "measure: worst-case, geometry: inv, radius: 0.05, steps: 2", head=head)
+    found = run(spec)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(home).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home)
+    given = {"padding": True, "return_tensors": "pt", "truncation": True, "max_length": 5}
+    batches = [{**tokenizer(lines[k : k + 2], **given), "labels": torch.tensor([0, 1])} for k in (0, 2)]
+    direct = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient("inv"), radius=0.05, steps=2)
+    assert found.values["mean"].tolist() == pytest.approx([direct.mean], rel=1e-6)
+    assert found.notes == run(spec).notes  # also when nothing is loaded again
+    (note,) = found.notes
+    assert note.startswith("bert, data: ")
+    assert "2 of 4 texts were cut at 5 tokens" in note
+
+
+def test_a_layer_that_is_used_twice_is_measured_as_it_was_loaded(zoo: Path) -> None:
+    """On every batch and in any order of measures."""
+    measures = (SLOPE, "measure: worst-case, geometry: adaptive, radius: 0.1, steps: 2")
+    found = run(write_spec(zoo, *measures, head=SMALL.replace("small", "twice")))
+    model = zoos.twice(zoo / "models" / "m_1")
+    weights = list(model.parameters())
+    slopes = [
+        float(torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(model(x), y), weights)]).norm())
+        for x, y in zip(*(each.split(4) for each in arrays(zoo / "train.npz")), strict=True)
+    ]
+    assert found.frame().loc["m_1", "euclidean gradient norm"] == pytest.approx(np.mean(slopes), rel=1e-4)
+    again = run_comparison(write_spec(zoo, *reversed(measures), head=SMALL.replace("small", "twice"), name="again"))
+    assert again.frame()[found.labels].equals(found.frame()[found.labels])  # bit for bit
+
+
+def test_no_measure_of_a_quotient_changes_along_the_orbit(tmp_path: Path) -> None:
+    write_images(tmp_path / "train.npz", 8, seed=0)
+    images, labels = arrays(tmp_path / "train.npz")
+    model = vit(0, patch_size=8, num_hidden_layers=1).double()
+    batch = {"pixel_values": images.double(), "labels": labels}
+    symmetries = find_symmetries(model, batch, evaluate=cross_entropy)
+    save(model, tmp_path / "models" / "m_0")
+    model.load_state_dict(random_move(model, symmetries, log_scale=2.0), strict=False)
+    save(model, tmp_path / "models" / "m_1")
+    where = "geometry: [adaptive, inv, mix]"
+    spec = write_spec(
+        tmp_path,
+        f"measure: worst-case, {where}, radius: 0.05, steps: 3",
+        f"measure: average-case, {where}, sigma: 0.05, samples: 2",
+        f"measure: gradient-norm, {where}",
+        head="checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}\ndtype: float64",
+    )
+    found = run(spec)
+    assert len(found.labels) == 9
+    for label in found.labels:
+        here, there = found.column(label)
+        assert (there == pytest.approx(here, rel=1e-9)) == ("adaptive" not in label), label
+
+
+# Tables.
+
+
+def test_correlations_are_those_of_the_columns(zoo: Path) -> None:
+    rows = "".join(f"m_{n},{0.1 * n**2},{'ab'[n % 2]}\n" for n in range(6))
+    (zoo / "scores.csv").write_text(f"checkpoint,rate,kind\n{rows}m_9,1,a\n")
+    tail = "scores: scores.csv\nagainst: [rate, loss]\ngiven: [kind, rate]"
+    found = run(write_spec(zoo, SLOPE, head=SMALL, tail=tail))
+    frame = found.frame()
+    assert frame["rate"].tolist() == pytest.approx([0.1 * n**2 for n in range(6)])
+    assert len(found.rankings) == 2 * 2 * (3 + 2)
+    for _, row in found.rankings.iterrows():
+        x, y = frame[row["measure"]].tolist(), frame[row["against"]].tolist()
+        given = {row["given"]: frame[row["given"]].tolist()} if row["given"] else None
+        expected = vars(correlation(x, y, row["kind"], given=given))
+        own = {name: None if pd.isna(row[name]) else row[name] for name in expected}
+        assert own == expected
+    tau = found.ranking()
+    assert tau["p_holm"].tolist() == holm(tau["p_value"].tolist())
+    assert found.rankings[found.rankings["given"] != ""]["p_holm"].isna().all()
+    assert "6 models, tau has standard deviation 0.35" in str(found.few_models)
+    again = run(zoo / "zoo.yaml")  # correlations are kept in the store, too
+    pd.testing.assert_frame_equal(again.rankings, found.rankings)
+
+
+def test_of_fewer_than_five_models_no_ranking_is_claimed(zoo: Path) -> None:
+    for seed in (4, 5):
+        (zoo / "models" / f"m_{seed}").unlink()
+    found = run(write_spec(zoo, SLOPE, head=SMALL))
+    assert found.known == (8, 8)
+    assert found.rankings.empty
+    assert found.few_models is None
+
+
+def test_a_comparison_is_saved_and_loaded_and_written_as_a_table(zoo: Path) -> None:
+    (zoo / "models" / "m_1").write_text("raise")
+    (zoo / "scores.csv").write_text("checkpoint,kind,empty\nm_0,a,\nm_1,b,\nm_2,a,\n")
+    asked = "measure: worst-case, geometry: adaptive, radius: [0.1, 0.2], steps: 1"
+    found = run(write_spec(zoo, SLOPE, asked, head=SMALL, tail="scores: scores.csv"))
+    for source in (zoo / "out", zoo / "out" / "comparison.json"):
+        loaded = Comparison.load(source)
+        for name in TABLES:
+            pd.testing.assert_frame_equal(getattr(loaded, name), getattr(found, name), check_exact=True)
+        assert (loaded.notes, loaded.known, loaded.command) == (found.notes, (20, 24), found.command)
+    written = pd.read_csv(zoo / "out" / "values.csv")
+    assert written["mean"].tolist() == found.values["mean"].tolist()
+    assert set(written["geometry.kind"]) == {"euclidean", "adaptive"}
+    assert written["radius"].notna().sum() == 10
+    frame = found.frame()
+    assert frame.columns.tolist() == ["loss", "error", "kind", "empty", *found.labels]
+    assert frame.loc["m_1", ["loss", *found.labels]].isna().all()
+    with pytest.raises(KeyError):
+        found.column("nothing")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "must hold a comparison"),
+        ("{", "must hold a comparison"),
+        ('{"format": 1}', "format 2. Found 1"),
+        ('{"format": 2}', "must hold a comparison. Found KeyError"),
+    ],
+)
+def test_another_file_holds_no_comparison(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "comparison.json").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        Comparison.load(tmp_path)
+
+
+def test_values_to_read_with_care_are_said(tmp_path: Path) -> None:
+    """An ascent that has not converged, geodesics beyond their reach, an increase near rounding."""
+    write_zoo(tmp_path, models=2)
+    far = "measure: worst-case, geometry: mix, radius: [1e-4, 5.0], steps: 2"
+    near = "measure: worst-case, geometry: adaptive, radius: 2.0e-6, steps: 3"
+    found = run(write_spec(tmp_path, far, near))
+    _, values, rounded = (found.values[found.values["label"] == label] for label in found.labels)
+    assert values["beyond_reach"].all()
+    assert rounded["rounded"].all()
+    late = values["late_rise"][values["late_rise"] > 0.05]
+    rising, far, near = found.cautions
+    said = f"{found.labels[1]}, {len(late)} of 2 values not converged (up to {late.max():.0%} of the increase"
+    assert rising.startswith(said)
+    assert far.startswith(
+        f"{found.labels[1]}, 2 of 2 values beyond the reach of truncated geodesics (relative speed up"
+    )
+    assert f" {values['reach'].max():.3g})" in far
+    assert near.startswith(f"{found.labels[2]}, 2 of 2 values near rounding")
+
+
+def test_a_measure_that_is_made_in_python_needs_no_file(zoo: Path) -> None:
+    one = Checkpoint("mine", zoo / "models" / "m_0", "tests.zoos:small")
+    entry = MeasureEntry(WorstCase(Adaptive(), 0.1, steps=2))
+    found = run_comparison(Spec([one], BatchFunction("tests.zoos:two_batches"), [entry]), zoo / "mine")
+    assert found.known == (1, 1)
+    assert sorted(each.name for each in (zoo / "mine").iterdir() if each.suffix != ".lock") == [
+        *("comparison.json", "report.html", "store.sqlite", "store.sqlite-journal", "values.csv")
+    ]
+    assert HEAD.splitlines()[0] not in (zoo / "mine" / "report.html").read_text()

@@ -1,0 +1,121 @@
+"""What is written for people: the report, the summary of a terminal, and the plan before anything is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quotient_manifolds.compare import Forecast, forecast, read_spec, run_comparison, summary_tables
+from tests.zoos import run, write_seeds, write_spec
+
+HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
+TEST = "test: {path: test.npz}"
+WORST = "measure: worst-case, geometry: [euclidean, adaptive], radius: [0.1, 0.2], steps: 3, restarts: 1"
+SLOPE = "measure: gradient-norm, geometry: euclidean"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    return write_seeds(tmp_path, 6)
+
+
+def page(spec: Path) -> str:
+    run_comparison(spec, spec.parent / "out")
+    return (spec.parent / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_shows_rankings_figures_and_what_to_know(zoo: Path) -> None:
+    """Whatever the names of scores, and whoever has none."""
+    odd = r"US$ and $\frac <b>"
+    rows = "".join(f"m_{n},{n * n},$k{n % 2}^$\n" for n in range(5))
+    (zoo / "scores.csv").write_text(f"checkpoint,{odd},kind\n{rows}m9,1,a\n")
+    spec = write_spec(
+        zoo, SLOPE, WORST, head=HEAD, tail=f"{TEST}\nscores: scores.csv\nagainst: ['{odd}', loss_gap]\ngiven: kind"
+    )
+    text = page(spec)
+    for words in (
+        "is the largest tau-b in size of 5",
+        "corrected (Holm) for all in the table",
+        "p, Holm",
+        "with 5 models, tau has standard deviation 0.41",
+        "partial tau-b",
+        "Sharpness against radius",
+        "Agreement between measures",
+        "Without a row of scores, so in no correlation with them: m_5.",
+        "Rows of scores that name no checkpoint: m9.",
+        "settings",
+        "restarts 1",
+        "US$ and $\\frac &lt;b&gt;",
+    ):
+        assert words in text, words
+    assert text.count("<img") >= 5 * 2 + 2 + 1
+    spread, ranking = summary_tables(run(spec))
+    assert [row[1] for row in spread.rows] == ["6"] * 5
+    assert len(ranking.rows) == 5 * 2
+
+
+def test_the_report_says_what_failed(zoo: Path) -> None:
+    (zoo / "models" / "m_1").write_text("raise")
+    text = page(write_spec(zoo, SLOPE, WORST, head=HEAD))
+    listed = text[text.index('id="failures"') :]
+    assert listed.count("IndexError: no such row (at zoos.py, line ") == 1
+    assert "m_1" in listed
+    for number in range(6):
+        (zoo / "models" / f"m_{number}").write_text("exit load")
+    assert "0 of 30" in page(zoo / "zoo.yaml")
+
+
+def test_the_report_of_one_model_has_values_and_no_ranking(zoo: Path) -> None:
+    spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("*", "m_1"))
+    text = page(spec)
+    assert "No ranking: it takes at least five models" in text
+    (table,) = summary_tables(run(spec))
+    assert table.rows[0][0] == "m_1"
+    assert len(table.rows[0]) == len(table.columns) == 1 + 2 + 5
+
+
+# The plan.
+
+
+def planned(spec: Path) -> Forecast:
+    return forecast(read_spec(spec), spec.parent / "out")
+
+
+def test_tasks_and_passes_are_counted_and_nothing_is_written(zoo: Path) -> None:
+    (zoo / "scores.csv").write_text("checkpoint,rate\n" + "".join(f"m_{n},1\n" for n in range(5)))
+    trace = "measure: hessian-trace, geometry: euclidean, samples: 5"
+    quotient = "measure: worst-case, geometry: mix, radius: 0.1, steps: 3"
+    spec = write_spec(zoo, WORST, quotient, trace, head=HEAD, tail="scores: scores.csv")
+    before = sorted(zoo.rglob("*"))
+    found = planned(spec)
+    assert sorted(zoo.rglob("*")) == before
+    assert (found.to_load, found.timed) == (6, "m_0")
+    assert found.measures["tasks"].tolist() == found.measures["left"].tolist() == [12] * 7
+    assert found.measures["passes"].fillna(0).tolist() == [1, 8, 8, 8, 8, 0, 11]
+    (failed,) = found.failures  # there is nothing to quotient out
+    assert "symmetric pair" in failed
+    assert found.notes == ("Without a row of scores, so in no correlation with them: m_5.",)
+    seconds = found.measures["seconds"] * found.measures["left"] * found.measures["passes"]
+    assert found.seconds == pytest.approx(seconds.sum() + 6 * found.loading)
+    assert found.seconds > 0
+
+
+def test_what_is_finished_is_not_planned_again(zoo: Path) -> None:
+    run(write_spec(zoo, SLOPE, head=HEAD))
+    (zoo / "models" / "m_6").write_text("6")
+    found = planned(write_spec(zoo, SLOPE.replace("euclidean", "[euclidean, adaptive]"), head=HEAD))
+    assert found.measures["tasks"].tolist() == [14] * 3
+    assert found.measures["left"].tolist() == [2, 2, 14]
+
+
+def test_another_checkpoint_is_timed_where_the_first_does_not_load(zoo: Path) -> None:
+    (zoo / "models" / "m_0").write_text("exit load")
+    spec = write_spec(zoo, SLOPE, head=HEAD)
+    found = planned(spec)
+    assert found.timed == "m_1"
+    assert [each.split(":")[0] for each in found.failures] == ["m_0"]
+    for number in range(6):
+        (zoo / "models" / f"m_{number}").write_text("exit load")
+    found = planned(spec)
+    assert (found.timed, len(found.failures), found.seconds) == (None, 6, 0.0)

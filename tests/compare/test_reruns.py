@@ -1,0 +1,398 @@
+"""What a second run measures again, what a stored number belongs to, and what fails without spoiling the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quotient_manifolds.compare import Store, StoreError, analysis, run_comparison, worker
+from quotient_manifolds.compare.identity import batch_hash, files_fingerprint, model_hash
+from tests import zoos
+from tests.counters import recorded_runs
+from tests.zoos import CLASSES, MARK, Small, run, save, values, vit, write_images, write_seeds, write_spec, write_zoo
+
+HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 4}"
+SMALL = HEAD.replace("LOADER", "small")
+SLOPE = "measure: gradient-norm, geometry: euclidean"
+WORST = "measure: worst-case, geometry: adaptive, radius: 0.05, steps: 2"
+VITS = "checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Four files that name the seeds of linear classifiers, and two batches of images."""
+    return write_seeds(tmp_path, 4)
+
+
+@pytest.fixture
+def vits(tmp_path: Path) -> Path:
+    """Two vision transformers, which are known again by their files."""
+    return write_zoo(tmp_path / "vits", models=2)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the checkpoints that are loaded."""
+    names: list[str] = []
+    load = worker.load_checkpoint
+
+    def noted(checkpoint: Any) -> nn.Module:
+        names.append(checkpoint.name)
+        return load(checkpoint)
+
+    monkeypatch.setattr(worker, "load_checkpoint", noted)
+    return names
+
+
+def table(spec: Path) -> list[tuple[Any, ...]]:
+    """All that was measured, read without the package."""
+    with sqlite3.connect(spec.parent / "out" / "store.sqlite") as connection:
+        found = connection.execute("SELECT key, batch, payload FROM results ORDER BY key").fetchall()
+    connection.close()
+    return found
+
+
+# What is measured again.
+
+
+def test_a_rerun_measures_nothing_and_loads_nothing(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(vits, SLOPE, head=VITS)
+    assert run(spec).measured_now == 2 * 2 * (1 + 1)
+    before, kept = table(spec), (vits / "out" / "comparison.json").read_bytes()
+
+    def never(*what: Any) -> None:
+        raise AssertionError(what)
+
+    monkeypatch.setattr(worker, "load_checkpoint", never)
+    monkeypatch.setattr(analysis, "correlation", never)
+    assert run(spec).measured_now == 0
+    assert table(spec) == before
+    assert (vits / "out" / "comparison.json").read_bytes() == kept
+
+
+def test_only_what_is_new_is_measured(zoo: Path) -> None:
+    first = SMALL.replace("size: 4", "size: 4, max_batches: 1")
+    run(write_spec(zoo, WORST, head=first))
+    before = set(table(zoo / "zoo.yaml"))
+    more = WORST.replace("0.05", "[0.02, 0.05]")
+    for measures, head, count in (
+        ([more], first, 4),
+        ([more, SLOPE], first, 4),
+        ([more.replace("steps: 2", "steps: 3")], first, 8),
+        ([more], SMALL, 4 * (1 + 2)),  # the second batch: scores and two radii
+        ([WORST], first, 0),
+    ):
+        found = run(write_spec(zoo, *measures, head=head))
+        assert found.measured_now == count
+    assert found.measures["radius"].tolist() == [0.05]
+    assert before < set(table(zoo / "zoo.yaml"))
+
+
+def test_weights_decide_not_files_or_names(vits: Path, loads: list[str]) -> None:
+    spec = write_spec(vits, SLOPE, head=VITS)
+    before, kept = values(run(spec)), table(spec)
+
+    def again() -> tuple[int, list[str]]:
+        loads.clear()
+        return run(spec).measured_now, loads
+
+    os.utime(vits / "models" / "m_1" / "model.safetensors")
+    assert again() == (0, ["m_1"])
+    (vits / "models" / "m_0").rename(vits / "models" / "renamed")
+    assert again() == (0, ["renamed"])
+    assert values(run(spec)) == {"m_1": before["m_1"], "renamed": before["m_0"]}
+    shutil.copytree(vits / "models" / "m_1", vits / "models" / "twin")
+    assert again() == (0, ["twin"])
+    (vits / "models" / "vocab.txt").touch()  # of all that lie beside it
+    assert again() == (0, ["m_1", "renamed", "twin"])
+    (vits / "models" / "m_1" / "below").mkdir()  # what a loader writes below a checkpoint is not part of it
+    assert again() == (0, [])
+    assert table(spec) == kept
+    model = vit(1)
+    with torch.no_grad():
+        next(model.parameters())[:] += 1e-3
+    save(model, vits / "models" / "m_1")
+    assert again() == (4, ["m_1"])
+    assert values(run(spec))["m_1"] != before["m_1"]
+
+
+def test_a_file_that_is_written_while_it_is_loaded_is_read_again(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = worker.load_checkpoint
+
+    def raced(checkpoint: Any) -> nn.Module:
+        model = load(checkpoint)
+        save(vit(77), checkpoint.path)
+        return model
+
+    spec = write_spec(vits, SLOPE, head=VITS)
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "load_checkpoint", raced)
+        run(spec)
+    assert run(spec).measured_now == 2 * 2  # which are twins now
+
+
+def test_data_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(zoo, SLOPE, head=SMALL.replace("*", "m_1"))
+    assert run(spec).measured_now == 4
+    with np.load(zoo / "train.npz") as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"].copy()
+    images[6, 0, 3, 3] += 1.0
+    np.savez(zoo / "train.npz", images=images, labels=labels)
+    assert run(spec).measured_now == 2  # the second batch alone: scores and measure
+    labels[0] = (labels[0] + 1) % CLASSES
+    np.savez(zoo / "train.npz", images=images, labels=labels)
+    assert run(spec).measured_now == 2
+    for name in ("VERSION", "MEANING"):
+        monkeypatch.setattr(worker, name, 99)
+        assert run(spec).measured_now == 4
+
+
+def test_batches_that_are_equal_draw_on_their_own(zoo: Path) -> None:
+    """What is random is seeded by the place of the batch, so that decides too."""
+    with np.load(zoo / "train.npz") as arrays:
+        images, labels = (np.concatenate([arrays[name][:4]] * 2) for name in ("images", "labels"))
+    np.savez(zoo / "train.npz", images=images, labels=labels)
+    asked = "measure: average-case, geometry: adaptive, sigma: 0.05, samples: 2"
+    spec = write_spec(zoo, asked, head=SMALL.replace("*", "m_1"))
+    assert run(spec).measured_now == 1 + 2  # the scores of one stand for both
+    payloads = [json.loads(payload) for _, _, payload in table(spec)]
+    first, second = (each["value"] for each in payloads if "value" in each)
+    assert first != second
+
+
+def test_symmetries_are_found_once_for_each_model_and_loss(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = recorded_runs(monkeypatch)
+    ascent = "measure: worst-case, geometry: [inv, mix], radius: [0.05, 0.1], steps: 1"
+    run(write_spec(vits, ascent, f"{ascent}, normalise_logits: true", head=VITS))
+    assert len(runs) == 2 * 2
+
+
+# What a stored number belongs to.
+
+
+def test_models_that_compute_different_things_do_not_share_a_number(zoo: Path) -> None:
+    """Of equal weights, whatever decides what they compute: an attribute, a function, a hook."""
+    factors = (1, 2, 5)
+    shutil.rmtree(zoo / "models")
+    (zoo / "models").mkdir()
+    for kind in zoos.SCALED:
+        for factor in factors:
+            (zoo / "models" / f"{kind}-{factor}").write_text("")
+    spec = write_spec(zoo, SLOPE, head=HEAD.replace("LOADER", "scaled"))
+    found = values(run(spec))
+    shared = [kind for kind in zoos.SCALED if len({found[f"{kind}-{factor}"][0] for factor in factors}) < len(factors)]
+    assert shared == []
+    (zoo / "models" / "lambda-2.0").write_text("")  # a twin, with any number of threads
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - threads if threads < 3 else 1)
+        assert run(spec).measured_now == 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_model_is_its_classes_settings_and_state() -> None:
+    linear = nn.Linear(3, 3)
+    models = [nn.Sequential(linear, act) for act in (nn.Tanh(), nn.ReLU(), nn.ELU(0.5), nn.ELU(0.6))]
+    plain, other = Small(), Small("other")
+    other.load_state_dict(plain.state_dict())
+    one, frozen, renamed = vit(0), vit(0), vit(0)
+    frozen.classifier.bias.requires_grad_(False)
+    renamed.config._name_or_path = "elsewhere"
+    wide, buffer, config = vit(0), vit(0), vit(0)
+    wide.classifier.bias.data = wide.classifier.bias.data.double()
+    buffer.register_buffer("shift", torch.zeros(()))
+    config.config.hidden_act = "relu"
+    different = [*models, plain, other, one, frozen, wide, buffer, config]
+    assert len(set(map(model_hash, different))) == len(different)
+    assert model_hash(renamed) == model_hash(one)
+
+
+def test_a_batch_is_its_structure_and_tensors() -> None:
+    x = torch.arange(4)
+    different = [x, x.float(), x.view(2, 2), (x,), [x], (x, x), {"a": x}, {"b": x}, {"a": x, "b": 1}, x + 1]
+    assert len(set(map(batch_hash, different))) == len(different)
+    assert batch_hash(torch.stack([x, x], 1)[:, 0]) == batch_hash(x)  # strides do not matter
+
+
+def test_a_file_replaced_with_the_same_size_and_time_is_another(tmp_path: Path) -> None:
+    file = tmp_path / "m"
+    seen = set()
+    for text in ("1", "2"):  # in place: the same inode, another time of change
+        file.write_text(text)
+        os.utime(file, ns=(0, 0))
+        seen.add(files_fingerprint(file))
+    (tmp_path / "beside").write_text("3")
+    os.utime(tmp_path / "beside", ns=(0, 0))
+    os.replace(tmp_path / "beside", file)
+    assert len(seen | {files_fingerprint(file)}) == 3
+
+
+def test_the_base_of_an_adapter_is_one_of_its_files(tmp_path: Path) -> None:
+    adapter, base = tmp_path / "adapter", tmp_path / "base"
+    for folder in (adapter, base):
+        folder.mkdir()
+    (base / "config.json").write_text("{}")
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    before = files_fingerprint(adapter)
+    assert files_fingerprint(adapter) == before
+    (base / "model.safetensors").write_text("other")
+    assert files_fingerprint(adapter) != before
+
+
+@pytest.mark.filterwarnings("ignore:symmetries that do not hold")
+def test_checkpoints_of_another_group_are_named(zoo: Path) -> None:
+    (zoo / "models" / "m_3").unlink()
+    found = run(write_spec(zoo, SLOPE, SLOPE.replace("euclidean", "inv"), head=HEAD.replace("LOADER", "masked")))
+    (note,) = found.notes
+    assert note.startswith("m_2, inv (second order): another group (")
+    assert "than that of m_0, m_1 (" in note
+
+
+# What fails.
+
+
+def failures(spec: Path) -> list[tuple[Any, ...]]:
+    return list(run(spec).failures.itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words", "what"),
+    [
+        ("exit load", "SystemExit: 0", ""),
+        ("outcome load", "raised Outcome: no Exception", ""),
+        ("exit forward", "SystemExit: 0", ""),
+        ("raise", "IndexError: no such row", "loss and error on data, batch 0, 1"),
+        ("nan", "must be finite. Found nan", "loss and error on data, batch 0"),
+    ],
+)
+def test_whatever_a_checkpoint_does_is_its_failure_and_the_rest_goes_on(
+    zoo: Path, trouble: str, words: str, what: str
+) -> None:
+    (zoo / "models" / "m_1").write_text(trouble)
+    spec = write_spec(zoo, SLOPE, WORST, head=SMALL)
+    found = run(spec)
+    assert found.known == (6, 8)
+    assert set(found.failures["checkpoint"]) == {"m_1"}
+    assert words in " ".join(found.failures["message"])
+    assert found.failures["what"][0] == what
+    assert len(found.failure_groups()) == found.failures["message"].nunique()  # one reason is said once
+    assert trouble == "nan" or all("(at zoos.py, line " in message for message in found.failures["message"])
+    (zoo / "models" / "m_1").write_text("9")
+    assert run(spec).failures.empty
+    assert run(spec).known == (8, 8)
+
+
+def test_a_failure_on_one_batch_leaves_the_others(vits: Path) -> None:
+    with np.load(vits / "train.npz") as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"].copy()
+    images[9, 0, 0, 0] = MARK  # in the second batch
+    np.savez(vits / "train.npz", images=images, labels=labels)
+    (vits / "models" / "m_1" / "trouble.txt").write_text("nan")
+    shutil.copytree(vits / "models" / "m_1", vits / "models" / "twin")
+    head = VITS.replace("models/*", "models/*, loader: tests.zoos:fragile")
+    spec = write_spec(vits, SLOPE, SLOPE.replace("euclidean", "inv"), head=head)
+    found = run(spec)
+    assert found.known == (2, 6)  # a mean of the other batches is another measure
+    what = ["loss and error on data, batch 1", *(f"{label}, batch 1" for label in found.labels)]
+    assert failures(spec) == [
+        (name, each, message)
+        for name in ("m_1", "twin")
+        for each, message in zip(what, found.failures["message"], strict=False)
+    ]
+    assert found.failures["message"][0] == "The loss must be finite. Found nan on batch 1 of data"
+    assert run(spec).measured_now == 0
+    for name in ("m_1", "twin"):
+        (vits / "models" / name / "trouble.txt").unlink()
+    assert run(spec).measured_now == 3
+    assert failures(spec) == []
+
+
+def test_a_checkpoint_that_does_not_load_is_loaded_by_the_next_run(vits: Path, loads: list[str]) -> None:
+    spec = write_spec(vits, SLOPE, head=VITS)
+    weights = vits / "models" / "m_1" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    (vits / "models" / "empty").mkdir()
+    found = run(spec)
+    assert found.failures["checkpoint"].tolist() == ["empty", "m_1"]
+    assert found.failures["what"].tolist() == ["", ""]
+    assert found.known == (1, 3)
+    weights.write_bytes(whole)
+    (vits / "models" / "empty").rmdir()
+    loads.clear()
+    assert run(spec).failures.empty
+    assert loads == ["m_1"]
+    weights.rename(vits / "away")  # and a failure ends when the files are back
+    assert len(run(spec).failures) == 1
+    (vits / "away").rename(weights)
+    assert (run(spec).failures.empty, run(spec).measured_now) == (True, 0)
+
+
+def test_what_fails_alike_on_all_is_said_once(zoo: Path) -> None:
+    found = run(write_spec(zoo, SLOPE, SLOPE.replace("euclidean", "inv"), head=SMALL))
+    ((names, what, why),) = found.failure_groups()
+    assert names == "m_0, m_1, m_2 and 1 more"
+    assert what == "inv (second order) gradient norm, batch 0, 1"
+    assert "needs at least one symmetric pair" in why
+
+
+def test_an_interruption_interrupts(zoo: Path) -> None:
+    (zoo / "models" / "m_1").write_text("interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        run(write_spec(zoo, SLOPE, head=SMALL))
+    assert len(table(zoo / "zoo.yaml")) == 2 * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux alone")
+def test_a_name_that_is_no_text_is_shown_as_one(zoo: Path) -> None:
+    for name in (b"m_\xff", b"m_\x01\x1b[31m"):
+        Path(os.fsdecode(os.fsencode(zoo / "models") + b"/" + name)).write_text("7")
+    found = run(write_spec(zoo, SLOPE, head=SMALL))
+    assert found.known == (6, 6)
+    assert {"m_\\x01\\x1b[31m", "m_3"} < set(found.scores.index)
+    assert all(name.isprintable() for name in found.scores.index)
+
+
+# The store.
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_lost(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = write_spec(zoo, WORST, SLOPE, head=SMALL)
+    opened = Store.__init__
+
+    def on_a_full_disk(self: Store, *arguments: Any, **options: Any) -> None:
+        opened(self, *arguments, **options)
+        assert self._connection is not None
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        self._connection.execute(f"PRAGMA max_page_count = {pages + 1}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "__init__", on_a_full_disk)
+        with pytest.raises(StoreError, match="no room left on its disk: free some and run again"):
+            run(spec)
+    kept = table(spec)
+    assert 0 < len(kept) < 24
+    found = run(spec)
+    assert (found.measured_now, found.failures.empty) == (24 - len(kept), True)
+    assert set(kept) < set(table(spec))
+
+
+def test_results_lie_where_they_are_asked_for(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(zoo / "other.npz", 4, seed=2)
+    spec = write_spec(zoo, SLOPE, head=SMALL)
+    monkeypatch.chdir(zoo / "models")
+    assert run_comparison(Path("..") / spec.name, "../here").measured_now == 16
+    assert (zoo / "here" / "report.html").is_file()
+    assert run_comparison(spec, zoo / "here").measured_now == 0
