@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
@@ -74,8 +74,17 @@ class Hessian:
                 return self.space.zero()
             along, directions = zip(*pairs, strict=True)
             self.backward_passes += 1
-            with sdpa_kernel(SDPBackend.MATH):
-                products = _second(along, tuple(leaves.values()), directions)
+            graph: dict[str, Any] = {"retain_graph": True, "materialize_grads": True}
+            try:
+                with sdpa_kernel(SDPBackend.MATH):
+                    products = torch.autograd.grad(along, tuple(leaves.values()), directions, **graph)
+            except RuntimeError as error:
+                if "not implemented" not in str(error):
+                    raise
+                raise ValueError(
+                    f"All operations must have a second derivative. Found one that has none "
+                    f"({str(error).splitlines()[0]}); use products='difference'"
+                ) from None
             return self.space.project(dict(zip(leaves, products, strict=True)))
 
         return loss, times
@@ -137,18 +146,6 @@ def check_hessian(measure: str, geometry: Geometry, products: str) -> None:
         raise ValueError(f"The {measure} needs an inner product, which {geometry.name} has none of; use norm='l2'")
     if products not in PRODUCTS:
         raise ValueError(f"products must be one of {', '.join(PRODUCTS)}. Found {products!r}")
-
-
-def _second(slopes: Any, leaves: tuple[Tensor, ...], directions: Any) -> tuple[Tensor, ...]:
-    try:
-        return torch.autograd.grad(slopes, leaves, directions, retain_graph=True, materialize_grads=True)
-    except RuntimeError as error:
-        if "not implemented" not in str(error):
-            raise
-        raise ValueError(
-            f"An operation of the network has no second derivative ({str(error).splitlines()[0]}); use "
-            f"products='difference'"
-        ) from None
 
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]

@@ -18,7 +18,6 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
-from quotient_manifolds.sharpness.sharded_objective import check_agreed
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
@@ -69,8 +68,6 @@ class Measure(ABC):
         model in the same geometry were handed before this one; it saves passes and changes no value.
         """
         with autograd_available(), over_processes(prepared.processes_on):
-            if prepared.processes_on is not None:
-                check_agreed({"measure": self.name, **self.settings})
             found = self.compute(prepared.objective(index, tick), ascents)
             prepared.check_start(index, found.base_loss)
             return replace(found, group=group_key(prepared.geometry.group))
@@ -94,7 +91,10 @@ class Measure(ABC):
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         n = len(prepared.batches)
         tick = counted(self.progress, self.label, n * self.ticks(model))
-        return self.result(tuple([self.on(prepared, index, tick, {}) for index in range(n)]))
+        found = []
+        for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
+            found.append(self.on(prepared, index, tick, {}))
+        return self.result(tuple(found))
 
     def result(self, batches: tuple[BatchResult, ...]) -> Result:
         """Return the record of what was computed batch by batch."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD, QuasiNewton
-from quotient_manifolds.sharpness.ball import L2Ball
-from quotient_manifolds.sharpness.quasi_newton import _Climb, maximum_in_ball, secant_matrix
+from quotient_manifolds.sharpness.quasi_newton import maximum_in_ball, secant_matrix
 from quotient_manifolds.sharpness.vector import _CHUNK, combine, dot, largest, norm
 from quotient_manifolds.symmetries import Params
 
@@ -334,34 +333,6 @@ def test_combine_writes_over_one_of_its_terms(size: int) -> None:
 
 
 # The quasi-Newton ascent's own.
-
-
-def test_a_quasi_newton_ascent_of_a_linear_function_is_done_after_one_step() -> None:
-    slope = torch.tensor([3.0, -4.0], dtype=torch.float64)
-    f = Plain(lambda z: slope @ z + 5, (2,))
-    found = QuasiNewton(steps=9).maximise(f, 0.1, generator())
-    assert found.loss == pytest.approx(5.5, rel=1e-12)
-    assert found.z["z"].tolist() == pytest.approx([0.06, -0.08])
-    assert len(f.points) == found.forward_passes <= 3
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.3], ids=["critical start", "sloping start"])
-def test_the_gram_matrix_stays_that_of_the_kept_vectors(slope: float) -> None:
-    bend = torch.tensor([1.0, 2.0, -1.0, 0.5, -3.0], dtype=torch.float64)
-    f = Plain(lambda z: (bend * z**2).sum() + torch.cos(3 * z).sum() + slope * z.sum(), (5,))
-    climb = QuasiNewton(steps=9).climb(f, L2Ball(0.5), generator(), None)
-    assert isinstance(climb, _Climb)
-    seen = []
-
-    def looked_at() -> tuple[list[tuple[float, Params]], float] | None:
-        stacked = torch.stack([vector["z"] for vector in climb.vectors])
-        np.testing.assert_allclose(climb.gram, (stacked @ stacked.T).numpy(), rtol=1e-12, atol=1e-15)
-        seen.append(len(stacked))
-        return _Climb._maximum(climb)
-
-    climb._maximum = looked_at  # type: ignore[method-assign]
-    assert climb.run(f.zero()).critical_start == (slope == 0)
-    assert seen[:2] == [2, 4]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.sharpness import (
@@ -184,31 +183,6 @@ def test_a_loss_of_half_precision_may_differ_by_its_digits() -> None:
         gradient_norm(model, loss, batches, geometry="euclidean")
 
 
-def on_the_grid(model: nn.Module) -> nn.Module:
-    return model.bfloat16().float().eval()
-
-
-def test_wrapped_weights_that_autocast_rounds_back_are_warned_of() -> None:
-    torch.manual_seed(0)
-    batches = [(torch.randn(8, 6), torch.arange(8) % 3)]
-
-    def layers() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-
-    wrapped = layers()
-    wrapped[0] = checkpoint_wrapper(wrapped[0])
-    inner = layers()
-    inner[0] = torch.compile(inner[0], backend="eager")  # type: ignore[assignment]
-    for each in (Narrow(layers()), Narrow(wrapped), Narrow(inner), torch.compile(Narrow(layers()), backend="eager")):
-        assert len(warned(on_the_grid(each), cross_entropy, batches)) == 1  # type: ignore[arg-type]
-    attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).requires_grad_(False)
-    attention.self_attn.in_proj_weight.requires_grad_(True)
-    (message,) = warned(
-        on_the_grid(Narrow(attention)), cross_entropy, [(torch.randn(8, 2, 6), torch.zeros(8, 2).long())]
-    )
-    assert "in_proj_weight" in message
-
-
 def test_weights_that_no_product_rounds_are_not_warned_of() -> None:
     torch.manual_seed(0)
     batches = [(torch.randn(8, 6), torch.arange(8) % 3)]
@@ -228,18 +202,6 @@ def test_losses_of_logits_in_half_precision_have_the_digits_of_float32(loss: Los
     value = loss(model, (tokens, tokens.clamp(max=2)))
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(loss(model.float(), (tokens, tokens.clamp(max=2))).item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
-def test_logits_in_half_precision_are_normalised_in_float32(half: torch.dtype) -> None:
-    loss = normalised_logits(cross_entropy)
-    model, tokens = nn.Embedding(5, 3).to(half), torch.tensor([0, 1, 2, 1])
-    with torch.no_grad():
-        model.weight[2] = 1.5  # all logits equal
-    value = loss(model, (tokens, tokens.clamp(max=2)))
-    wide = nn.Embedding(5, 3, dtype=torch.float64)
-    wide.load_state_dict(model.state_dict())
-    assert value.item() == pytest.approx(loss(wide, (tokens, tokens.clamp(max=2))).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, normalised_logits(cross_entropy)], ids=["plain", "normalised"])

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
 from quotient_manifolds.sharpness import (
-    AverageCase,
     Result,
-    RoundingWarning,
     WorstCase,
     average_case_sharpness,
     cross_entropy,
@@ -74,16 +72,6 @@ def test_average_sharpness_of_a_polynomial_is_its_gaussian_moment(geometry: Geom
     assert result.standard_error is not None
     assert result.standard_error == result.batches[0].standard_error < 0.15 * abs(exact)
     assert abs(result.mean - exact) < 4 * result.standard_error
-
-
-def test_results_and_warnings_say_sigma_where_there_is_no_ball() -> None:
-    with pytest.warns(RoundingWarning, match="average-case sharpness at sigma 1e-09: .* take a larger sigma"):
-        result = average_case_sharpness(
-            Point().eval(), polynomial, [coefficients(0)], geometry=Adaptive(), sigma=1e-9, samples=2
-        )
-    assert "sigma 1e-09, samples 2" in str(result)
-    assert "radius" not in str(result)
-    assert AverageCase(Adaptive(), 0.1).label == "average-case sharpness, adaptive, sigma 0.1"
 
 
 def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Classifier, batches: list[Batch]) -> None:
@@ -144,24 +132,6 @@ def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
     assert scaled(5.0) == pytest.approx(scaled(1.0), rel=1e-8)
     with pytest.raises(ValueError, match="never does"):
         normalised_logits(lambda m, b: (m.model.head.weight**2).sum())(model, batches[0])
-
-
-def test_normalised_logits_of_two_classes_are_refused_at_the_first_evaluation() -> None:
-    """They are the same numbers for all parameters, but for their order."""
-    calls = []
-
-    class Counted(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            calls.append(1)
-            return super().forward(x)
-
-    model = Counted(3, 2).double().eval()
-    batches = [(torch.randn(5, 3, dtype=torch.float64), torch.randint(2, (5,)))]
-    loss = normalised_logits(cross_entropy)
-    with pytest.raises(ValueError, match=r"^Normalised logits of two classes are always ±1/√2, .* off"):
-        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=0.1, steps=3)
-    assert len(calls) == 1
-    worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=3)
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
@@ -349,19 +319,8 @@ def test_a_network_without_second_derivatives_is_measured_by_differences() -> No
     exact = top_eigenvalue(model, attention, [False], geometry=Euclidean())
     differences = top_eigenvalue(model, attention, [True], geometry=Euclidean(), products="difference")
     assert differences.mean == pytest.approx(exact.mean, rel=1e-6)
-    with pytest.raises(ValueError, match=r"no second derivative .*; use products='difference'"):
+    with pytest.raises(ValueError, match=r"must have a second derivative.* use products='difference'"):
         top_eigenvalue(model, attention, [True], geometry=Euclidean())
-
-
-def test_lanczos_that_does_not_converge_is_an_error() -> None:
-    curvature = torch.linspace(0, 1, 1000, dtype=torch.float64)
-
-    def bowl(model: nn.Module, batch: Tensor) -> Tensor:
-        return (curvature * model.weight[0] ** 2).sum() / 2 + batch  # type: ignore[index,operator]
-
-    model = nn.Linear(1000, 1, bias=False).double().eval()
-    with pytest.raises(ValueError, match=r"Lanczos must converge\. It has not on batch 0 after 1 restarts"):
-        top_eigenvalue(model, bowl, [torch.zeros(1)], geometry=Euclidean(), tolerance=1e-12, restarts=1)
 
 
 @pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix"), Adaptive(norm="linf")], ids=repr)
@@ -385,33 +344,3 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     assert profile[0].values == cold.values
     last = WorstCase(geometry, radii[2], steps=5, after=radii[:2])
     assert last.of(model, cross_entropy, batches) == profile[2]  # the smaller radii climbed again for it alone
-
-
-def test_a_climb_that_has_converged_stops_early(model: Classifier, batches: list[Batch]) -> None:
-    arguments: dict[str, Any] = {"geometry": Adaptive(), "radius": 0.1, "steps": 60}
-    full = worst_case_sharpness(model, cross_entropy, batches, **arguments)
-    early = worst_case_sharpness(model, cross_entropy, batches, tolerance=1e-3, **arguments)
-    assert early.forward_passes < full.forward_passes
-    assert early.forward_passes == sum(len(steps) for steps in early.loss_steps)
-    assert early.values == pytest.approx(full.values, rel=0.02)
-
-
-def test_the_gradient_norm_of_a_box_is_the_dual_one(model: Classifier, batches: list[Batch]) -> None:
-    loss = cross_entropy(model, batches[0])
-    named = dict(model.named_parameters())
-    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    scaled = [w.detach().abs() * g.abs() for w, g in zip(named.values(), grads, strict=True) if g is not None]
-    result = gradient_norm(model, cross_entropy, batches[:1], geometry=Adaptive(norm="linf"))
-    assert result.mean == pytest.approx(float(sum(each.sum() for each in scaled)))
-
-
-def test_the_average_over_a_box_is_uniform() -> None:
-    """E = sum over i of s^2 A_ii / 6 + 2 w_i^2 s^2 + s^4 / 5 for uniform noise of half width s."""
-    model, batch, s = Point().eval(), coefficients(0), 1.0
-    w = model.w.detach()
-    exact = float((s**2 * batch[1:].diagonal() / 6 + 2 * w**2 * s**2 + s**4 / 5).sum())
-    box = Euclidean(norm="linf")
-    result = average_case_sharpness(model, polynomial, [batch], geometry=box, sigma=s, samples=400)
-    assert result.standard_error is not None
-    assert result.standard_error < 0.15 * abs(exact)
-    assert abs(result.mean - exact) < 4 * result.standard_error

@@ -241,6 +241,13 @@ def test_settings(names: str, setting: str, value: Any, words: str) -> None:
     assert tried
 
 
+bowl = nn.Linear(1000, 1, bias=False).double().eval()
+
+
+def wide(model: nn.Module, batch: Tensor) -> Tensor:
+    return (torch.linspace(0, 1, 1000).double() * model.weight[0] ** 2).sum() / 2 + batch  # type: ignore[index,operator]
+
+
 OTHERS: dict[str, tuple[Callable[[], object], str]] = {
     "radii that descend": (
         lambda: qm.worst_case_profile(Net(), ENTROPY, [(X, Y)], "adaptive", radii=(0.2, 0.1)),
@@ -258,6 +265,16 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
     "no restarts of Lanczos": (
         lambda: qm.top_eigenvalue(Net(), ENTROPY, [(X, Y)], "adaptive", restarts=0),
         "restarts must be a whole number, at least 1",
+    ),
+    "Lanczos": (
+        lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
+        r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
+    ),
+    "two classes": (
+        lambda: qm.gradient_norm(
+            nn.Linear(3, 2).double().eval(), qm.normalised_logits(ENTROPY), [(X, Y % 2)], "adaptive"
+        ),
+        "Normalised logits of two classes are always ±1/√2",
     ),
     "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be 'all', 'first' or 'none'"),  # type: ignore[arg-type]
     "a name": (lambda: replica(nn.Linear(2, 2), {"0.weight": torch.zeros(2)}), r"Linear has no parameter 0\.weight"),

@@ -98,15 +98,6 @@ def parametrised() -> nn.Module:
     return model
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.head = nn.LSTM(WIDTH, 4, batch_first=True), nn.Linear(4, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cell(x[:, None])[0][:, 0])
-
-
 def normed() -> nn.Module:
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES)
@@ -123,7 +114,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "weight norm": weight_norm,
     "pruned": pruned,
     "parametrised": parametrised,
-    "recurrent": Recurrent,
     "batch norm": normed,
 }
 WRITING = ("max_norm", "in place")  # to measured weights
@@ -236,8 +226,6 @@ def test_a_replica_computes_what_a_model_with_these_parameters_does(name: str) -
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: str) -> None:
-    if name == "recurrent" and measure == "trace":
-        pytest.skip("recurrent kernels have no second derivative")
     model, data = made(name), batch()
     if name in WRITING:
         with untouched(model, data), pytest.raises(ValueError, match="must leave the weights alone"):

@@ -149,36 +149,11 @@ def test_dict_batches_and_any_method_of_the_model(model: Classifier, batches: li
     def through_a_part(model: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(model, Classifier)
         x = batch[0]
-        return nn.functional.cross_entropy(model.head(model.attention(x, x, x)[0].mean(1)), batch[1])
+        return nn.functional.cross_entropy(
+            model.head(model.attention(x, x, x, need_weights=False)[0].mean(1)), batch[1]
+        )
 
     assert worst_case_sharpness(model, through_a_part, batches, geometry=Adaptive(), radius=0.1, steps=3) == plain
-
-
-def test_tied_weights_move_together() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(self.first(x))
-
-    class Square(nn.Module):
-        def __init__(self, weight: Tensor) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(weight.detach().clone())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight.mT @ self.weight.mT
-
-    tied = Tied().double().eval()
-    batch = (torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64))
-    results = [
-        worst_case_sharpness(m, squared_error, [batch], geometry=Adaptive(), radius=0.3, steps=10)
-        for m in (tied, Square(tied.first.weight).eval())
-    ]
-    assert results[0].values == pytest.approx(results[1].values, rel=1e-12)
 
 
 def test_a_loss_that_differs_without_gradients_is_measured_with_them(model: Classifier, batches: list[Batch]) -> None:
@@ -192,16 +167,6 @@ def test_a_loss_that_differs_without_gradients_is_measured_with_them(model: Clas
         for loss in (cross_entropy, two_faced)
     )
     assert other.mean == pytest.approx(honest.mean, rel=1e-9)
-
-
-def test_autocast_is_for_the_network_alone(model: Classifier, batches: list[Batch]) -> None:
-    single = [(x.float(), y) for x, y in batches]
-    model = model.float()
-    plain = worst_case_sharpness(model, cross_entropy, single, geometry=Quotient("mix"), radius=0.5, steps=2)
-    with torch.autocast("cpu"):
-        cast = worst_case_sharpness(model, cross_entropy, single, geometry=Quotient("mix"), radius=0.5, steps=2)
-    assert cast.norms == pytest.approx(plain.norms, rel=1e-5)
-    assert cast.mean == pytest.approx(plain.mean, rel=0.1)
 
 
 class Pooled(nn.Module):
