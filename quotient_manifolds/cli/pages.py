@@ -17,7 +17,6 @@ from quotient_manifolds.report import (
     Fact,
     Figure,
     Gallery,
-    Listing,
     Note,
     Page,
     Section,
@@ -46,9 +45,7 @@ def measure_page(record: SharpnessRecord, notes: Sequence[str] = ()) -> Page:
         facts=[Fact(f"{each.mean:.4g}", f"is the rise in {_ball(each)}.") for each in record[:4]],
         sections=[
             _warnings(record.warnings),
-            Section(
-                "results", "Sharpness in every ball", [table_of_results(record), *([Listing(notes)] if notes else [])]
-            ),
+            Section("results", "Sharpness in every ball", [table_of_results(record), *map(Text, notes)]),
             Section("ascent", "The ascent", list(_ascents(record))),
             Section("radius", "Sharpness against radius", list(_radii(record))),
             Section("batches", "Every batch", [_batches(record)]),
@@ -63,7 +60,7 @@ def orbit_page(record: SharpnessRecord) -> Page:
     worst: dict[str, float] = {}
     for _, _, each, ratio in _moves(record):
         worst[each.geometry] = max(worst.get(each.geometry, 0.0), abs(ratio - 1))
-    figure = Figure(figure_of_ratios(record).html(), "A line is a measure in one precision; 1 is no change.", wide=True)
+    figure = Figure(figure_of_ratios(record).html(), "A line is a measure in one precision; 1 is no change.")
     ratios = table_of_ratios("Sharpness after a move over sharpness before", record)
     return Page(
         title=f"{record.model} along its symmetry orbit",
@@ -98,7 +95,7 @@ def inspect_page(
         sections=[
             _warnings([f"inconclusive: {doubt}" for doubt in doubts]),
             *(Section(f"{each.name}-section", each.name.capitalize(), [each]) for each in tables),
-            Section("notes", "What else there is", [Listing(notes)]),
+            Section("notes", "What else there is", list(map(Text, notes))),
             _redo(command_line()),
         ],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.files import write_text
-from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
+from quotient_manifolds.plots import Panel, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
 from quotient_manifolds.statistics import COEFFICIENT_NAMES, COEFFICIENTS, Correlation, Kind
 
@@ -143,15 +143,13 @@ def _correlation(row: Any) -> Correlation:
 
 def _scatter(comparison: Comparison) -> Iterator[Block]:
     means, errors = comparison.frame(), comparison.frame("standard_error")
-    given = sorted(set(comparison.rankings["given"]) - {""})
-    colour = Colour(given[0], _list(means[given[0]])) if given else None
     tau = {(each["measure"], each["against"]): _correlation(each) for _, each in comparison.ranking().iterrows()}
     for target in comparison.against:
         figures: list[Figure] = []
         for label in comparison.labels:
             if means[label].notna().any():
                 columns = _list(means[label]), _list(means[target]), tau.get((label, target)), _list(errors[label])
-                plot = scatter_figure([Panel(label, *columns)], y_label=target, colour=colour)
+                plot = scatter_figure([Panel(label, *columns)], y_label=target)
                 figures.append(Figure(plot.html(), label))
         yield Text(f"{target} against each measure; a point is a checkpoint, with its standard error.")
         yield Gallery(figures)
@@ -175,8 +173,6 @@ def _agreement(comparison: Comparison) -> Iterator[Block]:
         return
     found = comparison.agreement()
     numbers = tuple(str(number) for number in range(1, len(found.names) + 1))  # names are longer than a figure
-    figure = agreement_figure(replace(found, names=numbers)).html()
-    yield Gallery([Figure(figure, "Kendall’s tau-b between every two measures, numbered as in the table.")])
     rows = [
         [number, name, *("undefined" if value is None else _signed(value) for value in values)]
         for number, name, values in zip(numbers, found.names, found.values, strict=True)

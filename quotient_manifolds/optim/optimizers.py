@@ -1,15 +1,68 @@
-"""Step with adaptive sizes that every representative of a pair shares."""
+"""Step along gradients of pairs as SGD and Adam do, with sizes that every representative of a pair shares."""
 
 from __future__ import annotations
 
 from typing import final
 
 import torch
+from torch import Tensor
 
-from quotient_manifolds.optim.frame import Both
-from quotient_manifolds.optim.pairs import Parameters
-from quotient_manifolds.optim.quotient import Job, QuotientOptimizer, combined
+from quotient_manifolds.optim.quotient import Job, Parameters, QuotientOptimizer
 from quotient_manifolds.symmetries import Symmetries
+
+
+@final
+class QuotientSGD(QuotientOptimizer):
+    """Step along the Riemannian gradient of pairs, with momentum, and of all other parameters as `torch.optim.SGD`.
+
+    For the gradient M of the product G H^T of a pair these are steps -lr (M H W_G^-1, M^T G W_H^-1) [paper, Eq. 9, 10].
+    In `mix` the product moves by -lr (M P_H + P_G M) to the first order, with the projections on the spans of H and of
+    G. Momentum is the running sum of M as the pair sees it, carried along as these spans move. Settings, points of
+    lower rank, what two runs have in common and errors are as for `QuotientAdam`. Weight decay is decoupled for pairs,
+    and for all other parameters as in torch, added to the gradient.
+
+    >>> layer = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 5, bias=False)).eval()
+    >>> symmetries = find_symmetries(layer, torch.randn(4, 6))
+    >>> optimizer = QuotientSGD(layer.named_parameters(), symmetries, lr=0.1, momentum=0.9)
+    >>> layer(torch.randn(8, 6)).square().mean().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        symmetries: Symmetries,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        metric: str = "mix",
+        max_norm: float | None = None,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, symmetries, defaults, torch.optim.SGD, metric=metric, max_norm=max_norm)
+
+    def _direction(self, job: Job) -> Tensor:
+        group, gradient = job.group, job.gradient
+        momentum = float(group["momentum"])
+        if momentum:
+            kept = job.kept.get("gradient")
+            if kept is not None:  # as in torch, the first gradient is not dampened
+                gradient = kept * momentum + gradient * (1 - float(group["dampening"]))
+            job.memory["gradient"] = gradient
+            if group["nesterov"]:
+                gradient = job.gradient + gradient * momentum
+        return job.point.coordinates(gradient)
 
 
 @final
@@ -68,15 +121,17 @@ class QuotientAdam(QuotientOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, symmetries, defaults, torch.optim.AdamW, metric=metric, max_norm=max_norm)
 
-    def _direction(self, job: Job) -> Both:
+    def _direction(self, job: Job) -> Tensor:
         beta, beta2 = map(float, job.group["betas"])
-        batch, state = job.batch, self.state
-        kept, spread = batch.recall(state, "gradient", job.width), batch.recall(state, "square", 1)
-        counts = batch.counts(state)
-        share, share2 = (batch.each_head([1 - b ** (count + 1) for count in counts]) for b in (beta, beta2))
-        squares = tuple((z * z).mean(dim=-1, keepdim=True) for z in job.point.coordinates(job.gradient))
-        mean = job.memory["gradient"] = combined(kept, beta, job.gradient, 1 - beta)
-        square = job.memory["square"] = combined(spread, beta2, (squares[0], squares[1]), 1 - beta2)
-        z, w = job.point.coordinates(mean)
-        size, other = ((v / share2).sqrt() + job.group["eps"] for v in square)
-        return z / size / share, w / other / share
+        share, share2 = (1 - b ** (job.steps + 1) for b in (beta, beta2))
+        z = job.point.coordinates(job.gradient)
+        mean = job.memory["gradient"] = self._mean(job, "gradient", job.gradient, beta)
+        square = job.memory["square"] = self._mean(job, "square", z.square_().mean(dim=-1, keepdim=True), beta2)
+        size = (square / share2).sqrt_().add_(job.group["eps"])
+        return job.point.coordinates(mean).div_(size.mul_(share))
+
+    @staticmethod
+    def _mean(job: Job, name: str, value: Tensor, beta: float) -> Tensor:
+        """Return the running mean of values, which begins at 0."""
+        kept = job.kept.get(name)
+        return value * (1 - beta) if kept is None else torch.lerp(value, kept, beta)
