@@ -159,8 +159,6 @@ def print_comparison(comparison: Comparison, folder: Path) -> None:
     terminal.print(f"{now} Known: {known} of {values} values.")
     for note in comparison.notes:
         terminal.print(f"Note: {note}")
-    if comparison.few_models:
-        terminal.print(comparison.few_models)
     for sentence in comparison.cautions:
         terminal.print(f"Caution: {sentence}")
     terminal.print(f"Report: {folder / 'report.html'}")

@@ -68,6 +68,7 @@ def run_comparison(
     store that cannot be used, or that another process measures into.
     """
     wanted, device = spec if isinstance(spec, Spec) else read_spec(spec), str(device)
+    progress = progress or (lambda what, done, total: None)
     if workers is not None and scheduler is not None:
         raise ValueError("workers or scheduler must be given, not both: start some here, or join a running cluster")
     with ExitStack() as stack:
@@ -75,15 +76,17 @@ def run_comparison(
         store = stack.enter_context(Store(folder / "store.sqlite"))
         jobs = jobs_of(wanted, device)
         left = [job for job in jobs if _left(job, store)]
+        measured = 0
         if workers is None and scheduler is None:
-            measured = _measure_here(left, store, progress or _silent)
+            for done, job in enumerate(left):
+                progress("checkpoints", done, len(left))
+                measured += measure_checkpoint(job, store, progress)
+            progress("checkpoints", len(left), len(left))
         elif left:
-            with _cluster(workers, scheduler, device) as client:
-                measured = _measure_on(client, left, store, progress or _silent, local=scheduler is None)
-        else:
-            measured = 0
+            client = stack.enter_context(_cluster(workers, scheduler, device))
+            measured = _measure_on(client, left, store, progress, local=scheduler is None)
         redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
-        found = analyse(wanted, jobs, store, command=redo, progress=progress or _silent)
+        found = analyse(wanted, jobs, store, command=redo, progress=progress)
         if out is not None:
             write_comparison(found, folder)
     return replace(found, measured_now=measured)
@@ -92,13 +95,9 @@ def run_comparison(
 def jobs_of(spec: Spec, device: str) -> list[Job]:
     """Return a job for each checkpoint, with a fingerprint that says, without loading, that all is as it was."""
     data = [None if split is None else split.fingerprint() for split in (spec.data, spec.test)]
+    settings = (VERSION, MEANING, spec.dtype, spec.loss, *data)
     return [
-        Job(
-            spec,
-            each,
-            device,
-            repr((VERSION, MEANING, spec.dtype, spec.loss, each.loader, files_fingerprint(each.path), *data)),
-        )
+        Job(spec, each, device, repr((*settings, each.loader, files_fingerprint(each.path))))
         for each in spec.checkpoints
     ]
 
@@ -113,19 +112,6 @@ def _left(job: Job, store: Store) -> bool:
         return True
     store.mend(job.checkpoint.name)
     return False
-
-
-def _silent(what: str, done: int, total: int) -> None:
-    """Report no progress."""
-
-
-def _measure_here(jobs: Sequence[Job], store: Store, progress: Progress) -> int:
-    measured = 0
-    for done, job in enumerate(jobs):
-        progress("checkpoints", done, len(jobs))
-        measured += measure_checkpoint(job, store, progress)
-    progress("checkpoints", len(jobs), len(jobs))
-    return measured
 
 
 def _measure_on(client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool) -> int:

@@ -264,7 +264,7 @@ def test_correlations_are_those_of_the_columns(zoo: Path) -> None:
     tau = found.ranking()
     assert tau["p_holm"].tolist() == holm(tau["p_value"].tolist())
     assert found.rankings[found.rankings["given"] != ""]["p_holm"].isna().all()
-    assert "6 models, tau has standard deviation 0.35" in str(found.few_models)
+    assert "6 models, tau has standard deviation 0.35" in found.cautions[-1]
     again = run(zoo / "zoo.yaml")  # correlations are kept in the store, too
     pd.testing.assert_frame_equal(again.rankings, found.rankings)
 
@@ -275,7 +275,7 @@ def test_of_fewer_than_five_models_no_ranking_is_claimed(zoo: Path) -> None:
     found = run(write_spec(zoo, SLOPE, head=SMALL))
     assert found.known == (8, 8)
     assert found.rankings.empty
-    assert found.few_models is None
+    assert found.cautions == []
 
 
 def test_a_comparison_is_saved_and_loaded_and_written_as_a_table(zoo: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from quotient_manifolds.compare import BatchFunction, MeasureEntry, Spec, read_spec
-from quotient_manifolds.compare.measure_entries import MEASURES
+from quotient_manifolds.compare.spec import MEASURES
 from quotient_manifolds.compare.spec_file import Schema
 from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
 from quotient_manifolds.load import Checkpoint
@@ -159,10 +159,10 @@ def test_functions_and_the_home_directory(read: Read, zoo: Path, monkeypatch: py
 # What stands in the good spec, what stands there instead, and words that the sentence must have.
 WRONG: list[tuple[str, str, str]] = [
     # Keys.
-    ("scores: ", "score: ", "unknown key 'score'; did you mean 'scores'? The keys here are checkpoints,"),
+    ("scores: ", "score: ", "unknown key 'score'; did you mean 'scores'? The keys here: checkpoints,"),
     ("loader:", "reader:", "unknown key 'checkpoints.reader'; did you mean"),
     ("max_batches", "batches", "unknown key 'data.batches'; did you mean 'max_batches'?"),
-    ("{path: test.npz}", "{path: test.npz, xyzzy: 1}", "unknown key 'test.xyzzy'. The keys here are path, batch_size"),
+    ("{path: test.npz}", "{path: test.npz, xyzzy: 1}", "unknown key 'test.xyzzy'. The keys here: path, batch_size"),
     ("geometry: euclidean", "geometri: inv", "unknown key 'measures.1.geometri'; did you mean 'geometry'?"),
     ("measures:", "measure:", "unknown key 'measure'; did you mean 'measures'?"),
     ("dtype: float64", "symmetries: a:b", "unknown key 'symmetries'"),
@@ -236,8 +236,8 @@ def test_what_is_wrong_is_said_in_one_sentence(read: Read, zoo: Path, good: str,
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ("checkpoint,rate\nm_1,1\nm_2,2\nm_1,3\n", "one row for each checkpoint. Found m_1 twice"),
-        ("checkpoint,rate\nm_1,1\n,2\n", "Found an empty name in line 3"),
+        ("checkpoint,rate\nm_1,1\nm_2,2\nm_1,3\n", "must name each checkpoint once. Found 'm_1 twice'"),
+        ("checkpoint,rate\nm_1,1\n,2\n", "must name each checkpoint once. Found ''"),
         ("name,rate\nm_1,1\n", "must have a column checkpoint. Found name, rate"),
         ("checkpoint,rate\nother,1\n", "must name checkpoints, such as m_1. Found other"),
         ("checkpoint,rate\n", "must name checkpoints, such as m_1"),
