@@ -11,7 +11,7 @@ try:
     from quotient_manifolds.compare.spec_file import read_spec
     from quotient_manifolds.compare.store import Store, StoreError
 except ModuleNotFoundError as error:
-    if error.name not in {"ruamel", "ruamel.yaml", "pydantic", "pandas"}:
+    if error.name not in {"ruamel", "ruamel.yaml", "pandas"}:
         raise
     raise ImportError(
         f'Comparing checkpoints needs {error.name}, which is not installed: pip install "quotient-manifolds[compare]".'

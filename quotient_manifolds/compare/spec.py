@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +124,9 @@ def measures_of(
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
     if foreign := sorted(set(own) - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
-        raise ValueError(f"{foreign[0]} is no option of {kind}; it has {allowed}")
+        near = difflib.get_close_matches(foreign[0], [*names, *GEOMETRY_OPTIONS], n=1, cutoff=0.8)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{foreign[0]} is no option of {kind}{meant}; it has {allowed}")
     given = {*own, *sizes, *(["geometry"] if geometries else [])}
     needed = {each.name for each in fields(made) if each.default is MISSING}
     lacking, unused = sorted(needed - given), sorted(given - names)
@@ -211,7 +214,10 @@ class Spec:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}. Found {self.dtype!r}")
         if self.test is not None and self.test.task != self.data.task:
             raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
-        known = [*self.measured_scores, *dict.fromkeys(name for row in self.scores.values() for name in row)]
+        listed = dict.fromkeys(name for row in self.scores.values() for name in row)
+        if taken := [name for name in listed if name in (*self.measured_scores, *self.labels)]:
+            raise ValueError(f"scores must not have names that are measured. Found {taken[0]}; rename it")
+        known = [*self.measured_scores, *listed]
         for key, wanted in (("against", self.against), ("given", self.given)):
             for name in wanted:
                 if name not in known:

@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 FORMAT = 3  # of the tables
@@ -84,9 +83,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -163,16 +160,14 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Run what is inside as one transaction: all of it or nothing, and on disk when this returns."""
-        connection = self._connection
         with self._sentences():
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                yield connection
-                connection.execute("COMMIT")
+                yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # SQLite may have taken it back itself
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # SQLite may have taken it back itself
+                    self._connection.execute("ROLLBACK")
                 raise
 
     def _opened(self, make: bool) -> sqlite3.Connection:
@@ -229,10 +224,10 @@ def _only_owner(path: Path) -> Any:
     """Take the lock beside a store; a second process is told at once that there is a first."""
     from filelock import FileLock, Timeout
 
-    with suppress(OSError):  # SQLite says it better when it cannot open the file
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
-        return None
+        return None  # SQLite says it better when it cannot open the file
     # A lock that is a mere marker would outlive its process.
     lock = FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)
     try:
