@@ -24,13 +24,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Hold a list of sentences."""
-
-    items: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Code:
     """Hold something to type, as it is."""
 
@@ -72,11 +65,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """Hold a figure as an HTML element, and the words under it; a `wide` one has a row of its own."""
+    """Hold a figure as an HTML element, and the words under it."""
 
     html: str
     caption: str
-    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class Gallery:
     figures: Sequence[Figure]
 
 
-Block = Text | Listing | Code | Note | Table | Gallery
+Block = Text | Code | Note | Table | Gallery
 
 
 @dataclass(frozen=True)

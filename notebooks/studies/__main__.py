@@ -36,8 +36,6 @@ STUDIES: Final = {
 
 FIGURES: Final = {
     "diagonal": Path("notebooks/results/settings.svg"),
-    "mnist": Path("notebooks/results/mnist.svg"),
-    "sentiment": Path("notebooks/results/sentiment.svg"),
     "training": Path("docs/images/learning_rates.svg"),
 }
 """By study, where the figure of its pages is."""

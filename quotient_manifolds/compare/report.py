@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.files import write_text
-from quotient_manifolds.plots import Colour, Panel, agreement_figure, radius_figure, scatter_figure
+from quotient_manifolds.plots import Panel, radius_figure, scatter_figure
 from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
 from quotient_manifolds.statistics import Correlation
 
@@ -78,13 +78,6 @@ def _ranking(comparison: Comparison) -> Iterator[Block]:
         return
     yield Text(RANKING.format(**comparison.rankings.iloc[0]))
     yield _ranking_table(comparison.rankings)
-    if len(comparison.measures) > 1:
-        numbers = tuple(
-            str(number) for number in range(1, len(comparison.labels) + 1)
-        )  # labels are longer than a figure
-        figure = agreement_figure(replace(comparison.agreement(), names=numbers)).html()
-        names = "; ".join(f"{number}: {label}" for number, label in zip(numbers, comparison.labels, strict=True))
-        yield Gallery([Figure(figure, f"Agreement between measures, Kendall’s tau-b. {names}.")])
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
@@ -106,8 +99,6 @@ def _correlation(row: Any) -> Correlation:
 
 def _scatter(comparison: Comparison) -> Iterator[Block]:
     errors = comparison.frame("standard_error")
-    given = sorted(set(comparison.rankings["given"]) - {""})
-    colour = Colour(given[0], comparison.column(given[0])) if given else None
     tau = {(each["measure"], each["against"]): _correlation(each) for _, each in comparison.ranking().iterrows()}
     for target in comparison.against:
         figures: list[Figure] = []
@@ -115,7 +106,7 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
             means, spread = comparison.column(label), errors[label].astype(object).where(errors[label].notna(), None)
             if set(means) != {None}:
                 panel = Panel(label, means, comparison.column(target), tau.get((label, target)), spread.tolist())
-                figures.append(Figure(scatter_figure([panel], y_label=target, colour=colour).html(), label))
+                figures.append(Figure(scatter_figure([panel], y_label=target).html(), label))
         yield Text(f"{target} against each measure; a point is a checkpoint, with its standard error.")
         yield Gallery(figures)
 

@@ -20,7 +20,7 @@ from quotient_manifolds.geometry.parameters import (
     balanced,
     folded,
     has_rank,
-    is_measured,
+    measured_pairs,
     measured_parameters,
     of_lower_rank,
     precise,
@@ -239,7 +239,7 @@ class Quotient(Geometry):
         """Return pairs and freedoms of measured parameters, and the point where all with one place is there."""
         point, symmetries = start, self._known(model)
         every = {name: w.detach() for name, w in every.items()}
-        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
+        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
         freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
         if not (pairs or freedoms):
             raise ValueError(
@@ -281,7 +281,7 @@ class Quotient(Geometry):
     def around(self, model: nn.Module) -> TangentSpace:
         point, symmetries = trained_parameters(model), self._known(model)
         every = {name: w.detach() for name, w in model.named_parameters()}
-        pairs = [pair for pair in symmetries.pairs if is_measured(pair, point, every, type(model).__name__)]
+        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
         require_finite({name: point[name] for pair in pairs for name in pair.names})
         return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -13,6 +13,7 @@ from torch import Tensor
 from quotient_manifolds.manifolds import FixedRankQuotient, HorizontalSpace, RotaryQuotient
 from quotient_manifolds.manifolds.horizontal import Linearised
 from quotient_manifolds.symmetries import Params, SymmetricPair
+from quotient_manifolds.symmetries.strided_view import StridedView
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -29,6 +30,78 @@ from e^2b and 1 + 2b. At 1/2 geodesics of `mix` end.
 
 @final
 @dataclass(frozen=True)
+class PairBatch:
+    """Hold pairs of one shape, which are read as one point (heads of all pairs, n + m, h), G stacked on H."""
+
+    pairs: tuple[SymmetricPair, ...]
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Return the parameters that the pairs own entries of."""
+        return frozenset(name for pair in self.pairs for name in pair.names)
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """Return how many heads each pair has."""
+        return [pair.heads for pair in self.pairs]
+
+    @cached_property
+    def _layout(self) -> list[tuple[StridedView, tuple[int, int, int], tuple[int, ...] | None]]:
+        """Return all views with their shapes, and their strides where each axis has one."""
+        views = [view for pair in self.pairs for view in pair.views]
+        plain = (all(len(axis) < 2 for axis in view.axes) for view in views)
+        strides = (tuple(axis[0][1] if axis else 1 for axis in view.axes) for view in views)
+        return [
+            (view, view.shape, each if fits else None) for view, fits, each in zip(views, plain, strides, strict=True)
+        ]
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        return [[view.rows for view in pair.views] for pair in self.pairs]
+
+    def views(self, params: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return what the pairs own part by part, (heads, rows, h), sharing memory where strides allow it."""
+        return self._strided(params) or [view.read(params) for view, _, _ in self._layout]
+
+    def _strided(self, params: Mapping[str, Tensor]) -> list[Tensor] | None:
+        """Return the views in fewer calls than they are read by, and sharing memory; None where one cannot be."""
+        views = []
+        for view, shape, strides in self._layout:
+            w = params.get(view.name)
+            if w is None or strides is None or w.numel() != view.numel or not w.is_contiguous():
+                return None
+            views.append(w.as_strided(shape, strides, w.storage_offset() + view.offset))
+        return views
+
+    def read(self, params: Mapping[str, Tensor], by_column: bool = False) -> Tensor:
+        """Return the point, a new tensor in the parameters' dtype; if asked, with its columns contiguous in memory."""
+        views = self.views(params)
+        if torch.is_grad_enabled() or len({view.dtype for view in views}) > 1:
+            return torch.cat([pair.read(params) for pair in self.pairs])
+        heads, rows, h = sum(self.heads), self.pairs[0].n + self.pairs[0].m, self.pairs[0].h
+        x = views[0].new_empty((heads, h, rows)).mT if by_column else views[0].new_empty((heads, rows, h))
+        torch._foreach_copy_(self._parts(x), views)
+        return x
+
+    def write(self, x: Tensor, params: Params) -> None:
+        """Put a point where it belongs in `params`, in place."""
+        views = None if torch.is_grad_enabled() else self._strided(params)
+        if views is not None:
+            torch._foreach_copy_(views, self._parts(x))
+            return
+        for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
+            pair.write(params, heads)
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        if all(rows == self._rows[0] for rows in self._rows):
+            columns = (rows.split(self.heads) for rows in x.split(self._rows[0], dim=-2))
+            return [part for pair in zip(*columns, strict=True) for part in pair]
+        split = zip(x.split(self.heads), self._rows, strict=True)
+        return [part for heads, rows in split for part in heads.split(rows, dim=-2)]
+
+
+@final
+@dataclass(frozen=True)
 class PairBlock:
     """Hold the horizontal space of one pair, or of several of one shape: one block of the coordinates z.
 
@@ -39,16 +112,21 @@ class PairBlock:
     """
 
     key: str
-    pairs: tuple[SymmetricPair, ...]
+    batch: PairBatch
     manifold: PairManifold
     space: HorizontalSpace
     order: str
     _linearised: Linearised
 
-    @cached_property
+    @property
+    def pairs(self) -> tuple[SymmetricPair, ...]:
+        """Return the pairs of the block."""
+        return self.batch.pairs
+
+    @property
     def names(self) -> frozenset[str]:
         """Return the parameters that the pairs own entries of."""
-        return frozenset(name for pair in self.pairs for name in pair.names)
+        return self.batch.names
 
     def reached(self, z: Tensor) -> Tensor:
         """Shorten z to where its geodesic leaves the manifold; the polynomials never do."""
@@ -65,9 +143,7 @@ class PairBlock:
 
     def gradient(self, grads: Gradients, point: Params) -> Tensor:
         """Compute the gradient in z at 0, from the Euclidean ones; missing ones count as 0."""
-        own = {name: grads.get(name) for name in self.names}
-        read = {name: torch.zeros_like(point[name]) if grad is None else grad for name, grad in own.items()}
-        egrad = torch.cat([pair.read(read) for pair in self.pairs])
+        egrad = self.batch.read(self._gradients(grads, point))
         return self.space.project(self.space.covector(egrad.to(self.space.point)))
 
     def move(self, z: Tensor, out: Params, order: str | None = None) -> None:
@@ -86,23 +162,34 @@ class PairBlock:
                     part.write(out, moved)
 
         def pull(grads: Gradients, point: Params) -> Tensor:
-            pulled, own = torch.empty_like(z), {name: grads.get(name) for name in self.names}
-            zero = {name: point[name].new_zeros(()).expand_as(point[name]) for name, g in own.items() if g is None}
-            pull_back(self._rows({name: grad for name, grad in own.items() if grad is not None} | zero), pulled)
+            pulled = torch.empty_like(z)
+            pull_back(self._rows(self._gradients(grads, point)), pulled)
             return pulled
 
         return pull
 
+    def _gradients(self, grads: Gradients, point: Params) -> Params:
+        own = {name: grads.get(name) for name in self.names}
+        return {
+            name: point[name].new_zeros(()).expand_as(point[name]) if grad is None else grad
+            for name, grad in own.items()
+        }
+
     def _rows(self, params: Params) -> list[Tensor]:
         """Return the rows of one pair part by part, views where strides allow; those of several stacked, as a copy."""
-        if len(self.pairs) == 1:
-            return [part.read(params) for part in self.pairs[0].views]
-        return [torch.cat([pair.read(params) for pair in self.pairs])]
+        return self.batch.views(params) if len(self.pairs) == 1 else [self.batch.read(params)]
 
     def write(self, moved: Tensor, out: Params) -> None:
         """Write points of the pairs, (heads of all pairs, n + m, h), where they belong in `out`."""
-        for pair, heads in zip(self.pairs, moved.split([pair.heads for pair in self.pairs]), strict=True):
-            pair.write(out, heads)
+        self.batch.write(moved, out)
+
+
+def in_batches(pairs: Iterable[SymmetricPair], apart: Callable[[SymmetricPair], object]) -> list[PairBatch]:
+    """Collect pairs of one shape and group in batches, those apart for which `apart` differs."""
+    groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
+    for pair in pairs:
+        groups.setdefault((pair.n, pair.m, pair.h, pair.acts, apart(pair)), []).append(pair)
+    return [PairBatch(tuple(group)) for group in groups.values()]
 
 
 def pair_blocks(
@@ -112,18 +199,15 @@ def pair_blocks(
 
     brief: for one step, which is not worth a factorisation in float64 of a model in less.
     """
-    groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
-    for pair in manifolds:
-        groups.setdefault((pair.n, pair.m, pair.h, pair.acts, point[pair.names[0]].device), []).append(pair)
     blocks: list[PairBlock] = []
-    for group in groups.values():
-        for pairs in [group] if order == "exact" else [[pair] for pair in group]:
-            x = torch.cat([pair.read(point) for pair in pairs])  # (heads of all pairs, n + m, h)
+    for batch in in_batches(manifolds, lambda pair: point[pair.names[0]].device):
+        for part in [batch] if order == "exact" else [PairBatch((pair,)) for pair in batch.pairs]:
+            x = part.read(point)
             dtype = torch.float64 if order == "exact" else torch.promote_types(x.dtype, torch.float32)
-            manifold = manifolds[pairs[0]]
+            manifold = manifolds[part.pairs[0]]
             space: HorizontalSpace = manifold.at(x.to(dtype if brief else torch.float64), dtype=dtype)
-            key = f"pairs {len(blocks)} ({pairs[0].name})"
-            blocks.append(PairBlock(key, tuple(pairs), manifold, space, order, space.linearised(order)))
+            key = f"pairs {len(blocks)} ({part.pairs[0].name})"
+            blocks.append(PairBlock(key, part, manifold, space, order, space.linearised(order)))
     return tuple(blocks)
 
 

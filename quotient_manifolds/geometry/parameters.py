@@ -72,21 +72,30 @@ def precise(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def is_measured(pair: SymmetricPair, point: Params, names: Collection[str], model: str) -> bool:
-    """Tell whether the pair's parameters are all measured; ValueError if the model called so lacks one.
+def is_whole(pair: SymmetricPair, trained: Collection[str]) -> bool:
+    """Tell whether the pair's parameters are all trained; ValueError for attention and adapters of which a part is.
 
-    Half a pair has no symmetry. Of attention and adapters that is an error; neurons and bottlenecks are left alone.
+    Half a pair has no symmetry: neurons and bottlenecks are left alone.
     """
-    unknown = [name for name in pair.names if name not in names]
-    if unknown:
-        raise ValueError(f"Pair {pair.name} names parameter {unknown[0]}, which {model} does not have")
-    frozen = [name for name in pair.names if name not in point]
-    if frozen and len(frozen) < len(set(pair.names)) and pair.kind not in BESIDE_ATTENTION:
+    frozen = [name for name in pair.names if name not in trained]
+    if frozen and len(frozen) < len(pair.names) and pair.kind not in BESIDE_ATTENTION:
         raise ValueError(
-            f"Pair {pair.name} is frozen in part ({frozen[0]} has requires_grad=False), and half a pair has no "
-            f"symmetry; freeze or unfreeze all of {', '.join(pair.names)}, or pass symmetries= without this pair"
+            f"the pair {pair.name!r} must be trained as a whole or not at all. Found that it is frozen in part "
+            f"({frozen[0]} has requires_grad=False, or is not given): freeze or unfreeze all of "
+            f"{', '.join(pair.names)}, or pass symmetries= without this pair (Symmetries.without)"
         )
     return not frozen
+
+
+def measured_pairs(
+    pairs: Iterable[SymmetricPair], point: Params, every: Collection[str], model: str
+) -> list[SymmetricPair]:
+    """Return the pairs whose parameters are all measured; ValueError where the model called so lacks one."""
+    pairs = list(pairs)
+    for pair in pairs:
+        if unknown := [name for name in pair.names if name not in every]:
+            raise ValueError(f"pairs must be of parameters that {model} has. Found {unknown[0]} in {pair.name}")
+    return [pair for pair in pairs if is_whole(pair, point)]
 
 
 def folded(freedoms: Collection[Freedom], point: Params, frozen: Params, layouts: Layouts | None = None) -> Params:

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quotient_manifolds.load.huggingface import INDEX
-from quotient_manifolds.load.weights import opened, shapes_in
+from quotient_manifolds.load.huggingface import INDEX, opened, shapes_in
 from quotient_manifolds.sharded import ShardedModel, is_sharded, plain_name, together
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.optim.adam import QuotientAdam
 from quotient_manifolds.optim.audit import OrbitAudit, orbit_audit
+from quotient_manifolds.optim.optimizers import QuotientAdam, QuotientSGD
 from quotient_manifolds.optim.sam import SAM
-from quotient_manifolds.optim.sgd import QuotientSGD
 
 __all__ = ["SAM", "OrbitAudit", "QuotientAdam", "QuotientSGD", "orbit_audit"]

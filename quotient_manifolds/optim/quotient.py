@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.parameters import scales_outside
+from quotient_manifolds.geometry.pair_block import PairBatch, in_batches
+from quotient_manifolds.geometry.parameters import is_whole, scales_outside
 from quotient_manifolds.linalg import full_precision
 from quotient_manifolds.manifolds import METRICS
-from quotient_manifolds.optim.frame import Both
-from quotient_manifolds.optim.pairs import PairBatch, Parameters, is_optimized, listed
-from quotient_manifolds.optim.step import Point
-from quotient_manifolds.symmetries import SymmetricPair, Symmetries
+from quotient_manifolds.optim.step import Point, applied
+from quotient_manifolds.symmetries import Params, SymmetricPair, Symmetries
 
 Closure = Callable[[], Any]
 
-_OF_EVERY_GROUP = ("params", "param_names", "initial_lr", "foreach", "capturable", "differentiable", "fused")
+Parameters = Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
+"""Named parameters, as `model.named_parameters()` gives them, or groups of them with their own settings."""
+
+_OF_EVERY_GROUP = ("params", "param_names", "pairs", "initial_lr", "foreach", "capturable", "differentiable", "fused")
 """What a group may say besides: schedulers write one of these, and the others choose how parameters of no pair go."""
 
 
+@dataclass
 class Job:
-    """Hold what a step makes of one batch of pairs, computed before anything is written."""
+    """Hold what a step makes of a batch of pairs that have made as many steps, before anything is written."""
 
-    def __init__(self, batch: PairBatch, group: Mapping[str, Any], gradient: Both) -> None:
-        G, H = batch.factors()
-        self.batch, self.group, self.gradient = batch, group, gradient
-        self.point = Point(G, H, METRICS[group["metric"]], batch.complex)
-        self.width = G.shape[-1]
-        self.memory: dict[str, Both] = {}
-        self.end: Both = (G, H)
+    batch: PairBatch
+    group: dict[str, Any]
+    steps: int
+    point: Point
+    gradient: Tensor  # (heads, n + m, h), as M H and M^T G
+    kept: dict[str, Tensor]  # what is remembered
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what is to be remembered
 
 
 class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
@@ -42,7 +47,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
     Two runs from two points of one orbit of the pairs' groups so compute the same functions, step by step, up to
     rounding. What is particular to an optimizer is `_direction`, what it makes of gradients, and `_plain`, the
-    optimizer of torch that moves the elements in no pair.
+    optimizer of torch that moves the elements in no pair. The state of a pair is kept under its name.
     """
 
     def __init__(
@@ -60,30 +65,41 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             raise TypeError(f"symmetries must be Symmetries, as find_symmetries returns them. Found {found}")
         if max_norm is not None and not 0 < max_norm < math.inf:
             raise ValueError(f"max_norm must be a positive number or None. Found {max_norm!r}")
-        groups = [dict(group) if isinstance(group, Mapping) else group for group in listed(params)]
+        if isinstance(params, (torch.nn.Module, Tensor)) or not isinstance(params, Iterable):
+            raise TypeError(
+                "params must be named parameters, model.named_parameters(), or groups of such. Found "
+                f"{type(params).__name__}"
+            )
+        groups: list[Any] = [dict(each) if isinstance(each, Mapping) else each for each in params]
         self._symmetries, self._max_norm = symmetries, max_norm
         self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
-        self._settings = frozenset((*defaults, "metric", *_OF_EVERY_GROUP))
-        self._ready = False
+        self._settings, self._ready = {*defaults, "metric"}, False
         super().__init__(groups, self._plain.defaults | {"metric": metric})
         self._ready = True
         self._batches = self._batched()
 
+    @property
+    def _state(self) -> MutableMapping[Any, Any]:
+        return self.state
+
     @abc.abstractmethod
-    def _direction(self, job: Job) -> Both:
+    def _direction(self, job: Job) -> Tensor:
         """Return the direction of a step in orthonormal coordinates, and write to `job.memory` what to remember."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole.
 
-        Raises ValueError for settings that steps of pairs do not use.
+        Raises ValueError for settings that nothing uses.
         """
         for name, value in param_group.items():
             default = name in self._plain.defaults and self._plain.defaults[name] == value
-            if name not in self._settings and not default:
-                known = ", ".join(sorted(self._settings.difference(_OF_EVERY_GROUP)))
+            if not (default or name in self._settings or name in _OF_EVERY_GROUP):
+                known = ", ".join(sorted(self._settings))
                 raise ValueError(f"settings of a group must be among {known}. Found {name} = {value!r}")
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        names = set(group.get("param_names", ()))
+        group["pairs"] = [pair.name for pair in self._symmetries.pairs if not names.isdisjoint(pair.names)]
         if self._ready:
             try:
                 self._batches = self._batched()
@@ -110,60 +126,97 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         if self._trained != self._with_requirement():
             self._batches = self._batched()  # something was frozen since, or is no more
         self._check_gradients()
-        jobs = [Job(batch, self.param_groups[index], batch.gradients()) for index, batch in self._with_gradients()]
+        params = {name: p.detach() for name, p in self._of_pairs.items()}
+        jobs = [job for index, batch in self._batches for job in self._jobs(self.param_groups[index], batch, params)]
         if self._max_norm is not None:
             self._clip(jobs, self._max_norm)
-        for job in jobs:
-            self._compute(job)
+        ends = [self._end(job) for job in jobs]
         with self._outside_pairs():
             step: Any = type(self._plain).step
             step = step.__wrapped__ if getattr(step, "hooked", False) else step  # hooks are called for this optimizer
             step(self._plain)
-        for job in jobs:
-            job.batch.write(*job.end)
-            for name, values in job.memory.items():
-                job.batch.remember(self.state, name, values)
-            job.batch.counted(self.state)
+        for job, end in zip(jobs, ends, strict=True):
+            job.batch.write(end, params)
+            self._remember(job)
 
-    def _compute(self, job: Job) -> None:
+    def _jobs(self, group: dict[str, Any], batch: PairBatch, params: Params) -> Iterator[Job]:
+        """Yield what there is to do for the pairs of a batch that have gradients, those of one age together."""
+        grads = {name: grad for name in batch.names if (grad := self._of_pairs[name].grad) is not None}
+        ages: dict[int, list[SymmetricPair]] = {}
+        for pair in batch.pairs:
+            missing = [name for name in pair.names if name not in grads]
+            if not missing:
+                ages.setdefault(int(self._state.get(pair.name, {}).get("step", 0)), []).append(pair)
+            elif len(missing) < len(pair.names):
+                raise ValueError(
+                    f"all parameters of the pair {pair.name!r} must have a gradient, or none. Found that {missing[0]} "
+                    "has none: if a module was replaced or frozen since, make a new optimizer from the model as it is"
+                )
+        for steps, pairs in ages.items():
+            part = batch if len(pairs) == len(batch.pairs) else PairBatch(tuple(pairs))
+            first = part.pairs[0]
+            x, gradient = (part.read(each, by_column=True) for each in (params, grads))
+            x, gradient = (each.to(torch.promote_types(x.dtype, torch.float32)) for each in (x, gradient))
+            point = Point(x, first.n, METRICS[group["metric"]], first.acts == "GL(1, C)")
+            kept = {name: self._recalled(part, name, x) for name in self._state.get(first.name, {}) if name != "step"}
+            if (turn := point.to_balanced()) is not None:  # the same product, and the same gradients in it
+                point = Point(applied(x.double(), point.n, turn).to(x.dtype), point.n, point.t, point.complex)
+                back = turn[::-1]
+                gradient = applied(gradient.double(), point.n, back).to(x.dtype)
+                if "gradient" in kept:
+                    kept["gradient"] = applied(kept["gradient"].double(), point.n, back).to(x.dtype)
+            yield Job(part, group, steps, point, -gradient if group.get("maximize") else gradient, kept)
+
+    def _end(self, job: Job) -> Tensor:
         """Find where a batch of pairs goes, and bring what is remembered of gradients there."""
-        group = job.group
-        if group.get("maximize"):
-            job.gradient = (-job.gradient[0], -job.gradient[1])
-        lr = float(group["lr"])
-        shrink = 1 - lr * float(group["weight_decay"])
-        job.end = job.point.moved(self._direction(job), lr, shrink)
+        lr = float(job.group["lr"])
+        shrink = 1 - lr * float(job.group["weight_decay"])
+        z = self._direction(job)
+        end, on = job.point.stepped(z, lr, shrink)
         if "gradient" in job.memory:
-            job.memory["gradient"] = job.point.carried(job.memory["gradient"], job.end)
+            job.memory["gradient"] = job.point.carried(job.memory["gradient"], z, on, shrink)
+        return end
+
+    def _recalled(self, batch: PairBatch, name: str, like: Tensor) -> Tensor:
+        """Return what is remembered under the name of all pairs, (heads of all, n + m, columns)."""
+        parts = [self._state[pair.name][name] for pair in batch.pairs]
+        whole = parts[0]._base
+        if (
+            whole is not None
+            and len(whole) == len(like)
+            and all(
+                part._base is whole and part.storage_offset() == begin * whole.stride(0)
+                for part, begin in zip(parts, accumulate(batch.heads, initial=0), strict=False)
+            )
+        ):
+            return whole.to(like)  # they are still what was split after the step before
+        return torch.cat(parts).to(like)
+
+    def _remember(self, job: Job) -> None:
+        step = torch.tensor(job.steps + 1.0)
+        parts = zip(*(value.split(job.batch.heads) for value in job.memory.values()), strict=True)
+        for pair, own in zip(job.batch.pairs, parts if job.memory else repeat(()), strict=False):
+            # A new dict: another optimizer may have been given this one's state.
+            self._state[pair.name] = {**dict(zip(job.memory, own, strict=True)), "step": step}
 
     def _clip(self, jobs: list[Job], limit: float) -> None:
         """Shorten all gradients together to a norm that is the same along orbits, if theirs is larger."""
-        sizes = [torch.linalg.vector_norm(z) for job in jobs for z in job.point.coordinates(job.gradient)]
-        outside = self._gradients_outside()
-        sizes += torch._foreach_norm(outside) if outside else []
-        factor = limit / (float(torch.stack([size.double().cpu() for size in sizes]).norm()) + 1e-6) if sizes else 1.0
+        sizes = [torch.linalg.vector_norm(job.point.coordinates(job.gradient)) for job in jobs]
+        for name, p in self._named():
+            if p.grad is not None and name not in self._owned:
+                outside = self._outside.get(name)
+                sizes.append(torch.linalg.vector_norm(p.grad if outside is None else p.grad * outside))
+        factor = limit / (math.hypot(*map(float, sizes)) + 1e-6)
         if factor < 1:
             torch._foreach_mul_([p.grad for _, p in self._named() if p.grad is not None], factor)
             for job in jobs:
-                job.gradient = (job.gradient[0] * factor, job.gradient[1] * factor)
-
-    def _gradients_outside(self) -> list[Tensor]:
-        """Return the gradients of all parameters that no pair owns entirely, 0 where one owns elements of them."""
-        grads = {name: p.grad for name, p in self._named() if p.grad is not None and name not in self._owned}
-        for _, batch in self._batches:
-            for pair in batch.pairs:
-                if shared := [name for name in pair.names if name in grads]:
-                    own = {name: grads.get(name, batch.params[name].detach()).clone() for name in pair.names}
-                    pair.write(own, torch.zeros_like(pair.read(own)))
-                    grads |= {name: own[name] for name in shared}
-        return list(grads.values())
+                job.gradient = job.gradient * factor
 
     @contextmanager
     def _outside_pairs(self) -> Iterator[None]:
         """Let the plain optimizer see this one's groups and state, and no gradient of what pairs own entirely."""
         self._plain.param_groups, self._plain.state = self.param_groups, self.state
-        owned = self._owned
-        hidden = [(p, p.grad) for name, p in self._named() if name in owned]
+        hidden = [(p, p.grad) for name, p in self._of_pairs.items() if name in self._owned]
         try:
             for p, _ in hidden:
                 p.grad = None
@@ -171,33 +224,6 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         finally:
             for p, grad in hidden:
                 p.grad = grad
-
-    def _with_gradients(self) -> list[tuple[int, PairBatch]]:
-        """Return the batches whose parameters have gradients, or raise ValueError for one that has them in part."""
-        found: list[tuple[int, PairBatch]] = []
-        for index, batch in self._batches:
-            grads = {name: batch.params[name].grad for name in batch.names}
-            missing = [name for name, grad in grads.items() if grad is None]
-            if not missing:
-                found.append((index, batch))
-            elif len(missing) < len(grads):
-                found.extend((index, part) for part in self._split(batch, set(missing)))
-        return found
-
-    def _split(self, batch: PairBatch, missing: set[str]) -> list[PairBatch]:
-        """Return the pairs of a batch one by one that have gradients; ValueError for one that has them in part."""
-        parts = []
-        for pair in batch.pairs:
-            without = [name for name in pair.names if name in missing]
-            if without and len(without) < len(pair.names):
-                raise ValueError(
-                    f"all parameters of the pair {pair.name!r} must have a gradient, or none. Found that "
-                    f"{without[0]} has none: if a module was replaced or frozen since, "
-                    "make a new optimizer from the model as it is now"
-                )
-            if not without:
-                parts.append(PairBatch((pair,), batch.params))
-        return parts
 
     def _check_gradients(self) -> None:
         named = [(name, p.grad) for name, p in self._named() if p.grad is not None]
@@ -242,17 +268,20 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                 "inside of any wrapper"
             )
         self._of_pairs = {name: params[name] for name in named if name in params}
-        chosen = [pair for pair in self._symmetries.pairs if is_optimized(pair, params, place)]
-        self._trained = self._with_requirement()  # only now: what is refused is refused again
-        trained = {name: p.detach() for name, p in params.items()}
-        outside = scales_outside(chosen, trained)  # refuses pairs that share elements
-        self._owned = {name for pair in chosen for name in pair.names if name not in outside}
-        batches: dict[tuple[Any, ...], list[SymmetricPair]] = {}
+        required = self._with_requirement()
+        chosen = [pair for pair in self._symmetries.pairs if is_whole(pair, required)]
         for pair in chosen:
+            _require_one_place(pair, params, place)
+        self._trained = required  # only now: what is refused is refused again
+        ones = {name: torch.ones_like(params[name]) for pair in chosen for name in pair.names}
+        self._outside = scales_outside(chosen, ones)  # refuses pairs that share elements
+        self._owned = ones.keys() - self._outside.keys()
+
+        def apart(pair: SymmetricPair) -> tuple[object, ...]:
             p = params[pair.names[0]]
-            shape = (place[pair.names[0]], pair.n, pair.m, pair.h, pair.acts, p.dtype, p.device)
-            batches.setdefault(shape, []).append(pair)
-        return [(shape[0], PairBatch(tuple(pairs), params)) for shape, pairs in batches.items()]
+            return place[pair.names[0]], p.dtype, p.device
+
+        return [(place[batch.pairs[0].names[0]], batch) for batch in in_batches(chosen, apart)]
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")}
@@ -262,44 +291,46 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         super().__setstate__(state)
         self._batches = self._batched()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch's optimizers do, with the names of all pairs, also those without steps so far."""
-        return {**super().state_dict(), "pairs": [pair.name for pair in self._symmetries.pairs]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
 
         What is remembered of pairs has their names and shapes.
         """
-        pairs = {pair.name: pair for pair in self._symmetries.pairs}
         kind = type(self).__name__
         for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            missing = {*self.defaults, "param_names"} - saved.keys()
+            missing = {*self.defaults, "param_names", "pairs"} - saved.keys()
             if missing or own["param_names"] != saved["param_names"]:
                 found = f"groups without {min(missing)!r}" if missing else "groups with other parameters"
                 raise ValueError(f"the state must be that of a {kind} of the same model. Found {found}")
-        if other := pairs.keys() ^ state_dict.get("pairs", ()):
-            which = "that the state lacks" if min(other) in pairs else "only in the state"
-            raise ValueError(
-                f"the state must be that of a {kind} with the same pairs. Found a pair {which}, {min(other)!r}: make "
-                "the optimizer with the symmetries it had"
-            )
-        for name, kept in state_dict["state"].items():
-            if not isinstance(name, str):
-                continue
-            pair = pairs[name]
-            if any(
-                value.shape[:2] != (pair.heads, {"G": pair.n, "H": pair.m}[key[-1]])
-                or value.shape[2] not in (1, pair.h)
-                for key, value in kept.items()
-                if value.ndim
-            ):
+            if other := {*own["pairs"]} ^ {*saved["pairs"]}:
                 raise ValueError(
-                    f"the state must be that of a {kind} of the same model. Found another shape of the pair {name!r}"
+                    f"the state must be that of a {kind} with the same pairs. Found a pair in one of both only, "
+                    f"{min(other)!r}: make the optimizer with the symmetries it had"
+                )
+        for pair in self._symmetries.pairs:
+            shapes = (value.shape for value in state_dict["state"].get(pair.name, {}).values() if value.ndim)
+            if any(shape[:2] != (pair.heads, pair.n + pair.m) or shape[2] not in (1, pair.h) for shape in shapes):
+                raise ValueError(
+                    f"the state must be that of a {kind} of the same model. Found another shape of the pair "
+                    f"{pair.name!r}"
                 )
         super().load_state_dict(state_dict)
 
 
-def combined(a: Both, factor: float, b: Both, other: float | Tensor) -> Both:
-    """Return factor a + other b."""
-    return a[0] * factor + b[0] * other, a[1] * factor + b[1] * other
+def _require_one_place(pair: SymmetricPair, params: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
+    """Raise ValueError for a pair that cannot be read as one tensor, or has no product of its rank."""
+    cure = "or pass symmetries without it (Symmetries.without)"
+    if len({place[name] for name in pair.names}) > 1:
+        raise ValueError(
+            f"the pair {pair.name!r} must be in one group of parameters. Found {', '.join(pair.names)} in several: put "
+            f"them together, {cure}"
+        )
+    kinds = {f"{params[name].dtype} on {params[name].device}" for name in pair.names}
+    if len(kinds) > 1:
+        found = " and ".join(sorted(kinds))
+        raise ValueError(f"the pair {pair.name!r} must be on one device in one dtype. Found {found}: move it, {cure}")
+    if pair.h > min(pair.n, pair.m):
+        raise ValueError(
+            f"the pair {pair.name!r} must have at most as many columns as rows. Found {pair.h} columns and "
+            f"{min(pair.n, pair.m)} rows: take a smaller rank, {cure}"
+        )

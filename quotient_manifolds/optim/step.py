@@ -1,4 +1,4 @@
-"""Step on the quotient: directions in orthonormal coordinates, the way there, and what becomes of momentum."""
+"""Step on the quotient: gradients in orthonormal coordinates, the way there, and what becomes of momentum."""
 
 from __future__ import annotations
 
@@ -9,111 +9,159 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import spectral_norm
-from quotient_manifolds.optim.frame import Both, Frame, pair_frame
+from quotient_manifolds.linalg import pair_frame, triangle
+
+Both = tuple[Tensor, Tensor]
+"""A matrix for G and one for H, (heads, h, h) in float64; numbers (heads, 1, 1) where h = 1 and for complex pairs."""
 
 CROOKED = 10.0
 """How many times the rounding of balanced factors those of a pair may have before it is moved."""
+
+FLOOR = 1e-7
+"""Singular values of G H^T below this, relative to the largest, count as 0."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Hold factors (heads, n, h) and (heads, m, h), their frame, and how the metric weighs singular directions.
+    """Hold factors x (heads, n + m, h), G stacked on H, their frame, and how the metric weighs singular directions.
 
-    t: 1 for `mix`, 0 for `inv`. In the coordinates M right s^(1-t) and M^T left s^(1-t) of a gradient M in G H^T the
-    metric is the Euclidean one. Where a singular value is 0 the power is that of 1: there `inv` steps as `mix` does,
-    for in its own metric the place is infinitely far away, and its gradient 0.
+    A function of G H^T with the gradient M has gradients M H and M^T G in the factors. In the coordinates
+    M right s^(1-t) and M^T left s^(1-t) the metric is the Euclidean one: t = 1 for `mix`, 0 for `inv`. Where a singular
+    value is 0 the power is that of 1: there `inv` steps as `mix` does, for in its own metric the place is infinitely
+    far away, and its gradient 0.
+
+    complex: the h = 2 columns are real and imaginary part. ValueError for factors that are not finite.
     """
 
-    G: Tensor
-    H: Tensor
+    x: Tensor
+    n: int
     t: float
-    complex: bool
+    complex: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(bool(R.isfinite().all()) for R in self._triangles):
+            raise ValueError(
+                "factors of pairs must be finite, and so must their squares. Found NaN or infinity: go back to an "
+                "earlier checkpoint and take a smaller lr"
+            )
 
     @cached_property
-    def frame(self) -> Frame:
-        return pair_frame(self.G, self.H, scalar=self.complex)
+    def _triangles(self) -> Both:
+        G, H = (part.flatten(1)[..., None] if self.complex else part for part in _halves(self.x, self.n))
+        return triangle(G, rough=True), triangle(H, rough=True)
 
     @cached_property
-    def _bases(self) -> Both:
-        return self.frame.to_G.to(self.G), self.frame.to_H.to(self.G)
+    def _frame(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute s (heads, h), 0 where it is no more than rounding, and bases: H to_G = right and G to_H = left.
+
+        A velocity z right^T of the product is z to_G^T in G. What lacks in G is measured as `mix` does, and is 0 in
+        to_H; for H alike.
+        """
+        frame, lost = pair_frame(*self._triangles, floor=FLOOR, unit=torch.finfo(self.x.dtype).eps)
+        to_G = torch.where(lost[:, None, :], frame.from_left.mT, frame.to_right)
+        to_H = torch.where(lost[:, None, :], frame.from_right.mT, frame.to_left)
+        return frame.s.masked_fill(lost, 0.0), to_G, to_H
 
     @cached_property
     def _weight(self) -> Tensor:
-        s = self.frame.s[:, None, :]
-        return torch.where(s > 0, s, 1.0).pow(1 - self.t).to(self.G)
+        s = self._frame[0]
+        return torch.where(s > 0, s, 1.0).pow(1 - self.t)
 
-    def coordinates(self, covector: Both) -> Both:
-        """Return a gradient in orthonormal coordinates of the metric, (heads, n, h) and (heads, m, h)."""
-        (to_G, to_H), (g, k) = self._bases, covector
-        return g @ (to_G * self._weight), k @ (to_H * self._weight)
+    @cached_property
+    def _bases(self) -> Both:
+        """Compute what takes gradients to coordinates, and transposed coordinates to velocities."""
+        _, to_G, to_H = self._frame
+        return to_G * self._weight[:, None, :], to_H * self._weight[:, None, :]
 
-    def moved(self, direction: Both, lr: float, shrink: float = 1.0) -> Both:
-        """Return the factors after the step -lr times a direction, given in coordinates; first scaled by `shrink`.
+    def coordinates(self, covector: Tensor) -> Tensor:
+        """Return a gradient (heads, n + m, h) in orthonormal coordinates of the metric."""
+        return applied(covector, self.n, self._bases)
+
+    def stepped(self, z: Tensor, lr: float, shrink: float = 1.0) -> tuple[Tensor, Both]:
+        """Return the factors after the step -lr z, first scaled by `shrink`; and the step of each, z on_G and z on_H.
 
         The step of G is straight. So is that of H, whose part along a singular value s is s / (s + d) of the whole,
         with d the spectral norm of the step of G. It is divided by s, and where s is smaller than the step, the product
         of both steps would outgrow either; so it is at most as large as the whole step of H.
 
-        A pair whose factors all but cancel moves to its representative of good condition besides: the same product.
         ValueError for a step that overflows.
         """
-        (to_G, to_H), weight = self._bases, self._weight
-        z, w = direction[0] * weight, direction[1] * weight
-        _require_finite(z, w)
-        d = abs(lr) * spectral_norm(z).to(z)[:, None, None]
-        s = self.frame.s[:, None, :].to(d)
-        w = w * torch.where(s + d > 0, s / (s + d), 1.0)
-        G = torch.baddbmm(self.G, z, to_G.mT, beta=shrink, alpha=-lr)
-        H = torch.baddbmm(self.H, w, to_H.mT, beta=shrink, alpha=-lr)
-        _require_finite(G, H)
-        crooked = self._crooked
-        if not bool(crooked.any()):
-            return G, H
-        # All digits of what cancels are needed, and then one rounding.
-        T, T_inverse = self.frame.T[crooked], self.frame.T_inverse[crooked]
-        to_G, to_H = self.frame.to_G[crooked], self.frame.to_H[crooked]
-        G[crooked] = ((shrink * self.G[crooked].double() - lr * z[crooked].double() @ to_G.mT) @ T).to(G)
-        H[crooked] = ((shrink * self.H[crooked].double() - lr * w[crooked].double() @ to_H.mT) @ T_inverse).to(H)
-        return G, H
+        s, (on_G, on_H), u = self._frame[0], self._bases, z[:, : self.n]
+        gram = (u.mT @ u).double() * self._weight[:, :, None] * self._weight[:, None, :]
+        _require_finite(gram)
+        d = abs(lr) * torch.linalg.eigvalsh(gram)[:, -1:].clamp_min(0).sqrt()
+        short = torch.where(s + d > 0, s / (s + d), 1.0)
+        on = -lr * on_G.mT, -lr * short[:, :, None] * on_H.mT
+        end = applied(z, self.n, on).add_(self.x, alpha=shrink)
+        _require_finite(end)
+        return end, on
 
-    @property
-    def _crooked(self) -> Tensor:
-        """Tell which pairs have factors that all but cancel in their product: |G| |H| > CROOKED sqrt(h) |G H^T|.
-
-        That is how many times the rounding of a balanced pair theirs is. Where the product is 0 the columns of the
-        other factor are looked at instead. Shape (heads,).
-        """
-        s, width = self.frame.s, self.G.shape[-1]
-        size_G, size_H = (torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64) for x in (self.G, self.H))
-        spread = torch.linalg.matrix_norm(self.frame.T) * torch.linalg.matrix_norm(self.frame.T_inverse) / width
-        cancelled = size_G * size_H > CROOKED * width**0.5 * torch.linalg.vector_norm(s, dim=-1)
-        return torch.where(s[:, -1] > 0, cancelled, spread > CROOKED)
-
-    def carried(self, covector: Both, end: Both) -> Both:
-        """Return a remembered gradient, as M H and M^T G, at the factors `end`.
+    def carried(self, covector: Tensor, z: Tensor, on: Both, shrink: float = 1.0) -> Tensor:
+        """Return a remembered gradient, as M H and M^T G, after the step that `stepped` made of z.
 
         Of M are known M right and M^T left, its products with the spans of H and of G; with what these spans become
         they are M right right^T H and M^T left left^T G, each row by itself: a row without gradient stays without.
         """
-        to_G, to_H = self.frame.to_G, self.frame.to_H
-        # In float64: bases multiply the rounding of these products by the condition of the representative, twice.
-        on_G = to_G @ self._linear((self.H.double() @ to_G).mT @ end[1].double())
-        on_H = to_H @ self._linear((self.G.double() @ to_H).mT @ end[0].double())
-        return covector[0] @ on_G.to(self.G), covector[1] @ on_H.to(self.H)
+        _, to_G, to_H = self._frame
+        (G, H), (u, w) = _halves(self.x, self.n), _halves(z, self.n)
+        # The part shrink I of the new factors is known exactly, so that only their steps are rounded.
+        eye = shrink * torch.eye(self.x.shape[-1], dtype=torch.float64, device=z.device)
+        by_G = eye + _times(_times(to_G, to_G.mT), _times(self._linear(H.mT @ w), on[1]))
+        by_H = eye + _times(_times(to_H, to_H.mT), _times(self._linear(G.mT @ u), on[0]))
+        return applied(covector, self.n, (by_G, by_H))
 
     def _linear(self, A: Tensor) -> Tensor:
         """Return a^H b for A = a^T b (heads, 2, 2) where columns are real and imaginary part; else A itself."""
+        A = A.double()
         if not self.complex:
             return A
         re, im = A[:, 0, 0] + A[:, 1, 1], A[:, 0, 1] - A[:, 1, 0]
         return torch.stack([torch.stack([re, im], dim=-1), torch.stack([-im, re], dim=-1)], dim=-2)
 
+    def to_balanced(self) -> Both | None:
+        """Return T and T^-T with which (G T, H T^-T) is of good condition, for pairs that need it; None if none does.
 
-def _require_finite(*parts: Tensor) -> None:
+        Those are pairs whose factors all but cancel in their product: |G| |H| > CROOKED sqrt(h) |G H^T|, which is how
+        many times the rounding of a balanced pair theirs is. Where a singular value is 0 the columns of the factor of
+        full rank keep their size. A pair in which both lack rank stays.
+        """
+        s, to_G, to_H = self._frame
+        sizes = [torch.linalg.matrix_norm(R) for R in self._triangles]
+        width = s.shape[-1] ** 0.5
+        crooked = (sizes[0] * sizes[1] > CROOKED * width * torch.linalg.vector_norm(s, dim=-1)) & (s > 0).any(-1)
+        if not bool(crooked.any()):
+            return None
+        by_H, by_G = ((basis != 0).any(-2).all(-1) for basis in (to_G, to_H))
+        by_H, crooked = by_H[:, None, None], (crooked & (by_G | by_H))[:, None, None]
+        size = torch.where(by_H, sizes[1][:, None, None], sizes[0][:, None, None]) / width
+        lengths = torch.where(s > 0, s.sqrt(), 0.0)[:, None, :]
+        T = torch.where(by_H, to_G, to_H) * torch.where(lengths > 0, lengths, size)
+        T = torch.where(crooked, T, torch.eye(s.shape[-1], dtype=T.dtype, device=T.device))
+        other = torch.linalg.inv(T).mT
+        return torch.where(by_H, other, T), torch.where(by_H, T, other)
+
+
+def applied(x: Tensor, n: int, on: Both) -> Tensor:
+    """Return G on_G stacked on H on_H, in the precision of x."""
+    out = torch.empty_like(x)
+    for part, into, basis in zip(_halves(x, n), _halves(out, n), on, strict=True):
+        _times(part, basis.to(x.dtype), into)
+    return out
+
+
+def _times(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return a b of matrices, of which one may be a number (heads, 1, 1)."""
+    return torch.mul(a, b, out=out) if 1 in (a.shape[-1], b.shape[-1]) else torch.bmm(a, b, out=out)
+
+
+def _halves(x: Tensor, n: int) -> Both:
+    return x[:, :n], x[:, n:]
+
+
+def _require_finite(x: Tensor) -> None:
     """Raise ValueError for a step that is NaN or infinite, or so near to it that its entries cannot be added up."""
-    if not bool(torch.isfinite(torch.stack([part.sum() for part in parts])).all()):
+    if not bool(x.sum().isfinite()):
         raise ValueError(
             "steps of pairs must be finite. Found one that overflows, and nothing was changed: go back to an earlier "
             "checkpoint and take a smaller lr"

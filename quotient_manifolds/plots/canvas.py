@@ -22,7 +22,7 @@ from quotient_manifolds.statistics import Numbers
 LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
 
-INK, PAPER, GRID = "#000000", "#ffffff", "#dddddd"
+INK, GRID = "#000000", "#dddddd"
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,6 @@ def _settings() -> Iterator[None]:
                 "axes.grid": True,
                 "axes.axisbelow": True,
                 "grid.color": GRID,
-                **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), PAPER),
-                **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
             }
         )
         yield

@@ -221,7 +221,7 @@ def test_checkpoints_of_another_group_are_named(zoo: Path) -> None:
     found = run(write_spec(zoo, SLOPE, SLOPE.replace("euclidean", "inv"), head=HEAD.replace("LOADER", "masked")))
     (note,) = found.notes
     assert note.startswith("m_2, inv (second order): another group (")
-    assert "than that of m_0, m_1 (" in note
+    assert ") than m_0, m_1 (" in note
 
 
 # What fails.

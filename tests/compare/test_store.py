@@ -225,5 +225,5 @@ def test_a_damaged_payload_is_a_sentence(path: Path) -> None:
     with Store(path) as store:
         finish(store, "a", {"value": 1.0})
     change(path, "UPDATE results SET payload = '{\"value\": 1.'")
-    with Store(path) as store, pytest.raises(StoreError, match=r"zoo\.sqlite is damaged \(.*\): restore a copy"):
+    with Store(path) as store, pytest.raises(StoreError, match=r"zoo\.sqlite is damaged: restore a copy"):
         store.values(["a"])

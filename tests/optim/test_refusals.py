@@ -93,7 +93,7 @@ def test_a_step_that_cannot_be_made_changes_nothing(spoil: Callable[[nn.Module],
     assert same(*kept)
     after = optimizer.state_dict()
     assert after["state"].keys() == state["state"].keys()
-    assert torch.equal(after["state"]["0 relu neuron"]["gradient_G"], state["state"]["0 relu neuron"]["gradient_G"])
+    assert torch.equal(after["state"]["0 relu neuron"]["gradient"], state["state"]["0 relu neuron"]["gradient"])
 
 
 def test_what_is_frozen_stays_and_half_a_pair_is_refused() -> None:
@@ -104,7 +104,7 @@ def test_what_is_frozen_stays_and_half_a_pair_is_refused() -> None:
     train(model, qm.QuotientAdam(model.named_parameters(), found, lr=0.01), inputs, targets, 2)
     assert same(before, weights(model[0].self_attn))
     model[0].self_attn.in_proj_weight.requires_grad_(True)
-    with pytest.raises(ValueError, match="frozen or not among params"):
+    with pytest.raises(ValueError, match="is frozen in part"):
         qm.QuotientAdam(model.named_parameters(), found)
     model[0].requires_grad_(True)
     model[0].linear1.requires_grad_(False)  # neurons of a frozen layer: the other layer goes as torch moves it
@@ -185,7 +185,7 @@ def test_what_is_unfrozen_later_is_trained_as_a_pair() -> None:
     assert [name for name in optimizer.state if isinstance(name, str)] == [found.pairs[0].name]
     model[2].A.requires_grad_(True)
     for _ in range(2):
-        with pytest.raises(ValueError, match="frozen or not among params"):
+        with pytest.raises(ValueError, match="is frozen in part"):
             train(model, optimizer, inputs, targets, 1)
     model[2].B.requires_grad_(True)
     train(model, optimizer, inputs, targets, 2)
@@ -227,12 +227,11 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_a_step_that_overflows_is_refused(kind: Any, metric: str) -> None:
+def test_a_step_that_overflows_is_refused(kind: Any) -> None:
     """Weights that are finite, and so are their squares in double precision, with a product beyond single precision."""
     model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 5, bias=False)).eval()
     found = qm.find_symmetries(model, torch.randn(4, 6))
-    optimizer = kind(model.named_parameters(), found, lr=0.1, metric=metric)
+    optimizer = kind(model.named_parameters(), found, lr=0.1, metric="inv")
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(1e22)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -16,12 +15,13 @@ import pytest
 
 from quotient_manifolds.plots import (
     STYLES,
-    Colour,
+    Curve,
+    Field,
     Interval,
     Panel,
     Plot,
     Series,
-    agreement_figure,
+    contour_figure,
     interval_figure,
     line_figure,
     orbit_figure,
@@ -29,45 +29,38 @@ from quotient_manifolds.plots import (
     scatter_figure,
     style_of,
 )
-from quotient_manifolds.statistics import Agreement, agreement, correlation
-from tests.pages import contrast
+from quotient_manifolds.statistics import correlation
 
 X, Y = [1.0, 10.0, None, 100.0, 30.0, 7.0], [5.0, 3.0, 2.0, None, 4.0, 9.0]
 PANEL = Panel("Adaptive <&>", X, Y, correlation(X, Y, permutations=9), x_errors=[0.1] * 6, y_errors=[None] * 6)
-COLUMNS = {"one": [1.0, 2.0, 3.0, 4.0], "two": [2.0, 1.0, 3.0, 4.0], "three": [4.0, 3.0, 2.0, 1.0], "none": [None] * 4}
+U, V = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
+FIELDS = [Field("one <&>", U + V[:, None]), Field("two", np.full((10, 12), -4.0)), Field("three", V[:, None] * U)]
 
+LINE = [Series("one <&>", [1, 10, 100], [0.5, 2.0, 7.0], STYLES[0])]
+INTERVALS = [Interval("m", 0.2, None, None, STYLES[1]), Interval("n", 0.1, -0.2, 0.3, STYLES[2])]
+HALF_LINE = Curve("the line", U, np.where(U < 0, np.nan, U))
 FIGURES: dict[str, Callable[[], Plot]] = {
-    "line": lambda: line_figure(
-        [Series("one <&>", [1, 10, 100], [0.5, 2.0, 7.0], STYLES[0])],
-        x_label="x",
-        y_label="y",
-        log=(True, True),
-        alt="A & B",
-    ),
+    "line": lambda: line_figure(LINE, x_label="x", y_label="y", log=(True, True), alt="A & B"),
     "scatter": lambda: scatter_figure([PANEL, PANEL], y_label="gap"),
-    "categories": lambda: scatter_figure(
-        [PANEL], y_label="gap", colour=Colour("optimizer", ["a", "b", "a", None, "b", "c"])
-    ),
-    "scale": lambda: scatter_figure(
-        [PANEL], y_label="gap", colour=Colour("rate", [1e-5, 1e-4, 1e-3, 1e-2, None, 1e-3])
-    ),
-    "interval": lambda: interval_figure(
-        {"g": [Interval("m", 0.2, None, None, STYLES[1]), Interval("n", 0.1, -0.2, 0.3, STYLES[2])]},
-        x_label="tau",
-        alt="alt",
-    ),
+    "interval": lambda: interval_figure({"g": INTERVALS}, x_label="tau", alt="Two estimates"),
     "orbit": lambda: orbit_figure([0.1, 1.0, 10.0], {"Adaptive": [7.0, None, 0.2], "inv": [1.0, 1.0, 1.0 + 1e-12]}),
-    "models": lambda: radius_figure([0.1, 0.2], {"Adaptive": [[0.1, 0.4], [0.2, 0.8], [None, 0.5]], "inv": []}),
-    "band": lambda: radius_figure([0.1, 0.2], {"Adaptive": [[0.1, 0.4], [0.2, 0.8], [0.0, 0.6]]}, show="band"),
-    "agreement": lambda: agreement_figure(agreement(COLUMNS)),
+    "radius": lambda: radius_figure([0.1, 0.2], {"Adaptive": [[0.1, 0.4], [0.0, 0.8], [None, 0.5]], "inv": []}),
+    "contour": lambda: contour_figure(U, V, FIELDS, x_label="a", y_label="b", columns=2, curves=[HALF_LINE]),
 }
+WORDS = {
+    "line": "A & B",
+    "scatter": "Adaptive <&> against gap, 4 models, 2 without a value not drawn; from 1 to 30 and from 3 to 9; "
+    "Kendall’s tau-b −0.33 no interval.",
+    "interval": "Two estimates",
+    "orbit": "from 0.1 to 10. Adaptive from 0.2 to 7; inv from 1 to 1.",
+    "radius": "a line for every model. Adaptive (3 models) from 0.1 to 0.8.",
+    "contour": "Level sets over a from -1 to 1 and b from -2 to 2. one <&> from -3 to 3; two from -4 to -4; "
+    "three from -2 to 2. Dashed: the line.",
+}
+EVERY = pytest.mark.parametrize("name", FIGURES)
 
 
-def axes_of(plot: Plot) -> list[object]:
-    return list(plot.figure.axes)
-
-
-@pytest.mark.parametrize("name", FIGURES)
+@EVERY
 def test_a_figure_is_the_same_every_time_whatever_the_users_settings(name: str) -> None:
     first = FIGURES[name]().html()
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.fonttype": "path", "axes.grid": False}):
@@ -75,70 +68,29 @@ def test_a_figure_is_the_same_every_time_whatever_the_users_settings(name: str) 
         assert mpl.rcParams["font.size"] == 30
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_stands_in_a_page_with_its_words(name: str) -> None:
+@EVERY
+def test_a_figure_stands_in_a_page_and_says_what_is_drawn(name: str) -> None:
     plot = FIGURES[name]()
     image = ET.fromstring(f"{plot.html().removesuffix('>')}/>")
     assert image.attrib["alt"] == plot.alt
     kind, _, data = image.attrib["src"].partition(",")
     assert kind == "data:image/svg+xml;base64"
     assert ET.fromstring(base64.b64decode(data)).tag.endswith("svg")
-
-
-@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ("line", "interval")])
-def test_words_say_what_is_drawn(name: str) -> None:
-    alt = FIGURES[name]().alt
-    assert len(alt) > 60
-    assert not re.search(r"\bnan\b|None|inf\b", alt)
-    expected = {
-        "scatter": "Adaptive <&> against gap, 4 models, 2 without a value not drawn; from 1 to 30 and from 3 to 9; "
-        "Kendall’s tau-b −0.33 no interval.",
-        "categories": "Colour shows optimizer.",
-        "scale": "Colour shows rate.",
-        "orbit": "from 0.1 to 10. Adaptive from 0.2 to 7; inv from 1 to 1.",
-        "models": "a line for every model. Adaptive (3 models) median 0.15 at radius 0.1, 0.5 at radius 0.2.",
-        "band": "quartiles shaded. Adaptive (3 models) median 0.15 at radius 0.1, 0.6 at radius 0.2.",
-        "agreement": "Kendall’s tau-b between 4 measures. Highest: one and two (+0.67); lowest: one and three (−1.00). "
-        "3 pairs are not defined.",
-    }[name]
-    assert expected in alt
+    assert WORDS[name] in plot.alt
+    assert not re.search(r"\bnan\b|None|inf\b", plot.alt)
 
 
 def test_scatter_draws_every_model_that_has_both_values() -> None:
-    one, two = axes_of(scatter_figure([PANEL, PANEL], y_label="gap"))
-    for axes in (one, two):
-        (points,) = (line for line in axes.get_lines() if line.get_marker() == "o")  # type: ignore[attr-defined]
-        assert points.get_xydata().tolist() == [[1.0, 5.0], [10.0, 3.0], [30.0, 4.0], [7.0, 9.0]]
-        assert axes.get_title() == "Kendall’s tau-b −0.33 no interval"  # type: ignore[attr-defined]
-        assert axes.get_xscale() == "log"  # type: ignore[attr-defined]
-    assert one.get_ylabel() == "gap"  # type: ignore[attr-defined]
-    few = scatter_figure([Panel("a", [1.0, 2.0], [1.0, 2.0])], y_label="gap").figure.axes[0]
-    assert (few.get_xscale(), few.get_title()) == ("linear", "")
-
-
-def test_panels_stand_in_rows() -> None:
     plot = scatter_figure([PANEL] * 5, y_label="gap", columns=2)
-    assert len(plot.figure.axes) == 5
+    for axes in plot.figure.axes:
+        (points,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+        assert points.get_xydata().tolist() == [[1.0, 5.0], [10.0, 3.0], [30.0, 4.0], [7.0, 9.0]]
+        assert axes.get_title() == "Kendall’s tau-b −0.33 no interval"
+        assert axes.get_xscale() == "log"
     assert plot.figure.get_size_inches().tolist() == pytest.approx([2 * 4.8, 3 * 3.7])
     assert [axes.get_ylabel() for axes in plot.figure.axes] == ["gap", "", "gap", "", "gap"]
-
-
-def test_colour_by_category_and_along_a_scale() -> None:
-    plot = FIGURES["categories"]()
-    legend = plot.figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c", "missing"]
-    assert legend.get_title().get_text() == "optimizer"
-    markers = {line.get_marker(): line.get_xdata().tolist() for line in plot.figure.axes[0].get_lines()}
-    assert [markers[style_of(place).marker] for place in range(4)] == [[1.0], [10.0, 30.0], [7.0], []]
-    scale = FIGURES["scale"]().figure.axes
-    assert scale[1].get_ylabel() == "rate"
-    points = scale[0].collections[-1]
-    assert points.get_offsets()[:, 0].tolist() == [1.0, 10.0, 30.0, 7.0]
-    np.testing.assert_array_equal(np.ma.filled(points.get_array(), math.nan), [1e-5, 1e-4, math.nan, 1e-3])
-    assert isinstance(points.norm, mpl.colors.LogNorm)
-    assert (points.norm.vmin, points.norm.vmax) == (1e-5, 1e-2)
-    nothing = scatter_figure([PANEL], y_label="gap", colour=Colour("rate", [None] * 6))
-    assert len(nothing.figure.axes) == 2
+    few = scatter_figure([Panel("a", [1.0, 2.0], [1.0, 2.0])], y_label="gap").figure.axes[0]
+    assert (few.get_xscale(), few.get_title()) == ("linear", "")
 
 
 def test_orbit_is_drawn_against_one_and_rounding_stays_small() -> None:
@@ -153,32 +105,24 @@ def test_orbit_is_drawn_against_one_and_rounding_stays_small() -> None:
     assert still.get_ylim() == (0.5, 2.0)
 
 
-def test_radius_draws_a_line_a_model_or_median_and_quartiles() -> None:
-    (axes,) = FIGURES["models"]().figure.axes
+def test_radius_draws_a_line_a_model() -> None:
+    (axes,) = FIGURES["radius"]().figure.axes
     lines = [line.get_ydata().tolist() for line in axes.get_lines()]
-    np.testing.assert_array_equal(lines, [[0.1, 0.4], [0.2, 0.8], [math.nan, 0.5]])
-    (axes,) = FIGURES["band"]().figure.axes
-    (middle,) = axes.get_lines()
-    assert middle.get_ydata() == pytest.approx([0.15, 0.6])  # 0 cannot be drawn and does not count
-    (band,) = axes.collections
-    heights = {tuple(point) for point in np.round(band.get_paths()[0].vertices, 12).tolist()}
-    assert {(0.1, 0.125), (0.1, 0.175), (0.2, 0.5), (0.2, 0.7)} <= heights
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "without values" in radius_figure([0.1, 0.2], {"a": [[None, None]]}, show="band").alt
+    np.testing.assert_array_equal(lines, [[0.1, 0.4], [math.nan, 0.8], [math.nan, 0.5]])
+    assert "without values" in radius_figure([0.1, 0.2], {"a": [[None, None]]}).alt
 
 
-def test_agreement_shows_every_number_readably() -> None:
-    (axes,) = FIGURES["agreement"]().figure.axes
-    texts = [text.get_text() for text in axes.texts]
-    assert texts[:8] == ["+1.00", "+0.67", "−1.00", "?", "+0.67", "+1.00", "−0.67", "?"]
-    assert len(texts) == 16
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(COLUMNS)
-    values = tuple(tuple(value for value in np.linspace(-1, 1, 40)) for _ in range(40))
-    plot = agreement_figure(Agreement("pearson", tuple(map(str, range(40))), values, ((9,) * 40,) * 40, 9))
-    mesh = plot.figure.axes[0].collections[0]
-    for value, text in zip(values[0], plot.figure.axes[0].texts[:40], strict=True):
-        assert contrast(mesh.to_rgba(value), mpl.colors.to_rgba(text.get_color())) >= 4.5
+def test_level_sets_have_as_many_points_between_any_two() -> None:
+    axes = FIGURES["contour"]().figure.axes
+    panels = [one for one in axes if one.get_xlabel() == "a"]
+    assert [one.get_title() for one in panels] == ["one <&>", "two", "three"]
+    assert [text.get_text() for text in panels[1].texts] == ["−4 everywhere"]
+    assert len(axes) == 3 + 2  # a bar of colours for each that is not constant
+    (filled,) = panels[0].collections
+    counts = np.histogram(FIELDS[0].values, [-np.inf, *filled.levels, np.inf])[0]
+    assert counts.sum() == 120
+    assert counts.max() <= 2 * counts.min()
+    np.testing.assert_array_equal(panels[0].get_lines()[0].get_ydata()[:6], np.nan)
 
 
 def test_36_series_can_be_told_apart() -> None:
@@ -195,12 +139,17 @@ def test_a_plot_is_saved_alone_and_shown_in_a_notebook(tmp_path: Path) -> None:
     assert ET.fromstring((tmp_path / "plot.svg").read_text()).findtext(".//{*}title") == plot.alt
 
 
-def test_bad_input_gets_a_sentence() -> None:
-    with pytest.raises(ValueError, match="at least one panel, found none"):
-        scatter_figure([], y_label="gap")
-    with pytest.raises(ValueError, match=r"one value a model, found lengths \[5, 6\]"):
-        scatter_figure([PANEL], y_label="gap", colour=Colour("optimizer", ["a"] * 5))
-    with pytest.raises(ValueError, match="'models' or 'band', found 'mean'"):
-        radius_figure([0.1], {}, show="mean")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least two measures, found 1"):
-        agreement_figure(agreement({"one": [1.0, 2.0]}))
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: scatter_figure([], y_label="gap"), "at least one panel"),
+        (lambda: scatter_figure([Panel("a", [1.0, 2.0], [1.0])], y_label="gap"), r"lengths \[1, 2\]"),
+        (lambda: contour_figure(U, V, [], x_label="", y_label=""), "at least one"),
+        (lambda: contour_figure(U, V, [Field("f", np.zeros((3, 2)))], x_label="", y_label=""), r"'f', \(3, 2\)"),
+        (lambda: contour_figure(U, V, [Field("f", np.full((10, 12), np.nan))], x_label="", y_label=""), "finite"),
+    ],
+    ids=["no panel", "lengths", "no field", "shape", "not finite"],
+)
+def test_bad_input_gets_a_sentence(call: Callable[[], object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        call()

@@ -42,7 +42,7 @@ from quotient_manifolds.symmetries import Symmetries, declare_pair
 from studies.appendix_g import AdaptiveNorm
 from studies.diagonal.ascent import climb
 from studies.diagonal.networks import Regression
-from studies.diagonal.objectives import along, objective
+from studies.diagonal.objectives import objective
 from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
 from tests.classifiers import Batch, Classifier, moved
 
@@ -270,7 +270,7 @@ def test_a_diagonal_network_has_the_rise_and_reach_of_its_closed_forms(metric: s
     geometry = Quotient(metric, symmetries=by_entry(model), verify="none", complete=False)
     found = worst_case_sharpness(model, squared, [(regression.X, regression.y)], geometry=geometry, radius=radius)
     assert found.mean == pytest.approx(float(climbed.rise), rel=1e-6)
-    b = climbed.z / along(f"{metric} second", regression, beta).lengths
+    b = climbed.z / objective(f"{metric} second", regression, beta).lengths
     assert found.reach == pytest.approx(float(b.abs().max()), rel=1e-6)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from studies.training.pictures import figure
-from studies.training.study import Plan, Training, load, run
-from studies.training.tables import tables
+from studies.training.study import load, run
+from studies.training.tables import figure, tables
 
-__all__ = ["Plan", "Training", "figure", "load", "run", "tables"]
+__all__ = ["figure", "load", "run", "tables"]

@@ -1,6 +1,6 @@
 """Film reviews, and the upper layers of the sentence encoder, which say whether a review is good.
 
-The layers below are frozen: what they make of every sentence is computed once.
+The layers below are frozen: their output is computed once for every sentence.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load import LabelledText, load_model, tokenised_batches
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from studies.common import pretrained_encoder
+from studies.common import Record, pretrained_encoder
 from studies.sentiment.sentences import read_sentences
 
 LONGEST = 20  # tokens of a sentence, at most
@@ -29,7 +30,7 @@ TARGETS = ["query", "key", "value", "dense"]  # every matrix of a layer has an a
 @final
 @dataclass(frozen=True)
 class Reviews:
-    """Hold what the frozen layers make of sentences (N, T, 384), which tokens there are (N, T), and classes (N,)."""
+    """Hold the output of the frozen layers (N, T, 384), which tokens there are (N, T), and classes (N,)."""
 
     hidden: Tensor
     mask: Tensor
@@ -44,16 +45,18 @@ class Reviews:
         length = int(mask.sum(1).max())
         return Reviews(self.hidden[rows][:, :length], mask[:, :length], self.labels[rows])
 
+    def loss(self, model: nn.Module) -> Tensor:
+        """Compute the mean cross-entropy of a model."""
+        return nn.functional.cross_entropy(model(self.hidden, self.mask), self.labels)
+
 
 @functools.cache
 @torch.no_grad()
 def read_reviews(archive: Path, sizes: tuple[int, ...], source: str = "films") -> tuple[Reviews, ...]:
-    """Return parts of so many sentences of a source. ValueError if too few are there."""
+    """Return parts of so many sentences of a source. Raises ValueError if too few are there."""
     sentences = read_sentences(archive, pretrained_encoder(), LONGEST)[source]
     if len(sentences) < sum(sizes):
-        raise ValueError(
-            f"Expected at least {sum(sizes)} clear and short sentences of {source}. Found {len(sentences)}."
-        )
+        raise ValueError(f"{source} must have {sum(sizes)} clear and short sentences. Found {len(sentences)}")
     texts = [LabelledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
     (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
     labels, bert = batch.pop("labels"), _encoder()
@@ -74,7 +77,7 @@ def _encoder() -> Any:
 
 @final
 class Upper(nn.Module):
-    """Map what the frozen layers make of sentences, and their masks, to logits (N, 2); the classifier is drawn anew."""
+    """Map the output of the frozen layers, and masks, to logits (N, 2); the classifier is drawn anew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,44 +104,35 @@ def upper_layers(seed: int) -> nn.Module:
         return Upper().eval()
 
 
-def adapted_layers(rank: int, scale: float, seed: int) -> nn.Module:
-    """Return the upper layers, frozen but for the classifier and an adapter B A of every matrix of theirs.
-
-    B = 0 and A is drawn as peft does, and then multiplied by `scale`, which no function can tell.
-    """
-    import peft
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        lora = peft.LoraConfig(
-            r=rank,
-            lora_alpha=rank,
-            target_modules=TARGETS,
-            exclude_modules=r".*pooler.*",
-            modules_to_save=["classifier"],
-        )
-        layers: Any = Upper()
-        model: nn.Module = peft.get_peft_model(layers, lora).eval()
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_A" in name:
-                p.mul_(scale)
-    return model
-
-
 @functools.cache
-def symmetries_of_adapted(rank: int) -> Symmetries:
-    """Return the pairs of `adapted_layers` of a rank: they are the same whatever the weights."""
-    return _found(adapted_layers(rank, 1.0, 0))
-
-
-@functools.cache
-def symmetries_of_upper() -> Symmetries:
-    """Return the symmetries of `upper_layers`."""
-    return _found(upper_layers(0))
-
-
-def _found(model: nn.Module) -> Symmetries:
+def symmetries_of(make: Any, *arguments: Any) -> Symmetries:
+    """Return the symmetries of `upper_layers` or `adapted_layers`: they are the same whatever the weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return find_symmetries(model, (torch.randn(2, 7, WIDTH), torch.ones(2, 7)))
+        return find_symmetries(make(*arguments), (torch.randn(2, 7, WIDTH), torch.ones(2, 7)))
+
+
+# ---- what a run ends with
+
+LOST: Final[Record] = {"validation": None, "test": None, "error": None}
+"""The outcome of a run that left the finite numbers."""
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, reviews: Reviews) -> Tensor:
+    """Return the logits of all reviews; the short ones are read first."""
+    order = reviews.mask.sum(1).argsort()
+    parts = [reviews.at(rows) for rows in order.split(64)]
+    return torch.cat([model(part.hidden, part.mask) for part in parts])[order.argsort()]
+
+
+def scores(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the cross-entropy (nats) and the error."""
+    return float(nn.functional.cross_entropy(logits, labels)), float((logits.argmax(1) != labels).double().mean())
+
+
+def outcome(parts: Sequence[tuple[Tensor, Tensor]]) -> Record:
+    """Return the losses on what choices are made by and on the test set, and the error there, of logits and classes."""
+    (validation, _), (test, error) = (scores(*part) for part in parts)
+    finite = math.isfinite(validation) and math.isfinite(test)
+    return {"validation": validation, "test": test, "error": error} if finite else LOST

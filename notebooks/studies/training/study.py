@@ -9,29 +9,23 @@ Everything else is exploratory. The radii of SAM are chosen likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Final, final
 
 from joblib import cpu_count
-from pydantic import TypeAdapter
 
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.version import VERSION
-from studies.common import Saves, resume
+from studies.common import Record, read_record, resume, write_record
 from studies.sentiment.sentences import fetched
-from studies.training.adapters import BATCH, Cell, Cost, Trained, measure_costs, train_cell
-from studies.training.choices import chosen
-from studies.training.few import TASKS
-from studies.training.merging import Merge, Mixed, Size, merge_seed
-from studies.training.optimizers import ADAMW, CANDIDATES, HEAD_RATE, LORA_PLUS
-from studies.training.sharpness_aware import UNITS, Ball, Flattened, train_ball
+from studies.training.adapters import ADAMW, BATCH, CANDIDATES, HEAD_RATE, LORA_PLUS, Cell, measure_costs, train_cell
+from studies.training.merging import Size, merge_seed
+from studies.training.sharpness_aware import TASKS, UNITS, Ball, train_ball
+from studies.training.tables import chosen, frame
 
 PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer")
-Done = TypeVar("Done", Trained, Flattened, Mixed)
 
 
 @final
@@ -57,127 +51,75 @@ class Plan:
     share: float = 1.0
     merging: Size = field(default_factory=Size)
 
-    @classmethod
-    def fast(cls) -> Plan:
-        """Return two steps of everything, to try the code."""
-        return cls(
-            sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0,), seeds=(1, 2),
-            steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), share=0.01, merging=Size(24, 16, 2, 2),
-        )  # fmt: skip
-
     def cells(self) -> list[Cell]:
         """Return the cells of equal steps."""
         starts = [(rank, 1.0, self.seeds) for rank in self.ranks]
         starts += [(self.middle_rank, scale, self.seeds[: self.moved_seeds]) for scale in self.moved]
         return [
-            Cell(name, rank, scale, float(f"{candidate.middle * over:.3g}"), self.steps, seeds)
+            Cell(name, rank, scale, float(f"{middle * over:.3g}"), self.steps, seeds)
             for rank, scale, seeds in starts
             for over in self.rates
-            for name, candidate in CANDIDATES.items()
+            for name, (_, middle, _) in CANDIDATES.items()
         ]
 
     def balls(self) -> list[Ball]:
         """Return what SAM is run with."""
         return [
-            Ball(
-                task,
-                kind,
-                float(f"{few.unit * unit * radius:.3g}"),
-                max(2, round(few.passes * self.share)),
-                self.ball_seeds,
-            )
+            Ball(task, kind, float(f"{few.unit * unit * radius:.3g}"), max(2, round(few.passes * self.share)), seeds)
             for task, few in TASKS.items()
             for kind, unit in UNITS.items()
-            for radius in (self.radii if unit > 0 else (0.0,))
+            for radius, seeds in ((r, self.ball_seeds) for r in (self.radii if unit > 0 else (0.0,)))
         ]
 
 
-@final
-@dataclass(frozen=True)
-class Training(Saves):
-    """Hold what was run. timed: as many steps as AdamW's time allows."""
-
-    plan: Plan
-    trained: tuple[Trained, ...]
-    timed: tuple[Trained, ...]
-    costs: tuple[Cost, ...]
-    flattened: tuple[Flattened, ...]
-    mixed: tuple[Mixed, ...]
-    versions: dict[str, str]
-    command: str
-    version: str
+FAST: Final = Plan(
+    sizes=(16, 8, 16), ranks=(2,), middle_rank=2, moved=(16.0,), moved_seeds=1, rates=(1.0,), seeds=(1, 2),
+    steps=2, rounds=1, radii=(0.01,), ball_seeds=(1, 2), share=0.01, merging=Size(24, 16, 2, 2),
+)  # fmt: skip
+"""Two steps of everything, to try the code."""
 
 
-@final
-@dataclass(frozen=True)
-class _Costs(Saves):
-    costs: tuple[Cost, ...]
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
+    """Make all runs and write OUT/training.json; OUT/runs has a file for each cell, from which a run continues.
 
-
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Training:
-    """Make all runs and write OUT/training.json; OUT/runs has a file for each cell, from which a run continues."""
-    plan, workers = (Plan.fast(), 1) if fast else (Plan(), cpu_count())
-    found = study_training(out, fetched(), plan, command=command, workers=workers, progress=progress)
-    found.save(out / "training.json")
-    return found
-
-
-def load(folder: Path) -> Training:
-    """Read the record in a folder."""
-    return Training.load(folder / "training.json")
-
-
-def study_training(out: Path, archive: Path, plan: Plan, *, command: str, workers: int, progress: Progress) -> Training:
-    """Make all runs. archive: of the sentences; out: receives a file for each cell, and those that are there stay.
-
-    Raises ValueError if those are of other settings.
+    timed: as many steps as AdamW's time allows.
     """
-    folder = out / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    costs = _costs(folder / "costs.json", archive, plan)
-    settings = [
-        plan.sizes,
-        plan.rounds,
-        plan.ranks,
-        BATCH,
-        HEAD_RATE,
-        LORA_PLUS,
-        {k: asdict(v) for k, v in TASKS.items()},
-    ]
+    plan, archive, workers = (FAST if fast else Plan()), fetched(), 1 if fast else cpu_count()
+    settings = [plan.sizes, plan.rounds, plan.ranks, BATCH, HEAD_RATE, LORA_PLUS, TASKS]
+    resumed = partial(resume, out / "runs", settings=settings, progress=progress)
+    # What steps cost is measured before the processors are busy with runs.
+    costs = {f"costs-rank{rank}": partial(measure_costs, rank, archive, plan.sizes, plan.rounds) for rank in plan.ranks}
+    found: Record = {"plan": asdict(plan), "costs": [cost for each in resumed(costs, what="costs") for cost in each]}
 
-    def all_of(what: str, listed: Sequence[Any], run: Callable[..., Done], kind: type[Done]) -> tuple[Done, ...]:
-        cells = {each.name: partial(run, each, archive, plan.sizes) for each in listed}
-        made = resume(folder, cells, what=what, settings=settings, workers=workers, progress=progress)
-        return tuple(TypeAdapter(kind).validate_python(each) for each in made)
+    def trained(cells: list[Cell], what: str) -> list[Record]:
+        runs = {cell.name: partial(train_cell, cell, archive, plan.sizes) for cell in cells}
+        return resumed(runs, what=what, workers=workers)
 
-    trained = all_of("adapters", plan.cells(), train_cell, Trained)
-    timed = all_of("adapters, equal time", _timed_cells(trained, costs), train_cell, Trained)
-    flattened = all_of("SAM", plan.balls(), train_ball, Flattened)
-    mixed = all_of("merging", [Merge(seed, plan.merging) for seed in plan.seeds], merge_seed, Mixed)
-    versions = {name: version(name) for name in PACKAGES}
-    return Training(plan, trained, timed, costs, flattened, mixed, versions, command, VERSION)
+    found["trained"] = trained(plan.cells(), "adapters")
+    found["timed"] = trained(_timed_cells(plan, found), "adapters, equal time")
+    balls = {ball.name: partial(train_ball, ball, archive, plan.sizes) for ball in plan.balls()}
+    found["flattened"] = resumed(balls, what="SAM", workers=workers)
+    merges = {
+        f"merge-{seed}-steps{plan.merging.steps}": partial(merge_seed, seed, plan.merging, archive)
+        for seed in plan.seeds
+    }
+    found["mixed"] = resumed(merges, what="merging", workers=workers)
+    found["versions"] = {name: version(name) for name in PACKAGES}
+    return write_record(out / "training.json", found, command)
 
 
-def _costs(file: Path, archive: Path, plan: Plan) -> tuple[Cost, ...]:
-    """Measure what steps cost, before the processors are busy with runs."""
-    if not file.is_file():
-        found = [cost for rank in plan.ranks for cost in measure_costs(rank, archive, plan.sizes, plan.rounds)]
-        _Costs(tuple(found)).save(file)
-    return _Costs.load(file).costs
+def load(folder: Path) -> Record:
+    """Read the record in a folder."""
+    return read_record(folder / "training.json")
 
 
-def _timed_cells(trained: Sequence[Trained], costs: Sequence[Cost]) -> list[Cell]:
+def _timed_cells(plan: Plan, found: Record) -> list[Cell]:
     """Return cells at the chosen rates, with as many steps as AdamW's whole run leaves time for."""
-    seconds = {(cost.optimizer, cost.rank): cost.passes + cost.step for cost in costs}
-    best = [chosen(trained, name, rank) for rank in sorted({cost.rank for cost in costs}) for name in CANDIDATES]
-    return [
-        Cell(
-            cell.optimizer,
-            cell.rank,
-            cell.scale,
-            cell.rate,
-            max(1, round(cell.steps * seconds[ADAMW, cell.rank] / seconds[cell.optimizer, cell.rank])),
-            cell.seeds,
-        )
-        for cell in (each.cell for each in best)
-    ]
+    seconds = {(cost["optimizer"], cost["rank"]): cost["passes"] + cost["step"] for cost in found["costs"]}
+    runs, cells = frame(found["trained"], "cell"), []
+    for rank in sorted(plan.ranks):
+        for name in CANDIDATES:
+            steps = max(1, round(plan.steps * seconds[ADAMW, rank] / seconds[name, rank]))
+            rate = float(chosen(runs, name, rank).rate.iloc[0])
+            cells.append(Cell(name, rank, 1.0, rate, steps, plan.seeds))
+    return cells

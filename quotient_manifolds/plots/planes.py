@@ -1,0 +1,141 @@
+"""Draw on a plane: models by two numbers, and level sets of functions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quotient_manifolds.plots.canvas import STYLES, Plot, Style, canvas, extent, numbers, plain, plain_ticks
+from quotient_manifolds.statistics import COEFFICIENT_NAMES, Correlation, Numbers
+
+LABEL_WIDTH = 38  # letters under a panel; a longer label goes on in another line
+SQUARE = (3.9, 3.1)  # inches; panels of level sets are square, and have a bar of colours beside them
+LEVELS = 9
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Hold a measure x and the gap y of every model, None where not measured, and half lengths of error bars."""
+
+    label: str
+    x: Numbers
+    y: Numbers
+    correlation: Correlation | None = None
+    x_errors: Numbers | None = None
+    y_errors: Numbers | None = None
+    style: Style = STYLES[2]
+
+    @property
+    def drawn(self) -> NDArray[np.bool_]:
+        """Which models have both values."""
+        return np.isfinite(numbers(self.x)) & np.isfinite(numbers(self.y))
+
+    @property
+    def title(self) -> str:
+        return f"{COEFFICIENT_NAMES[self.correlation.kind]} {self.correlation}" if self.correlation else ""
+
+
+def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -> Plot:
+    """Draw the gap against each measure, in a panel titled with correlation and interval. [paper, Fig. 3 to 5]
+
+    x is logarithmic where its values span more than a factor of ten. A model with x or y missing is not drawn, and
+    the text alternative counts it. Raises ValueError without a panel, or where lengths of x and y differ.
+    """
+    lengths = {len(values) for panel in panels for values in (panel.x, panel.y)}
+    if len(lengths) != 1:
+        raise ValueError(
+            "A scatter plot must have at least one panel, and one x and y a model in each. "
+            f"Found {len(panels)} panels with values of lengths {sorted(lengths)}."
+        )
+    with canvas("", y_label, panels=len(panels), columns=columns) as (figure, all_axes):
+        for axes, panel in zip(all_axes, panels, strict=True):
+            x, y = (numbers(values)[panel.drawn] for values in (panel.x, panel.y))
+            bars = [e if e is None else numbers(e)[panel.drawn] for e in (panel.y_errors, panel.x_errors)]
+            style = {"fmt": panel.style.marker, "color": panel.style.colour, "elinewidth": 0.8}
+            axes.errorbar(x, y, *bars, **style, markerfacecolor=f"{panel.style.colour}55")
+            if len(x) and x.min() > 0 and x.max() > 10 * x.min():
+                axes.set_xscale("log")
+            plain_ticks(axes)
+            axes.set_xlabel(textwrap.fill(plain(panel.label), LABEL_WIDTH))
+            axes.set_title(panel.title)
+    return Plot(figure, " ".join(_words(panel, y_label) for panel in panels))
+
+
+def _words(panel: Panel, y_label: str) -> str:
+    there, missing = panel.drawn, int((~panel.drawn).sum())
+    text = f"{panel.label} against {y_label}, {there.sum()} models"
+    text += f", {missing} without a value not drawn" if missing else ""
+    if there.any():
+        text += f"; {extent(numbers(panel.x)[there])} and {extent(numbers(panel.y)[there])}"
+    return f"{text}; {panel.title}." if panel.title else f"{text}."
+
+
+@dataclass(frozen=True)
+class Field:
+    """Hold a function on the plane: values by place, rows along y, columns along x."""
+
+    title: str
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Hold a line to draw over every panel, and what it is in words; NaN interrupts it."""
+
+    label: str
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+
+def contour_figure(
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    fields: Sequence[Field],
+    *,
+    x_label: str,
+    y_label: str,
+    curves: Sequence[Curve] = (),
+    columns: int = 3,
+) -> Plot:
+    """Draw the level sets of each field in a panel, with about as many points of the plane between any two levels.
+
+    Raises ValueError if there is no field, or one has another shape than (len(y), len(x)) or a value not finite.
+    """
+    shape = (len(y), len(x))
+    if not fields or any(field.values.shape != shape or not np.isfinite(field.values).all() for field in fields):
+        found = [(field.title, field.values.shape) for field in fields]
+        raise ValueError(f"Fields must be finite and of shape {shape}, and at least one. Found {found}.")
+    with canvas(x_label, y_label, panels=len(fields), columns=columns, size=SQUARE) as (figure, all_axes):
+        for axes, field in zip(all_axes, fields, strict=True):
+            _level_sets(figure, axes, x, y, field.values)
+            for curve in curves:
+                axes.plot(curve.x, curve.y, color="#ffffff", linewidth=2.6)  # seen on any colour of the map
+                axes.plot(curve.x, curve.y, color="#000000", linewidth=1.1, linestyle=(0, (4, 2)))
+            axes.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), aspect="equal", title=field.title)
+            axes.grid(visible=False)
+    drawn = "".join(f" Dashed: {curve.label}." for curve in curves)
+    ranges = "; ".join(f"{field.title} {extent(field.values)}" for field in fields)
+    return Plot(figure, f"Level sets over {x_label} {extent(x)} and {y_label} {extent(y)}. {ranges}.{drawn}")
+
+
+def _level_sets(
+    figure: Any, axes: Any, x: NDArray[np.float64], y: NDArray[np.float64], values: NDArray[np.float64]
+) -> None:
+    from matplotlib.colors import BoundaryNorm
+
+    quantiles = np.quantile(values, np.linspace(0, 1, LEVELS + 2)[1:-1])
+    rounded = (sorted({float(f"{level:.{digits}g}") for level in quantiles}) for digits in range(2, 10))
+    levels = next((found for found in rounded if len(found) > 1), None)
+    if levels is None:  # equal to nine digits
+        text = f"{np.median(values):.3g} everywhere".replace("-", "\N{MINUS SIGN}")
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
+        return
+    norm = BoundaryNorm(levels, 256, extend="both")  # a colour a band, however unevenly the levels lie
+    filled = axes.contourf(x, y, values, levels, cmap="cividis", norm=norm, extend="both")
+    filled.set(edgecolor="#000000", linewidth=0.3)
+    figure.colorbar(filled, ax=axes, ticks=levels, format="%.3g")
