@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -57,7 +58,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     loaded: Loaded | str = ""
     for job in jobs:
         start = time.perf_counter()
-        loaded = attempt(lambda: load(job))  # noqa: B023
+        loaded = attempt(partial(load, job))
         if not isinstance(loaded, str):
             timed, loading = job.checkpoint.name, time.perf_counter() - start
             break
@@ -76,10 +77,12 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     counts = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(["count", "sum"])
     measures = counts.reindex([SCORES, *spec.labels], fill_value=0).set_axis(["tasks", "left"], axis=1)
     known: dict[object, float | str] = {}  # seconds of a pass in a geometry, or what is wrong
-    for entry in (None, *spec.measures) if isinstance(loaded, Loaded) else ():
+    for entry in (None, *spec.measures):
+        if isinstance(loaded, str):
+            break
         setting, label = (None, SCORES) if entry is None else (entry.setting, entry.label)
         if setting not in known:
-            known[setting] = attempt(lambda: _seconds(loaded, entry))  # noqa: B023
+            known[setting] = attempt(partial(_seconds, loaded, entry))
             if isinstance(known[setting], str):
                 failures.append(f"{timed}, {label}: {known[setting]}")
         if not isinstance(known[setting], str):

@@ -31,9 +31,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def summary_tables(comparison: Comparison) -> list[Table]:
-    """Return what a terminal shows: the values of one checkpoint, or how those of several spread, and how they rank."""
-    if len(comparison.scores) == 1:
-        return [_value_table(comparison)]
+    """Return what a terminal shows: how values spread over the checkpoints, and how measures rank them."""
     values = comparison.frame()[comparison.labels]
     columns = {"Known": values.count(), "Smallest": values.min(), "Median": values.median(), "Largest": values.max()}
     rows = [[label, *map(_number, row)] for label, row in pd.DataFrame(columns).iterrows()]
@@ -94,7 +92,8 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
 
 def _correlation(row: Any) -> Correlation:
     values = {each.name: row[each.name] for each in fields(Correlation)}
-    return Correlation(**{name: None if pd.isna(value) else value for name, value in values.items()})
+    known: dict[str, Any] = {name: None if pd.isna(value) else value for name, value in values.items()}
+    return Correlation(**known)
 
 
 def _scatter(comparison: Comparison) -> Iterator[Block]:

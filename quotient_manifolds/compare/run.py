@@ -177,7 +177,12 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
         address: Any = scheduler
         if scheduler is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            settings = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": 0, "silence_logs": _SILENT}
+            settings: dict[str, Any] = {
+                "n_workers": workers,
+                "threads_per_worker": 1,
+                "memory_limit": 0,
+                "silence_logs": _SILENT,
+            }
             # A second command's dashboard is not in the way of a first's.
             settings |= {"dashboard_address": "127.0.0.1:0", "local_directory": folder, "preload": [_DEAF_TO_CTRL_C]}
             address = stack.enter_context(LocalCluster(**settings))

@@ -55,16 +55,16 @@ def read_spec(path: str | Path) -> Spec:
         if reference is not None:  # found now, not once for every checkpoint
             about(key, load_object, reference, "a function")
     checkpoints = about("checkpoints", find_checkpoints, patterns, loader, base)
-    sources = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
+    settings: dict[str, Any] = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
     asked = enumerate(_listed(top["measures"]))
     measures = [each for number, section in asked for each in about(f"measures.{number}", _measures, section)]
     names = [each.name for each in checkpoints]
     scores = about("scores", read_scores, base / expanded(top["scores"]), names) if "scores" in top else {}
-    settings = {key: top[key] for key in ("loss", "dtype") if key in top}
+    settings |= {key: top[key] for key in ("loss", "dtype") if key in top}
     settings |= {key: _listed(top[key]) for key in ("against", "given") if key in top}
     return about(
         "",
-        lambda: Spec(checkpoints, measures=measures, scores=scores, path=path, name=path.name, **sources, **settings),
+        lambda: Spec(checkpoints, measures=measures, scores=scores, path=path, name=path.name, **settings),
     )
 
 
