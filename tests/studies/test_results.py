@@ -11,8 +11,8 @@ from studies import diagonal, mnist, sentiment
 from studies.__main__ import recorded
 from studies.common import CSV, MARK, RECORDS, pretrained_encoder
 from studies.diagonal.networks import DIMENSION, SPARSITY, TARGET
-from studies.diagonal.pictures import BAND
 from studies.diagonal.study import LARGE
+from studies.diagonal.tables import BAND
 from studies.mnist.images import load_mnist
 from studies.mnist.training import ARCHITECTURE
 from studies.mnist.training import TARGET as LOW
