@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
+from studies.common import RECORDS, Tables, csv_files, fill_page, markdown, save_figure
 from studies.convert import convert
 
 STUDIES: Final = {
@@ -29,7 +29,7 @@ STUDIES: Final = {
     "passes": "Study how many passes each ascent needs for 99 % of the maximum. A quarter of an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
-    "toy": "Study the scalar network f(x) = G H x along its orbits, and the claims about it. Half a minute.",
+    "toy": "Compare ascents and expansions with the closed forms of the scalar network f(x) = G H x. Half a minute.",
     "training": "Study whether quotient optimizers and geodesic SAM train better than others. Three and a half hours.",
 }
 """By name what a study does, and how long it takes on one core."""
@@ -53,7 +53,8 @@ def module_of(name: str) -> ModuleType:
 def recorded(name: str) -> Tables:
     """Return the tables of a study by name, from its committed record."""
     module = module_of(name)
-    return by_name(module.tables(module.load(RECORDS)))
+    found: Tables = module.tables(module.load(RECORDS))
+    return found
 
 
 def said(what: str, done: int, total: int) -> None:
@@ -78,7 +79,7 @@ def _add(name: str, words: str) -> None:
         command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
         found = module.run(out, fast=fast, command=command, progress=(lambda *done: None) if quiet else said)
         if not quiet:
-            for title, table in by_name(module.tables(found)).items():
+            for title, table in module.tables(found).items():
                 click.echo(f"{title}\n\n{markdown(table)}")
             click.echo(f"Record: {out}")
 

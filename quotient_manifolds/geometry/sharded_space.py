@@ -51,7 +51,7 @@ class ShardedSpace(TangentSpace):
             layout, scale = self.model.layouts[name], self.scale.get(name)
             noise = drawn(layout.shape, generator, self.norm)
             if name in self.scale:
-                part = noise if name in self.ownership.owners else noise[layout.boxes[self.model.rank]]
+                part = noise if name in self.ownership.owners else noise[layout.box]
                 own = part.to(self._point[name]).contiguous()
                 z[name] = own if scale is None else own.mul_(scale != 0)
         shared: Params = {}
@@ -74,11 +74,6 @@ class ShardedSpace(TangentSpace):
         lengths = self._numbers(super().length(z) if any(block.numel() for block in z.values()) else 0.0)
         return math.hypot(*lengths) if self.norm == "l2" else max(lengths)
 
-    @property
-    def reach_limit(self) -> float | None:
-        """Return the reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
-        return min(self._given(super().reach_limit), default=None)
-
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
         return max(self._given(super().reach(z)), default=None)
@@ -93,5 +88,5 @@ class ShardedSpace(TangentSpace):
 
 def elementwise(model: ShardedModel, space: Callable[[Params], TangentSpace]) -> ShardedSpace:
     """Return the space that moves every element by itself, given what makes it of parameters."""
-    ownership = Ownership(model, ())
+    ownership = Ownership(model.layouts, model.measured, ())
     return ShardedSpace(space(ownership.gather(model.original)), model, ownership)

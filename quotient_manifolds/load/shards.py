@@ -74,7 +74,7 @@ def _read(model: ShardedModel, folder: Path) -> None:
                     if copying and name in buffers:
                         buffers[name].copy_(weights.get_tensor(name))
                     elif copying and held[name].numel():
-                        box = model.layouts[name].boxes[model.rank]
+                        box = model.layouts[name].box
                         held[name].copy_(part[box] if box else weights.get_tensor(name))
 
 

@@ -73,17 +73,6 @@ def test_a_measurement_keeps_its_geometry() -> None:
     assert geometry_from_dict(found.geometry_settings) == Adaptive(eta=0.01, norm="linf")
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"model": "m", "results": [1], "version": "0"}', '{"rows": []}', '{"batches": 1}']
-)
-def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ValueError) as refused:
-        Result.load(tmp_path / "x.json")
-    assert "x.json" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_result_makes_a_frame_with_a_row_a_batch() -> None:
     found = measured(Adaptive(eta=0.5))
     frame = found.to_frame()
