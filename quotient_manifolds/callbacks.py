@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any, final
 
 import torch
@@ -15,8 +14,9 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import first_line
 from quotient_manifolds.sharded import is_sharded
-from quotient_manifolds.sharpness import Loss, Result, WorstCase, worst_case_sharpness
+from quotient_manifolds.sharpness import Loss, Result, WorstCase
 from quotient_manifolds.sharpness.ascent import check_whole
+from quotient_manifolds.sharpness.measure import warned
 from quotient_manifolds.sharpness.prepared_model import listed
 
 try:
@@ -28,7 +28,6 @@ except ImportError as error:
 
 __all__ = ["SharpnessCallback"]
 
-OPTIONS = {each.name for each in fields(WorstCase)} - {"geometry", "radius", "after"}
 LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # by the trainer itself
 
 
@@ -68,18 +67,12 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             raise ValueError(
                 "The model must be whole. Found a trainer that spreads this one over processes; measure its checkpoints"
             )
-        if name is not None and (not isinstance(name, str) or not name or name in LOGGED):
+        if name is not None and (not name or name in LOGGED):
             raise ValueError(f"name must be one that the trainer does not log itself. Found {name!r}")
-        if unknown := sorted(options.keys() - OPTIONS):
-            raise TypeError(f"options must be among {', '.join(sorted(OPTIONS))}. Found {unknown[0]!r}")
-        settings = dict(options)
-        if (progress := settings.pop("progress", None)) is not None and not callable(progress):
-            raise TypeError(f"progress must be a function of what, done and total. Found {progress!r}")
-        measure = WorstCase(as_geometry(geometry), radius, **settings)  # refuses values that these cannot have
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
-        self._settings = {"geometry": geometry, "radius": radius, **options}
+        self._sharpness = WorstCase(as_geometry(geometry), radius, **options)
         self._every = every
-        self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', measure.geometry.name.lower()).strip('_')}"
+        self.name = name or f"sharpness_{re.sub('[^a-z0-9]+', '_', self._sharpness.geometry.name.lower()).strip('_')}"
         self.results: dict[int, Result] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -110,7 +103,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         model.eval()
         try:
             with torch.enable_grad():
-                found = worst_case_sharpness(model, self._loss, batches, **self._settings)
+                found = warned(self._sharpness.of(model, self._loss, batches))
         finally:
             for module, training in modes.items():
                 module.training = training

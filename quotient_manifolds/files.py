@@ -1,17 +1,12 @@
-"""Write files that are whole or not there at all, and list the files beside a file."""
+"""Write files that are whole or not there at all."""
 
 from __future__ import annotations
 
-import bisect
 import os
-import shutil
 import stat
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 
 
@@ -19,17 +14,13 @@ from pathlib import Path
 def whole(path: Path) -> Iterator[Path]:
     """Yield a name to write to; what was written is at `path` when all of it is on disk: nobody meets half of it.
 
-    A file that is there keeps its mode, a link stays and what it points to is replaced. What cannot be replaced by
-    another file, as a device or a pipe, is written to.
+    A file that is there keeps its mode, a link stays and what it points to is replaced. A device or a pipe is written
+    to as it is.
     """
-    if is_special(path):
-        with tempfile.TemporaryDirectory() as folder:
-            unfinished = Path(folder) / path.name
-            yield unfinished
-            with unfinished.open("rb") as made, path.open("wb") as special:
-                shutil.copyfileobj(made, special)
-        return
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        yield target
+        return
     unfinished = target.with_name(f".{target.name[:200]}.{uuid.uuid4().hex}")
     try:
         yield unfinished
@@ -42,41 +33,12 @@ def whole(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def is_special(path: Path) -> bool:
-    """Return whether `path` is there and no plain file or directory: a device, a pipe, an open descriptor's name."""
-    if path.absolute().parts[1:2] in (("dev",), ("proc",)) and path.exists():
-        return True  # /dev/stdout may lead to a plain file, which the shell goes on writing to
-    return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def expanded(path: Path | str) -> Path:
-    """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
-    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
-
-
 def write_text(path: Path, text: str) -> None:
     """Write the text as UTF-8, whole, its line ends as they are."""
     with whole(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="")
 
 
-SETTLED = 2 * 10**9  # nanoseconds; some file systems stamp the change of a folder no finer
-
-
-def siblings(path: Path, start: str) -> list[Path]:
-    """Return the paths in the folder of `path` whose names begin with `start`, sorted.
-
-    A folder is listed once for all files in it, unless it changes: to ask for each of n files takes n log n steps.
-    """
-    folder = path.parent
-    changed = folder.stat().st_mtime_ns
-    settled = time.time_ns() - changed > SETTLED  # else it may change again with the same stamp
-    names = _listed(folder, changed) if settled else sorted(os.listdir(folder))
-    first, end = (bisect.bisect_left(names, bound) for bound in (start, f"{start}\U0010ffff"))  # the last character
-    return [folder / name for name in names[first:end]]
-
-
-@lru_cache(maxsize=16)
-def _listed(folder: Path, changed: int) -> list[str]:
-    """Return the names in a folder that was last changed at that time."""
-    return sorted(os.listdir(folder))
+def expanded(path: Path | str) -> Path:
+    """Return the path with ~ replaced by a home directory; that of an unknown user stays as it is written."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user

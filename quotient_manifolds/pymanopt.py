@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.manifolds import (
-    DiagonalQuotient,
-    FixedRankQuotient,
-    HorizontalSpace,
-    QuotientManifold,
-    Recipe,
-    RotaryQuotient,
-)
+from quotient_manifolds.manifolds import HorizontalSpace, QuotientManifold
 
 __all__ = ["as_pymanopt"]
 
@@ -47,8 +38,12 @@ def as_pymanopt(manifold: QuotientManifold, shape: tuple[int, ...]) -> Any:
     if len(shape) != manifold.ndim:
         raise ValueError(f"shape must be that of one point, with {manifold.ndim} dimensions. Found {tuple(shape)}")
     manifold._require_shape(tuple(shape))
-    base = _pymanopt().manifolds.manifold.Manifold
-    return type("PymanoptView", (_View, base), {})(manifold, tuple(shape))
+    try:
+        import pymanopt
+    except ImportError as error:
+        cure = 'pip install "quotient-manifolds[pymanopt]"'
+        raise ImportError(f"the view of a manifold needs the pymanopt library: {cure}.") from error
+    return type("PymanoptView", (_View, pymanopt.manifolds.manifold.Manifold), {})(manifold, tuple(shape))
 
 
 class _View:
@@ -126,13 +121,11 @@ class _View:
 
 
 def _dimension(manifold: QuotientManifold, shape: tuple[int, ...]) -> int:
-    """Return the dimension of the quotient: the entries of a point less the dimension of its vertical space."""
-    if isinstance(manifold, Recipe):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return int(manifold.dimension(manifold.random(*shape, dtype=torch.float64).as_subclass(Tensor)))
-    vertical = {FixedRankQuotient: shape[-1] ** 2, DiagonalQuotient: shape[-1], RotaryQuotient: 2}
-    return math.prod(shape) - vertical.get(type(manifold), 1)
+    """Return the dimension of the quotient: the rank of many random horizontal vectors at a random point."""
+    generator = torch.Generator().manual_seed(0)
+    x = manifold.random(*shape, dtype=torch.float64, generator=generator).as_subclass(Tensor)
+    z = torch.randn(2 * x.numel(), *shape, dtype=torch.float64, generator=generator)
+    return int(torch.linalg.matrix_rank(manifold.at(x).project(z).flatten(1)))
 
 
 def _tensor(array: Array) -> Tensor:
@@ -145,13 +138,3 @@ def _tensor(array: Array) -> Tensor:
 
 def _array(tensor: Tensor) -> Array:
     return tensor.detach().numpy()
-
-
-def _pymanopt() -> ModuleType:
-    try:
-        import pymanopt
-    except ImportError as error:
-        raise ImportError(
-            'the view of a manifold needs the pymanopt library: pip install "quotient-manifolds[pymanopt]".'
-        ) from error
-    return pymanopt

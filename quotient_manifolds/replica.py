@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_map
 Module = TypeVar("Module", bound=nn.Module)
 Cast = Callable[[Tensor], Tensor]
 
-_CONTAINERS = ("_parameters", "_buffers", "_modules")
-
 
 def unchanged(tensor: Tensor) -> Tensor:
     """Return the tensor itself: the cast that casts nothing."""
@@ -35,16 +33,23 @@ def replica(model: Module, params: Mapping[str, Tensor], cast: Cast = unchanged)
     writes, in place or by a hook, it writes to the copy (or to `params`, which the caller must own). Names are those
     of `model.named_parameters()`.
 
-    Raises ValueError for a name that the model lacks, and for a model that does not copy: `copy.deepcopy` fails, or
-    gives a model that keeps its old parameters, as scripted modules do.
+    Raises ValueError for a name that the model lacks, and for a model that does not copy: `copy.deepcopy` fails, as for
+    attributes that are locks or generators, or gives a model that keeps its old parameters, as scripted modules do.
     """
     own = dict(model.named_parameters())
     if unknown := [name for name in params if name not in own]:
         raise ValueError(f"{type(model).__name__} has no parameter {unknown[0]}")
     memo: dict[int, Any] = {id(w): params[name] if name in params else _private(w, cast) for name, w in own.items()}
     memo |= {id(buffer): cast(buffer.detach().clone()) for buffer in model.buffers()}
-    with _PrivateTensors(cast):
-        copied = _copied(model, memo)
+    try:
+        with _PrivateTensors(cast):
+            copied = copy.deepcopy(model, memo)
+    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
+        raise ValueError(
+            f"A model must be copyable, for a copy of its structure is what is measured. Found that copy.deepcopy of "
+            f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}; keep such "
+            f"attributes outside of the model"
+        ) from error
     held = {id(w) for module in copied.modules() for w in module._parameters.values()}
     if lost := [name for name in params if id(params[name]) not in held]:
         raise ValueError(
@@ -101,41 +106,6 @@ class _PrivateTensors(TorchFunctionMode):
         if id(tensor) not in memo:
             memo[id(tensor)] = self._cast(tensor.clone())
         return memo[id(tensor)]
-
-
-def _copied(model: Module, memo: dict[int, Any]) -> Module:
-    try:
-        return copy.deepcopy(model, dict(memo))
-    except Exception as error:  # a lock, an open file, a module of Python, whatever an attribute may be
-        shared = _uncopyable(model, memo)
-        if not shared:
-            raise _does_not_copy(model, error) from error
-    try:
-        return copy.deepcopy(model, {**memo, **shared})
-    except Exception as error:
-        raise _does_not_copy(model, error) from error
-
-
-def _uncopyable(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the attributes of modules that cannot be copied, which a copy then shares."""
-    modules = {id(module): module for module in model.modules()}
-    found: dict[int, Any] = {}
-    for module in modules.values():
-        for name, value in vars(module).items():
-            if name in _CONTAINERS:
-                continue
-            try:
-                copy.deepcopy(value, {**memo, **modules})
-            except Exception:
-                found[id(value)] = value
-    return found
-
-
-def _does_not_copy(model: nn.Module, error: Exception) -> ValueError:
-    return ValueError(
-        f"A model must be copyable, for a copy of its structure is what is measured. copy.deepcopy of "
-        f"{type(model).__name__} fails with {type(error).__name__}: {' '.join(str(error).split())}"
-    )
 
 
 def parameter_reached(value: Tensor, model: nn.Module) -> str | None:

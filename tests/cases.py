@@ -7,7 +7,7 @@ matrices and their inverses: slow, and independent of the frames the package wor
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
     QuotientManifold,
+    Recipe,
     RotaryQuotient,
     ScaleQuotient,
     TranslationQuotient,
@@ -51,6 +52,10 @@ class Case:
         """The metric at x as a dense matrix in the standard basis."""
         basis = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
         return torch.stack([torch.stack([self.metric(x, a, b) for b in basis]) for a in basis])
+
+    def push(self, A: Tensor, eta: Tensor) -> Tensor:
+        """The derivative of the action, which may be affine, along a tangent vector."""
+        return self.manifold.action(A, eta) - self.manifold.action(A, 0 * eta)
 
     def project(self, x: Tensor, eta: Tensor) -> Tensor:
         """eta less its vertical part, by dense least squares in the metric."""
@@ -250,3 +255,20 @@ VECTORS = [*(scale(d) for d in (2, 5)), *(translation(d) for d in (2, 5))]
 """Invariant metrics on points that are vectors. Translation acts on points only and leaves tangent vectors alone."""
 
 EVERY_BUILT_IN = [*CASES, *VECTORS]
+
+
+def recipe(case: Case) -> Recipe:
+    """The recipe of a case, from its own formula of the metric: it never sees the package's frames."""
+    A, action = case.group(torch.Generator(), 1.0), case.manifold.action
+    if A.is_complex():  # a pair of real numbers, to differentiate by
+        identity = torch.tensor([1.0, 0.0], dtype=A.real.dtype)
+        action = lambda a, x: case.manifold.action(torch.view_as_complex(a), x)  # noqa: E731
+    elif isinstance(case.manifold, TranslationQuotient):
+        identity = torch.zeros_like(A)
+    else:
+        identity = torch.eye(len(A), dtype=A.dtype) if A.ndim == 2 else torch.ones_like(A)
+    return Recipe(action, case.metric, shape=case.shape, identity=identity, balance=case.manifold.balance)
+
+
+EVERY = [*EVERY_BUILT_IN, replace(VECTORS[0], name="recipe", manifold=recipe(VECTORS[0]))]
+"""With a manifold made of functions."""

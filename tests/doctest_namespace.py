@@ -31,9 +31,8 @@ def _example(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) 
             "rotary": (m.RotaryQuotient(1, 1), [[3.0, 4.0], [5.0, 0.0]]),
             "recipe": (rays, [3.0, 4.0]),
         }
-        path = request.node.path
-        room = path.parent.name if path.parent.name == "fixed_rank" else path.stem
-        manifold, entries = own.get(room, (m.DiagonalQuotient("inv"), [[1.0, 2.0], [4.0, 8.0]]))
+        module = "rotary" if ".Rotary" in request.node.name else request.node.path.stem
+        manifold, entries = own.get(module, (m.DiagonalQuotient("inv"), [[1.0, 2.0], [4.0, 8.0]]))
         x = torch.tensor(entries)
         doctest_namespace.update({name: getattr(m, name) for name in m.__all__ if name.endswith("Quotient")})
         doctest_namespace.update(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 import transformers
 
 import quotient_manifolds as qm
-from quotient_manifolds.cli.record import SharpnessRecord
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import DataSource, load_model
 from tests import hugging_face
@@ -63,19 +63,18 @@ def test_all_the_way(tmp_path: Path) -> None:
     after = saved(model.eval(), tmp_path / "after")
 
     options = ["--task", "causal", "--max-length", 16, "--batch-size", 4, "--examples", 4, "--steps", 3]
-    out = tmp_path / "out.json"
     for folder, number in ((before, logged[0]), (after, logged[-1])):
+        out = tmp_path / f"measured {folder.name}"
         chosen = ["--data", tmp_path / "text.txt", *options, "--geometry", "mix:0.05", "--out", out]
         done = invoke("measure", folder, *chosen)
         assert done.exit_code == 0, done.output
-        (measured,) = SharpnessRecord.load(out).results
-        assert measured.mean == pytest.approx(number, rel=1e-3)
+        assert list(Comparison.load(out).values["mean"]) == pytest.approx([number], rel=1e-3)
 
     done = invoke("orbit", after, "--scale", 10.0, "--steps", 3, "--out", tmp_path / "orbit.json")
     assert done.exit_code == 0, done.output
-    orbit = SharpnessRecord.load(tmp_path / "orbit.json").results
+    orbit = json.loads((tmp_path / "orbit.json").read_text())["rows"]
     for name, same in (("adaptive", False), ("inv (second order)", True), ("mix (second order)", True)):
-        values = [each.mean for each in orbit if each.geometry == name]
+        values = [row["value"] for row in orbit if row["measure"] == name]
         assert len(values) == 4  # before and after, in two precisions
         assert (max(values) / min(values) - 1 < 1e-4) == same, (name, values)
 

@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, by_name, csv_files, fill_page, markdown, save_figure
+from studies.common import RECORDS, Tables, csv_files, fill_page, markdown, save_figure
 from studies.convert import convert
 
 STUDIES: Final = {
@@ -36,8 +36,6 @@ STUDIES: Final = {
 
 FIGURES: Final = {
     "diagonal": Path("notebooks/results/settings.svg"),
-    "mnist": Path("notebooks/results/mnist.svg"),
-    "sentiment": Path("notebooks/results/sentiment.svg"),
     "training": Path("docs/images/learning_rates.svg"),
 }
 """By study, where the figure of its pages is."""
@@ -55,7 +53,8 @@ def module_of(name: str) -> ModuleType:
 def recorded(name: str) -> Tables:
     """Return the tables of a study by name, from its committed record."""
     module = module_of(name)
-    return by_name(module.tables(module.load(RECORDS)))
+    found: Tables = module.tables(module.load(RECORDS))
+    return found
 
 
 def said(what: str, done: int, total: int) -> None:
@@ -80,7 +79,7 @@ def _add(name: str, words: str) -> None:
         command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
         found = module.run(out, fast=fast, command=command, progress=(lambda *done: None) if quiet else said)
         if not quiet:
-            for title, table in by_name(module.tables(found)).items():
+            for title, table in module.tables(found).items():
                 click.echo(f"{title}\n\n{markdown(table)}")
             click.echo(f"Record: {out}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -17,10 +18,11 @@ from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient, TangentSpace
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.manifolds.arguments import require_vector
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Linearised, PullBack, Rows
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import IGNORED, inputs_and_labels
 from quotient_manifolds.symmetries import Evaluate
+from studies.common import Record, resume
 
 _NOTHING = 1e-300  # an eps that changes no digit, but keeps the point where it is in its orbit
 
@@ -30,27 +32,28 @@ def measure_zoo(
 ) -> Path:
     """Measure the ablations on every checkpoint of ZOO/zoo.yaml and ZOO/*/zoo.yaml; return OUT/appendix_g.csv.
 
-    The file has a row for each checkpoint and is written after each, so that a run goes on where another stopped.
+    A run goes on where another stopped, from OUT/rows.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    file, words = out / "appendix_g.csv", {"zoo": str, "checkpoint": str}
-    known = pd.read_csv(file, dtype=words) if file.exists() else pd.DataFrame()
-    rows = known.to_dict("records")
-    done = {(row["zoo"], row["checkpoint"]) for row in rows}
     specs = sorted([*zoo.glob("zoo.yaml"), *zoo.glob("*/zoo.yaml")])
     if not specs:
         raise ValueError(f"There must be a zoo.yaml in {zoo} or in its folders. Found none; run its study first")
-    for path in specs:
-        spec, part = read_spec(path), path.parent.name
-        for place, each in enumerate(spec.checkpoints):
-            if progress is not None:
-                progress(f"Appendix G, {part}", place, len(spec.checkpoints))
-            if (part, each.name) not in done:
-                model = load_checkpoint(each).eval()
-                found = ablations(model, list(spec.data.batches(model, each)), layer=layer, radius=radius, steps=steps)
-                rows.append({"zoo": part, "checkpoint": each.name, **found})
-                write_text(file, pd.DataFrame(rows).to_csv(index=False))
-    return file
+    settings: dict[str, Any] = {"layer": layer, "radius": radius, "steps": steps}
+    cells = {
+        f"{path.parent.name} {each.name}": partial(_row, path, each.name, settings)
+        for path in specs
+        for each in read_spec(path).checkpoints
+    }
+    rows = resume(out / "rows", cells, what="Appendix G", settings=settings, progress=progress)
+    write_text(out / "appendix_g.csv", pd.DataFrame(rows).to_csv(index=False))
+    return out / "appendix_g.csv"
+
+
+def _row(path: Path, name: str, settings: dict[str, Any]) -> Record:
+    spec = read_spec(path)
+    (checkpoint,) = (each for each in spec.checkpoints if each.name == name)
+    model = load_checkpoint(checkpoint).eval()
+    batches = list(spec.data.batches(model, checkpoint))
+    return {"zoo": path.parent.name, "checkpoint": name, **ablations(model, batches, **settings)}
 
 
 def ablations(model: nn.Module, batches: Sequence[Any], *, layer: str, radius: float, steps: int) -> dict[str, float]:
@@ -94,17 +97,14 @@ def relative_flatness(model: nn.Module, batch: Any, layer: str) -> float:
         raise ValueError(f"{layer} must be called once in a forward pass. Found {len(seen)} calls")
     phi, logits = (tensor.flatten(0, -2) for tensor in seen[0])  # (examples, rows), (examples, classes)
     labels = inputs_and_labels(batch)[1].flatten()
-    if logits.shape[0] != labels.shape[0] or not _near(loss, logits, labels):
+    same = logits.shape[0] == labels.shape[0]
+    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)) if same else torch.nan
+    if not abs(expected - loss) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(loss)):
         raise ValueError(f"The loss must be the mean cross-entropy of the output of {layer}. Found {loss:.6g}")
     labelled = labels != IGNORED
     phi, p, w = phi[labelled].double(), logits[labelled].double().softmax(-1), linear.weight.double()
     scatter = p @ (w**2).sum(dim=1) - ((p @ w) ** 2).sum(dim=1)
     return float(((phi**2).sum(dim=1) * scatter).mean())
-
-
-def _near(loss: float, logits: Tensor, labels: Tensor) -> bool:
-    expected = float(nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED))
-    return abs(expected - loss) <= 64 * torch.finfo(logits.dtype).eps * max(1.0, abs(loss))
 
 
 @final
@@ -184,23 +184,6 @@ class RelativeSpace(HorizontalSpace):
 
     def relative_speed(self, z: Tensor) -> Tensor:
         return self.space.relative_speed(self._velocity(z))
-
-    def linearised(self, order: str) -> Linearised:
-        linearise_inner = self.space.linearised(order)  # which is fast, where autograd through all of it is not
-
-        def linearise(z: Tensor, out: Rows) -> PullBack:
-            pull_back_inner = linearise_inner(self._velocity(z), out)
-
-            def pull_back(egrad: Rows, into: Tensor) -> None:
-                pull_back_inner(egrad, into)
-                with torch.enable_grad():  # the velocity is linear in z: its derivative at 0 is that everywhere
-                    leaf = torch.zeros_like(self.point, requires_grad=True)
-                    velocity = self.space.coordinates(self.vector(leaf))
-                into.copy_(torch.autograd.grad(velocity, leaf, into)[0])
-
-            return pull_back
-
-        return linearise
 
     def _step(self, z: Tensor, order: str) -> Tensor:
         return self.space._step(self._velocity(z), order)

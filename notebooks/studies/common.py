@@ -13,25 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from quotient_manifolds.demo.zoo import each_finished
 from quotient_manifolds.files import write_text
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
 Floats = NDArray[np.float64]
 Record = dict[str, Any]
-Saved = TypeVar("Saved", bound="Saves")
 RECORDS = Path("notebooks/records")
-NBSP = "\N{NO-BREAK SPACE}"
 
 # ---- records
 
@@ -70,48 +66,25 @@ def resume(
     A cell returns what JSON can hold, or a dataclass. An interrupted study continues from its files, one for each cell.
     settings: what decides the cells besides their names. Raises ValueError if the folder holds cells of other settings.
     """
-    _require_same(folder / "settings.json", json.loads(json.dumps(settings, default=asdict)))
+    known, settings = folder / "settings.json", json.loads(json.dumps(settings, default=asdict))
+    if not known.is_file():
+        _write(known, settings)
+    elif read_record(known) != settings:
+        raise ValueError(
+            f"{folder} must hold cells of the same settings. Found others in {known.name}: take another --out"
+        )
     files = {name: folder / f"{re.sub(r'[^a-z0-9.+-]+', '_', name.lower())}.json" for name in cells}
     if len(set(files.values())) < len(files):
         raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
     jobs = [partial(_compute, cells[name], file) for name, file in files.items() if not file.exists()]
-    done = len(cells) - len(jobs)
-    report = progress or (lambda what, done, total: None)
-    report(what, done, len(cells))
     for number, _ in enumerate(each_finished(jobs, workers), 1):
-        report(what, done + number, len(cells))
+        if progress is not None:
+            progress(what, len(cells) - len(jobs) + number, len(cells))
     return [read_record(file) for file in files.values()]
 
 
 def _compute(cell: Callable[[], Any], file: Path) -> None:
     _write(file, cell())
-
-
-def _require_same(file: Path, settings: Any) -> None:
-    if not file.is_file():
-        _write(file, settings)
-    elif json.loads(file.read_text(encoding="utf-8")) != settings:
-        raise ValueError(
-            f"{file.parent} must hold cells of the same settings. Found others in {file.name}: take another --out"
-        )
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys as CSV."""
-    write_text(path, pd.DataFrame(list(rows)).to_csv(index=False))
-
-
-class Saves:
-    """Give a dataclass `save` and `load`, which are inverse to each other."""
-
-    def save(self, path: Path) -> None:
-        """Write the record as JSON. Raises ValueError for a number that is not finite."""
-        _write(path, self)
-
-    @classmethod
-    def load(cls: type[Saved], path: Path) -> Saved:
-        """Read what `save` wrote. Raises ValueError for anything else."""
-        return TypeAdapter(cls).validate_python(read_record(path))
 
 
 # ---- numbers
@@ -139,7 +112,7 @@ def signed(value: float | None) -> str:
 
 def percent(share: float) -> str:
     """Return a share in per cent."""
-    return f"{100 * share:.0f}{NBSP}%"
+    return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
 @final
@@ -185,16 +158,6 @@ Tables = dict[str, pd.DataFrame]
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> pd.DataFrame:
     """Return a table of what is printed, in rows."""
     return pd.DataFrame([list(row) for row in rows], columns=list(columns))
-
-
-def numbers(name: str, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> Table:
-    """Return a table of numbers whose first `words` columns hold words."""
-    return Table(name, caption, columns, rows, [place >= words for place in range(len(columns))])
-
-
-def by_name(tables: Any) -> Tables:
-    """Return tables by name, in one form."""
-    return tables if isinstance(tables, dict) else {each.name: table(each.columns, each.rows) for each in tables}
 
 
 def markdown(shown: pd.DataFrame) -> str:

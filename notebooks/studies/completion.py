@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import geoopt
 import numpy as np
 import pymanopt
 import scipy.sparse
@@ -32,9 +31,6 @@ SOLVERS = {
     "steepest-descent": "SteepestDescent",
 }
 """Solvers of pymanopt, and the names of their classes."""
-
-GEOOPT = "geoopt"
-"""The solver of `complete` that is not pymanopt's: geoopt's line search along conjugate gradients."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +152,10 @@ def complete(
 ) -> Minimum:
     """Complete a matrix from its spectral start until the relative residual over the known entries is `tolerance`.
 
-    `solver` is one of `SOLVERS`, or "geoopt".
+    `solver` is one of `SOLVERS`.
     """
     manifold = FixedRankQuotient(problem.n, int(problem.known.shape[1]), metric)
     target = problem.target(tolerance)
-    if solver == GEOOPT:
-        return _with_geoopt(problem, manifold, target, max_steps)
     view = as_pymanopt(manifold, problem.truth.shape)
     settings: dict[str, Any] = {"max_iterations": max_steps, "min_gradient_norm": 0, "min_step_size": 0}
     derivatives = (problem.gradient, problem.hessian)
@@ -212,25 +206,3 @@ def minimize(
         getattr(pymanopt.optimizers, SOLVERS[solver])(verbosity=0, **settings).run(problem, initial_point=start)
     best.seconds = time.perf_counter() - before
     return best
-
-
-def _with_geoopt(problem: Completion, manifold: FixedRankQuotient, target: float, max_steps: int) -> Minimum:
-    """Run geoopt's conjugate gradients (Polak-Ribiere) with backtracking from the last decrease."""
-    point = geoopt.ManifoldParameter(torch.from_numpy(problem.start()), manifold=manifold)
-    optimizer = geoopt.optim.RiemannianLineSearch([point], cg_method="pr")
-    found = Minimum()
-
-    def closure() -> float:
-        found.costs += 1
-        x = point.detach().numpy()
-        point.grad = torch.from_numpy(problem.gradient(x))
-        return problem.cost(x)
-
-    before = time.perf_counter()
-    for _ in range(max_steps):
-        if optimizer.step(closure) <= target:
-            break
-    found.seconds, found.gradients = time.perf_counter() - before, found.costs
-    found.point = point.detach().numpy().copy()
-    found.cost = problem.cost(found.point)
-    return found

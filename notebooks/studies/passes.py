@@ -141,19 +141,15 @@ def causal(name: str, steps: int = 600) -> Made:
 
 GEOMETRIES: Final = ("euclidean", "adaptive", "inv", "mix")
 Radii = Mapping[str, tuple[float, ...]]
-_VISION: Final[Radii] = {
-    "euclidean": (0.05, 0.15, 0.3),
-    "adaptive": (0.5, 1.0, 2.0),
-    "inv": (0.1, 0.3, 0.6),
-    "mix": (0.1, 0.3, 0.6),
-}
-_LANGUAGE: Final[Radii] = {
-    "euclidean": (0.02, 0.1, 0.3),
-    "adaptive": (0.2, 0.8, 2.5),
-    "inv": (0.04, 0.15, 0.5),
-    "mix": (0.015, 0.03, 0.05),
-}
-_BERT: Final[Radii] = {"euclidean": (0.05,), "adaptive": (1.0,), "inv": (0.1,), "mix": (0.1,)}
+
+
+def _radii(*found: tuple[float, ...]) -> Radii:
+    return dict(zip(GEOMETRIES, found, strict=True))
+
+
+_VISION: Final = _radii((0.05, 0.15, 0.3), (0.5, 1.0, 2.0), (0.1, 0.3, 0.6), (0.1, 0.3, 0.6))
+_LANGUAGE: Final = _radii((0.02, 0.1, 0.3), (0.2, 0.8, 2.5), (0.04, 0.15, 0.5), (0.015, 0.03, 0.05))
+_BERT: Final = _radii((0.05,), (1.0,), (0.1,), (0.1,))
 
 Model = tuple[Callable[[], Made], Radii, tuple[int, int]]
 """How a model is made, the radii at which the loss rises by about 0.1, 1 and 4, and the steps and restarts of the

@@ -1,27 +1,27 @@
-"""Choose the radii of a zoo by the rises of the loss that pilots show: models outside the zoo, of other seeds.
+"""Choose the radii of a zoo by the increase in loss that pilots show: models outside the zoo, of other seeds.
 
-A radius is that at which the median rise over the pilots, interpolated between measured radii (log-log), is a rise
+A radius is that at which the median increase over the pilots, interpolated between measured radii (log-log), is one
 asked for, rounded to two digits. The radius at which parts of a measure are compared is that at which geodesics of
 second order have a median reach of `REACH`: there truncation shows and does not yet decide.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
+from quotient_manifolds import cross_entropy, worst_case_sharpness
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import WorstCase, cross_entropy
-from studies.common import RECORDS, Saves, figure, numbers
+from quotient_manifolds.sharpness import SharpnessWarning
+from studies.common import Record, Tables, figure, read_record, table, write_record
 from studies.mnist.zoo import pilot_models as vision
 from studies.sentiment.sentences import fetched
 from studies.sentiment.zoo import pilot_models as language
@@ -39,110 +39,71 @@ GEOMETRIES: Final[dict[str, tuple[Geometry, float]]] = {
 DOUBLINGS = 9
 
 
-@final
-@dataclass(frozen=True)
-class Rise:
-    """Hold the rise of the loss (nats) in one ball, and the reach of its geodesics, model by model."""
-
-    geometry: str
-    radius: float
-    rises: tuple[float, ...]
-    reaches: tuple[float, ...]
-
-
-@final
-@dataclass(frozen=True)
-class Pilots(Saves):
-    """Hold what the pilots of a zoo showed: their recipes in words, and the rises in every ball."""
-
-    zoo: str
-    command: str
-    models: tuple[str, ...]
-    rises: tuple[Rise, ...]
-
-    def radii(self, geometry: str) -> tuple[float, ...]:
-        """Return the radii at which the median rises are `RISES`."""
-        return tuple(self._radius(geometry, lambda each: each.rises, rise) for rise in RISES)
-
-    def reaching(self, geometry: str) -> float:
-        """Return the radius at which the median reach is `REACH`."""
-        return self._radius(geometry, lambda each: each.reaches, REACH)
-
-    def _radius(self, geometry: str, column: Callable[[Rise], Sequence[float]], wanted: float) -> float:
-        medians = {
-            each.radius: statistics.median(values)
-            for each in self.rises
-            if each.geometry == geometry and (values := column(each))
-        }
-        radii, found = np.log(list(medians)), np.log(np.maximum.accumulate(list(medians.values())))
-        if not found[0] <= math.log(wanted) <= found[-1]:
-            raise ValueError(f"{geometry}: no measured radius is below or above a median of {wanted:g}: {medians}")
-        return float(f"{math.exp(np.interp(math.log(wanted), found, radii)):.2g}")
-
-
-def measure_pilots(
-    models: Mapping[str, Callable[[], tuple[nn.Module, Any]]],
-    *,
-    zoo: str,
-    command: str,
-    steps: int,
-    progress: Progress,
-) -> Pilots:
-    """Measure the rise of the loss in balls of every geometry.
-
-    models: by recipe, in words, what returns a model and the batch it is measured on.
-    """
-    rises: dict[tuple[str, float], list[tuple[float, float | None]]] = {}
-    total = len(models) * len(GEOMETRIES)
-    for place, load in enumerate(models.values()):
-        model, batch = load()
-        known = KnownSymmetries()
-        for number, (name, (geometry, least)) in enumerate(GEOMETRIES.items()):
-            progress("pilots", place * len(GEOMETRIES) + number, total)
-            for power in range(DOUBLINGS):
-                radius = least * 2**power
-                # Without its warnings: the largest radii are there to be too large.
-                found = WorstCase(geometry, radius, steps).of(model, cross_entropy, [batch], known=known)
-                rises.setdefault((name, radius), []).append((found.mean, found.reach))
-    progress("pilots", total, total)
-    return Pilots(
-        zoo,
-        command,
-        tuple(models),
-        tuple(
-            Rise(
-                name, radius, tuple(rise for rise, _ in found), tuple(reach for _, reach in found if reach is not None)
-            )
-            for (name, radius), found in rises.items()
-        ),
-    )
-
-
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> tuple[Pilots, ...]:
+def run(out: Path, *, fast: bool, command: str, progress: Progress) -> dict[str, Record]:
     """Measure the pilots of both zoos and write OUT/ZOO/pilots.json."""
-    models = {"mnist": (vision(out / "mnist", 100), 20), "sentiment": (language(out / "sentiment", fetched()), 10)}
-    found = []
+    models = {"mnist": (vision(100), 20), "sentiment": (language(fetched()), 10)}
+    found = {}
     for zoo, (made, steps) in models.items():
-        chosen = dict(list(made.items())[: 1 if fast else None])
-        steps = 2 if fast else steps
-        found.append(measure_pilots(chosen, zoo=zoo, command=command, steps=steps, progress=progress))
-        found[-1].save(out / zoo / "pilots.json")
-    return (*found,)
+        chosen, steps = (dict(list(made.items())[:1]), 2) if fast else (made, steps)
+        rises = [
+            {"model": place, **rise}
+            for place, pilot in enumerate(chosen.values())
+            for rise in rises_of(*pilot(), steps=steps, progress=progress)
+        ]
+        found[zoo] = write_record(out / zoo / "pilots.json", {"models": [*chosen], "rises": rises}, command)
+    return found
 
 
-def load(folder: Path = RECORDS) -> tuple[Pilots, ...]:
+def load(folder: Path) -> dict[str, Record]:
     """Read the records in a folder."""
-    return tuple(Pilots.load(folder / zoo / "pilots.json") for zoo in ("mnist", "sentiment"))
+    return {zoo: read_record(folder / zoo / "pilots.json") for zoo in ("mnist", "sentiment")}
 
 
-def tables(found: tuple[Pilots, ...]) -> list[Table]:
+def rises_of(model: nn.Module, batch: Any, *, steps: int, progress: Progress) -> Iterator[Record]:
+    """Yield the increase in loss (nats) in balls of every geometry, and the reach of geodesics, None without any."""
+    for place, (name, (geometry, least)) in enumerate(GEOMETRIES.items()):
+        progress("geometries of a pilot", place, len(GEOMETRIES))
+        if isinstance(geometry, Quotient):  # whose symmetries are found and verified once
+            verified: Any = geometry.verified(model, cross_entropy, [batch])
+            geometry = replace(verified, verify="none")
+        for radius in (least * 2**power for power in range(DOUBLINGS)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SharpnessWarning)  # the largest radii are there to be too large
+                found = worst_case_sharpness(
+                    model, cross_entropy, [batch], geometry=geometry, radius=radius, steps=steps
+                )
+            yield {"geometry": name, "radius": radius, "rise": found.mean, "reach": found.reach}
+
+
+def medians(found: Record) -> pd.DataFrame:
+    """Return the median rise and reach over the pilots of a zoo, by geometry and radius."""
+    rises = pd.DataFrame(found["rises"]).astype({"reach": float})
+    return rises.groupby(["geometry", "radius"], sort=False)[["rise", "reach"]].median()
+
+
+def radii(found: Record, geometry: str) -> tuple[float, ...]:
+    """Return the radii at which the median increase in loss is one of `RISES`."""
+    return tuple(_radius(medians(found).loc[geometry, "rise"], rise) for rise in RISES)
+
+
+def reaching(found: Record, geometry: str) -> float:
+    """Return the radius at which the median reach is `REACH`."""
+    return _radius(medians(found).loc[geometry, "reach"], REACH)
+
+
+def _radius(column: pd.Series, wanted: float) -> float:
+    increasing = column.cummax()
+    if not increasing.iloc[0] <= wanted <= increasing.iloc[-1]:
+        raise ValueError(f"A median of {wanted:g} must lie between those of measured radii. Found {dict(column)}")
+    return float(f"{np.exp(np.interp(np.log(wanted), np.log(increasing), np.log(increasing.index))):.2g}")
+
+
+def tables(found: dict[str, Record]) -> Tables:
     """Return the median increase in loss of each zoo's pilots by geometry and radius."""
-    return [
-        numbers(
-            each.zoo,
-            f"{each.zoo}: median increase in loss of the pilots.",
-            ["Geometry", "Radius", "Median increase (nats)"],
-            [[rise.geometry, f"{rise.radius:g}", figure(statistics.median(rise.rises))] for rise in each.rises],
+    columns = ["Geometry", "Radius", "Median increase (nats)"]
+    return {
+        zoo: table(
+            columns, [[name, f"{radius:g}", figure(rise)] for (name, radius), rise in medians(record)["rise"].items()]
         )
-        for each in found
-    ]
+        for zoo, record in found.items()
+    }

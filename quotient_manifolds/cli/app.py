@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import click
 
-from quotient_manifolds.cli.compare import compare
-from quotient_manifolds.cli.demo import demo
-from quotient_manifolds.cli.errors import Commands
+from quotient_manifolds.cli import common
+from quotient_manifolds.cli.compare import compare, demo
 from quotient_manifolds.cli.inspect import inspect
 from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.merge import merge
 from quotient_manifolds.cli.move import move
-from quotient_manifolds.cli.options import EXIT_CODES
 from quotient_manifolds.cli.orbit import orbit
 from quotient_manifolds.version import VERSION
 
 
-@click.group(cls=Commands, epilog=EXIT_CODES)
+@click.group(cls=common.Commands, epilog=common.EXIT_CODES)
 @click.version_option(VERSION, prog_name="quotient-manifolds")
 def cli() -> None:
     """Find symmetries of neural networks, and measure sharpness that does not change along them."""

@@ -1,79 +1,45 @@
-"""Measure the worst-case sharpness of any model on any labelled data."""
+"""Measure the worst-case sharpness of any model on any labelled data: a comparison of one model."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.exits import INTERRUPTED
-from quotient_manifolds.cli.options import (
-    LANGUAGE,
-    check_outputs,
-    command,
-    common_options,
-    report_option,
-    symmetries_option,
-)
-from quotient_manifolds.cli.terminal import Terminal, command_line, progress_bars
-from quotient_manifolds.files import is_special
+from quotient_manifolds.cli import common
+from quotient_manifolds.cli.compare import failures_of, print_comparison
 
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.cli.record import SharpnessRecord
-    from quotient_manifolds.geometry import Geometry
-    from quotient_manifolds.sharpness import Result
+    from quotient_manifolds.compare import BatchFunction, MeasureEntry
+    from quotient_manifolds.load import DataSource
+
+# What DataSource calls two options of the command line.
+_RENAMED = {"draw": "seed", "examples": "max_examples"}
 
 
-def _numbers(word: str, where: str) -> list[float]:
-    try:
-        return [float(part) for part in word.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{where} takes numbers, with commas between them. Found {word!r}") from None
-
-
-def _listed(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[float, ...]:
-    """Read numbers that are given again and again, or with commas."""
-    return tuple(number for word in words for number in _numbers(word, parameter.opts[0]))
-
-
-def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, str] | None:
-    """Read NAME=VALUE,NAME=VALUE as a dict."""
+def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, Any] | None:
+    """Read NAME=VALUE,NAME=VALUE as a dict, whole numbers as such."""
     if word is None:
         return None
     parts = [part.partition("=") for part in word.split(",")]
-    if any(not name.strip() or not equals or not value.strip() for name, equals, value in parts):
+    if any(not name.strip() or not value.strip() for name, _, value in parts):
         raise click.BadParameter(f"Expected name=value with commas between them. Found {word!r}")
-    return {name.strip(): value.strip() for name, _, value in parts}
+    return {name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in parts}
 
 
-def _classes(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, int] | None:
-    named = _named(context, parameter, word)
-    try:
-        return None if named is None else {name: int(value) for name, value in named.items()}
-    except ValueError:
-        raise click.BadParameter(f"Expected label=class, the class as a number from 0. Found {word!r}") from None
-
-
-def _normalisation(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
-    """Read clip or imagenet by name, or a number for each channel."""
-    return word if word is None or word.isalpha() else _numbers(word, parameter.opts[0])
-
-
-@command
+@common.command
 @click.argument("model")
 @click.option(
     "--data",
     required=True,
-    help="A .jsonl, .csv or .tsv file, a .npz file, or package.module:function, a function that returns batches.",
+    help="A .jsonl, .csv, .tsv, .txt or .npz file, or package.module:function, a function that returns batches.",
 )
 @click.option(
     "--geometry",
-    "--metric",
     "geometries",
     metavar="NAME[:RADIUS,...]",
     multiple=True,
@@ -84,35 +50,14 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
 @click.option(
     "--radius",
     "radii",
+    type=float,
     multiple=True,
-    metavar="RADIUS",
-    callback=_listed,
     help="Of the balls of geometries without radii of their own, in the metric's norm over all parameters; give it "
     "again for another.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of ascent, per batch.")
-@click.option(
-    "--restarts", type=click.IntRange(min=0), default=0, show_default=True, help="Further ascents, per batch."
-)
-@click.option(
-    "--method",
-    type=click.Choice(("auto_pgd", "quasi_newton")),
-    default="auto_pgd",
-    show_default=True,
-    help="The ascent. quasi_newton often needs fewer steps on small models; it climbs no linf balls.",
-)
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.0,
-    show_default=True,
-    help="End an ascent before --steps where so small a share of its rise is left, by estimate.",
-)
 @click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
-@click.option("--eps", type=float, help="The paper's relaxation of a quotient's metric.  [default: 0]")
-@click.option("--eta", type=float, help="Added to |w| in the adaptive geometry.  [default: 0]")
-@click.option("--norm", help="l2 or linf, of euclidean and adaptive.  [default: l2]")
-@symmetries_option
+@click.option("--symmetries", help="all, pairs or paper: which are quotiented out.  [default: all]")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of ascent, per batch.")
 @click.option(
     "--loss",
     metavar="PACKAGE.MODULE:FUNCTION",
@@ -128,130 +73,91 @@ def _normalisation(context: click.Context, parameter: click.Parameter, word: str
     type=click.IntRange(min=1),
     help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
 )
-@click.option("--tokenizer", metavar="DIRECTORY", help="Of texts, where the model's directory has none.")
 @click.option(
     "--task",
-    type=click.Choice(("classification", *LANGUAGE)),
-    help="What a model of text has to tell: a label, or the tokens of a language model, for which DATA needs no labels "
+    type=click.Choice(("classification", "causal", "masked", "seq2seq")),
+    help="What a model of text predicts: a label, or the tokens of a language model, for which DATA needs no labels "
     "and may be a .txt file.  [default: classification]",
 )
 @click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
 @click.option(
-    "--labels", callback=_classes, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
+    "--labels", callback=_named, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
 )
 @click.option(
-    "--mean", callback=_normalisation, help="Of pixels from 0 to 1: a number a channel, imagenet, clip or none (raw)."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of report.html, comparison.json, values.csv and store.sqlite; one that is there is resumed.",
 )
-@click.option("--std", callback=_normalisation, help="Of pixels: a number a channel.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write each result to this JSON file when it is there.")
-@report_option
-@common_options
+@click.option("--dtype", type=click.Choice(("float32", "float64")), default="float32", show_default=True)
+@common.run_options
 def measure(
     model: str,
     data: str,
     geometries: tuple[str, ...],
-    radii: tuple[float, ...],
-    steps: int,
-    restarts: int,
-    method: str,
-    tolerance: float,
-    symmetries: str | None,
+    radii: Sequence[float],
     loss: str | None,
     out: Path | None,
-    report: Path | None,
-    seed: int,
     device: torch.device,
-    dtype: torch.dtype,
+    dtype: str,
     quiet: bool,
-    **others: Any,
+    **options: Any,
 ) -> None:
     """Measure the worst-case sharpness of MODEL on DATA.
 
     MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
-    module. On every batch of DATA the loss is driven up, by an ascent along geodesics, as far as it rises within the
-    radius; the result is the mean rise over batches with its standard error. Every batch counts the same, so a last
-    batch that is smaller weighs more per example.
+    module. On every batch of DATA the loss is maximised within the radius, by an ascent along geodesics; the result is
+    the mean increase over batches with its standard error. Every batch counts the same, so a last batch that is smaller
+    weighs more per example.
 
-    The file OUT is JSON, written atomically after each result.
+    This is `compare` of one model, which has all measures and their options: the directory OUT receives the same files,
+    and the same command resumes there.
     """
-    check_outputs([model, data, others["tokenizer"]], quiet=quiet, out=out, report=report)
-    from quotient_manifolds.cli import pages
-    from quotient_manifolds.cli.balls import balls, with_symmetries
-    from quotient_manifolds.cli.batches import batches_from, like, try_loss
-    from quotient_manifolds.cli.record import SharpnessRecord
-    from quotient_manifolds.cli.subject import described, model_named
-    from quotient_manifolds.geometry import GEOMETRY_OPTIONS, KnownSymmetries
-    from quotient_manifolds.load import load_object, load_symmetries
-    from quotient_manifolds.sharpness import (
-        SharpnessWarning,
-        WorstCase,
-        cross_entropy,
-        next_token_cross_entropy,
-    )
-    from quotient_manifolds.symmetries import Scope
+    from quotient_manifolds.compare import Spec, run_comparison
+    from quotient_manifolds.load import Checkpoint
 
-    scope = symmetries if symmetries in get_args(Scope) else None
-    of_geometries = {"symmetries": scope, **{name: others.pop(name) for name in GEOMETRY_OPTIONS if name in others}}
-    of_data = {name: value for name, value in others.items() if value is not None}
-    wanted = balls(geometries, radii, of_geometries)  # what is wrong is said before anything is loaded
-    network = model_named(model)
-    if symmetries is not None and scope is None:
-        wanted = with_symmetries(wanted, load_symmetries(symmetries, network))
-    causal = others["task"] == "causal"
-    usual = next_token_cross_entropy if causal else cross_entropy
-    function = usual if loss is None else load_object(loss, "a function loss(model, batch)")
-    loaded, how, notes = batches_from(data, of_data, network, model, own_loss=loss is not None)
-    network.to(device=device, dtype=dtype)
-    batches = [like(batch, next(network.parameters())) for batch in loaded]
-    try_loss(network, function, batches, data)
-
-    settings = {"dtype": str(dtype).removeprefix("torch."), "device": str(device), **how}
-    record = SharpnessRecord((), model, data, settings, command=command_line(), asked=len(wanted))
-    about = described(network, model)
-
-    def show(record: SharpnessRecord, *more: str) -> None:
-        if not quiet:
-            on = f"{how['examples']} examples of {data}" if "examples" in how else data
-            Terminal().show(*about, pages.table_of_results(record, f"{model} on {on}"), *notes, *more)
-            for sentence in record.warnings:
-                click.echo(f"Warning: {sentence}", err=True)
-
-    with progress_bars(quiet=quiet) as progress, warnings.catch_warnings():
-        warnings.simplefilter("ignore", SharpnessWarning)  # they stand below the table
-        known = KnownSymmetries()
-
-        def ascend(geometry: Geometry, radius: float) -> Result:
-            chosen = WorstCase(geometry, radius, steps, restarts, tolerance, seed, method=method, progress=progress)
-            return chosen.of(network, function, batches, known)
-
-        record = _measured(record, wanted, ascend, out, show)
-    if report is not None:
-        pages.write_page(pages.measure_page(record, [*about, *notes]), report)
-    show(record, *([] if report is None else [f"Report: {report}"]))
+    given = {name: value for name, value in options.items() if value is not None}
+    ascent = {name: given.pop(name) for name in ("steps", "seed")}
+    of_quotients: dict[str, Any] = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
+    measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
+    path = Path(model).expanduser()
+    function = ":" in model and not path.exists()
+    checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.name, path, "huggingface")
+    spec = Spec((checkpoint,), _source(data, given), measures, loss=loss, dtype=dtype, name=checkpoint.name)
+    with common.progress_bars(quiet=quiet) as progress:
+        found = run_comparison(spec, out, device=device, progress=progress, command=common.command_line())
+    if not quiet and len(found.values):
+        print_comparison(found, out)
+    if failures := failures_of(found):
+        raise common.BadInput(failures[0])
 
 
-def _measured(
-    record: SharpnessRecord,
-    wanted: list[tuple[Geometry, float]],
-    ascend: Callable[..., Result],
-    out: Path | None,
-    show: Callable[[SharpnessRecord], None],
-) -> SharpnessRecord:
-    """Measure in every ball; a file holds each result as soon as it is there, a pipe or device gets all at the end."""
-    in_file = 0
+def _balls(
+    word: str, radii: Sequence[float], ascent: Mapping[str, Any], of_quotients: Mapping[str, Any]
+) -> list[MeasureEntry]:
+    """Return a measure for each radius of a geometry, NAME or NAME:RADIUS,RADIUS, ascending. Raises common.BadInput."""
+    from quotient_manifolds.compare import measures_of
+
+    name, colon, listed = word.partition(":")
     try:
-        for geometry, radius in wanted:
-            record = record.with_result(ascend(geometry=geometry, radius=radius))
-            if out is not None and (record.complete or not is_special(out)):
-                record.save(out)
-                in_file = len(record)
-    except KeyboardInterrupt:
-        if in_file:
-            click.echo(f"Interrupted: {in_file} of {len(wanted)} results are in {out}.", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
-        raise
-    except Exception:
-        if len(record):  # what is there is not lost to the one that fails
-            show(record)
-        raise
-    return record
+        own = [float(each) for each in listed.split(",")] if colon else radii
+    except ValueError:
+        raise common.BadInput(f"Expected a geometry and its radii, as inv:0.1,0.2. Found {word!r}") from None
+    if not own:
+        raise common.BadInput(f"The geometry {word} has no radius: give --radius, or --geometry {word}:0.1")
+    options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
+    number = name.lstrip("-").replace(".", "", 1).isdigit()
+    geometry: str | float = float(name) if number else name
+    return list(measures_of("worst-case", [geometry], {"radius": list(own)}, options=options))
+
+
+def _source(data: str, settings: Mapping[str, Any]) -> DataSource | BatchFunction:
+    from quotient_manifolds.compare import BatchFunction
+    from quotient_manifolds.load import DataSource
+
+    if ":" not in data or Path(data).exists():
+        return DataSource(data, **{_RENAMED.get(name, name): value for name, value in settings.items()})
+    if other := [name for name in settings if name != "task"]:
+        raise common.BadInput(
+            f"--{other[0].replace('_', '-')} means nothing for batches that {data} makes: leave it out"
+        )
+    return BatchFunction(data, settings.get("task"))

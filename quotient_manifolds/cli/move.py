@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quotient_manifolds.cli.errors import BadInput
-from quotient_manifolds.cli.options import command, quiet_option, symmetries_option
-from quotient_manifolds.cli.terminal import Terminal
+from quotient_manifolds.cli import common
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,13 +20,10 @@ if TYPE_CHECKING:
 MARGIN = 100.0  # how often the rounding noise of the output the moved model may change it, in float64
 NOISE = 1e-12  # of the output, at least
 DRAWS = 4  # of example inputs that nothing was found on, which the written model is compared on
-WEIGHTS = (
-    *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt"),
-    *("*.h5", "*.msgpack", "*.onnx", "*.gguf"),
-)
+WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
-@command
+@common.command
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option("--balance", "balanced", is_flag=True, help="To the canonical representative instead of a random one.")
@@ -41,8 +36,8 @@ WEIGHTS = (
     help="A function that returns inputs on which the function is to stay, beside those made from the model's "
     "configuration; may be given several times.",
 )
-@symmetries_option
-@quiet_option
+@common.symmetries_option
+@common.quiet_option
 def move(
     source: str,
     target: Path,
@@ -61,25 +56,23 @@ def move(
     may depend on are left out. What is written is read again and compared on other example inputs before OUT is there.
     Files beside the weights, such as a tokenizer, are copied.
     """
-    if target.exists():
-        raise BadInput(f"{target} is there already; give a new directory.")
-    if not target.absolute().parent.is_dir():
-        raise BadInput(f"{target.absolute().parent} is no directory to write {target.name} into.")
+    common.check_new(target)
     if not Path(source).is_dir():
-        raise BadInput(f"Expected a Hugging Face directory to move, found {source}.")
-    from quotient_manifolds.cli.subject import ALONE, all_inputs, examples, model_named, symmetries_of
+        raise common.BadInput(f"Expected a Hugging Face directory to move, found {source}.")
+    from quotient_manifolds.cli.subject import ALONE, all_inputs, examples, symmetries_of
+    from quotient_manifolds.load import load_model
     from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
 
-    network = model_named(source)
+    network = load_model(source)
     given = all_inputs(network, inputs, seed=seed)
     first, *others = given.values()
     found = symmetries_of(network, first, symmetries, *others)
     kind = f"{source} ({type(network).__name__})"
     if not found.moved:
-        raise BadInput(f"{kind} has no known symmetry to move it along{_why(found)}.")
+        raise common.BadInput(f"{kind} has no known symmetry to move it along{_why(found)}.")
     proved = prove_symmetries(network, first, found, seed=seed).proved(found)
     if not proved.moved:
-        raise BadInput(f"No symmetry of {kind} is proved; `inspect` tells why.")
+        raise common.BadInput(f"No symmetry of {kind} is verified; `inspect` says why.")
     params = {name: w.detach().double() for name, w in network.named_parameters()}
     moved = balance(params, proved) if balanced else random_move(params, proved, scale=scale, seed=seed)
     unseen = examples(network, seed=seed + 1, draws=DRAWS) if ALONE in given else {}
@@ -89,9 +82,9 @@ def move(
         count = (
             f"{len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} freedoms"
         )
-        Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
+        common.Terminal().show(f"{target}: {count} moved; the output changed by {change:.1e} of its size.")
         if found.refused:
-            Terminal().show(f"{len(found.refused)} more are refused{_why(found)}.")
+            common.Terminal().show(f"{len(found.refused)} more are refused{_why(found)}.")
 
 
 def _why(symmetries: Symmetries) -> str:
@@ -105,37 +98,30 @@ def _written(network: nn.Module, moved: Params, held_out: Mapping[str, Any], sou
     where something but rounding changes the output.
     """
     from quotient_manifolds.load import load_model
-    from quotient_manifolds.messages import first_line
     from quotient_manifolds.symmetries.outputs import ModelOutputs
 
     before = {what: _unchanged(network, moved, what, one) for what, one in held_out.items()}
     stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
-    for name, value in stored.items():
-        if not bool(value.isfinite().all()):
-            raise BadInput(
-                f"Moving {name} at this scale overflows {value.dtype}: nothing written; choose one nearer 1."
-            )
     network.load_state_dict(stored, strict=False)  # buffers stay
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:
         fresh = Path(folder) / target.name
         saved: Any = network
-        try:
-            saved.save_pretrained(fresh)
-        except Exception as error:  # of transformers: a dozen kinds
-            raise BadInput(f"{type(network).__name__} does not save: {first_line(error)}; nothing written.") from error
+        saved.save_pretrained(fresh)
         # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
-        shutil.copytree(source, fresh, ignore=shutil.ignore_patterns(*WEIGHTS, ".*"), dirs_exist_ok=True)
+        ignored = shutil.ignore_patterns(*(f"*.{each}" for each in WEIGHTS), ".*")
+        shutil.copytree(source, fresh, ignore=ignored, dirs_exist_ok=True)
         again = load_model(fresh)
         read = dict(again.named_parameters())
         for name, value in stored.items():
             if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
-                raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
+                raise common.BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
+        change = 0.0
         for what, one in held_out.items():
-            if not _difference(again, ModelOutputs(network, one).outputs, one) <= MARGIN * NOISE:
-                raise BadInput(f"{target} would not compute what was moved, on {what}: nothing written.")
-        change = max(_difference(again, before[what], one) for what, one in held_out.items())
+            here = ModelOutputs(again, one)
+            here.outputs = before[what]
+            change = max(change, here.change({}))
         if not change < 0.5:
-            raise BadInput(
+            raise common.BadInput(
                 f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by {change:.1e} of "
                 "its size: nothing written; choose a scale nearer 1, or another seed."
             )
@@ -155,17 +141,8 @@ def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> lis
     here.compare_with(moved)
     noise = max(noise, here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE)
     if not change <= MARGIN * noise:
-        raise BadInput(
+        raise common.BadInput(
             f"The moved model must compute the same on inputs that its symmetries were not found on. Found a change by "
             f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
         )
     return found
-
-
-def _difference(model: nn.Module, outputs: list[Tensor], inputs: Any) -> float:
-    """Return how much the output of a model differs from what another returned, relative, in float64."""
-    from quotient_manifolds.symmetries.outputs import ModelOutputs
-
-    here = ModelOutputs(model, inputs)
-    here.outputs = outputs
-    return here.change({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import inspect
 import json
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
-from quotient_manifolds.files import siblings
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.messages import is_users
 from quotient_manifolds.symmetries import Evaluate
@@ -114,7 +114,11 @@ def files_fingerprint(path: Path | None) -> str:
     if path is None:
         return "no files"
     folders = [path, *filter(None, [base_of(path)])] if path.is_dir() else []
-    found = {each for folder in folders for each in folder.glob("*")} if folders else set(siblings(path, path.stem))
+    found = (
+        {each for folder in folders for each in folder.glob("*")}
+        if folders
+        else set(path.parent.glob(f"{glob.escape(path.stem)}*"))
+    )
     found |= {folder / name for folder in path.parents[:2] for name in SHARED}
     stats = [(str(each), each.stat()) for each in sorted(found) if each.is_file()]
     seen = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for _, stat in stats]

@@ -226,7 +226,7 @@ class Quotient(Geometry):
     def over(self, model: ShardedModel) -> ShardedSpace:
         start = model.original
         pairs, freedoms, point = self._canonical(model.model, start, model.held(), model.layouts)
-        ownership = Ownership(model, [pair.names for pair in pairs])
+        ownership = Ownership(model.layouts, model.measured, [pair.names for pair in pairs])
         share, before = ownership.gather(point), ownership.gather(start)
         own = [pair for pair in pairs if ownership.here(pair.names[0])]
         here = [each for each in freedoms if not share.keys().isdisjoint(each.names)]

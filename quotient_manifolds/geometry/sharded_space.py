@@ -51,7 +51,7 @@ class ShardedSpace(TangentSpace):
             layout, scale = self.model.layouts[name], self.scale.get(name)
             noise = drawn(layout.shape, generator, self.norm)
             if name in self.scale:
-                part = noise if name in self.ownership.owners else noise[layout.boxes[self.model.rank]]
+                part = noise if name in self.ownership.owners else noise[layout.box]
                 own = part.to(self._point[name]).contiguous()
                 z[name] = own if scale is None else own.mul_(scale != 0)
         shared: Params = {}
@@ -93,5 +93,5 @@ class ShardedSpace(TangentSpace):
 
 def elementwise(model: ShardedModel, space: Callable[[Params], TangentSpace]) -> ShardedSpace:
     """Return the space that moves every element by itself, given what makes it of parameters."""
-    ownership = Ownership(model, ())
+    ownership = Ownership(model.layouts, model.measured, ())
     return ShardedSpace(space(ownership.gather(model.original)), model, ownership)

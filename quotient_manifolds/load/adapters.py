@@ -11,9 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load.huggingface import OWN_CODE, load_pretrained, loading, read_object, without_weights
+from quotient_manifolds.load.huggingface import (
+    OWN_CODE,
+    load_pretrained,
+    loading,
+    read_object,
+    read_tensors,
+    shapes_in,
+    without_weights,
+)
 from quotient_manifolds.load.untrusted import check_config, check_patterns
-from quotient_manifolds.load.weights import read_tensors, shapes_in
 from quotient_manifolds.messages import first_line
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

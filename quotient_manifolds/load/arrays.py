@@ -83,23 +83,20 @@ def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path],
             raise ValueError(f"{path} has images of {images.shape[1]} channels. Found mean and std for {len(mean)}.")
         return ((values / 255 if eight else values) - mean) / std
     home = next(filter(has_image_processor, homes), None)
-    if not eight and (home is None or values.min() < 0 or values.max() > 1):
-        return values
-    if home is None:
+    processor = None if home is None else load_image_processor(home)
+    if eight and processor is not None:
+        return processor(list(images), input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
+    if eight:
         raise ValueError(
             f"Nothing says how the pixels of {path} are normalised: the model has no preprocessor_config.json. Give "
             "mean and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
         )
-    processor = load_image_processor(home)
-    if not eight:
-        if not getattr(processor, "do_normalize", False):
-            return values
+    if getattr(processor, "do_normalize", False) and values.min() >= 0 and values.max() <= 1:
         raise ValueError(
             f"The images in {path} lie in 0 ... 1, and the model in {home} was trained on normalised ones. Give mean "
             "and std, or mean: none if they are to be taken as they are."
         )
-    answer = processor(list(images), input_data_format="channels_first", return_tensors="pt")
-    return answer["pixel_values"].float()
+    return values
 
 
 def _array(path: Path, name: str) -> NDArray[Any]:

@@ -70,7 +70,7 @@ def class_of(
         number = re.fullmatch(r"\s*(-?\d{1,18})\s*", label)
         found = int(number[1]) if number else (names or {}).get(label.strip().casefold(), label)
     if not isinstance(found, int) or isinstance(found, bool):
-        known = f" or one of {', '.join(names)}" if names else ""
+        known = f" or one of {', '.join(list(names)[:5])}" if names else ""
         raise ValueError(
             f"{where}: the label must be an integer{known}. Found {brief(label)}. Give labels, the class of each word."
         )
@@ -81,16 +81,11 @@ def class_of(
 
 
 def known_classes(model: nn.Module) -> tuple[int | None, Labels]:
-    """Return how many classes a Hugging Face classifier has, and their names in lower case; of others (None, {}).
-
-    LABEL_0, LABEL_1, ..., which stand where nobody gave names, are none.
-    """
+    """Return how many classes a Hugging Face classifier has, and their names in lower case; of others (None, {})."""
     unwrapped = getattr(model, "get_base_model", lambda: model)()  # of peft
     config: Any = getattr(unwrapped, "config", None)
     count = getattr(config, "num_labels", None)
     if not type(unwrapped).__name__.endswith("Classification") or not isinstance(count, int):
         return None, {}
-    names = {str(name): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
-    if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
-        return count, {}
-    return count, {name.casefold(): number for name, number in names.items()}
+    names = getattr(config, "id2label", None) or {}
+    return count, {str(name).casefold(): int(number) for number, name in names.items()}

@@ -34,12 +34,11 @@ class Certificate:
     """Compare the dimension of a small model's fibre with the dimensions of the symmetries that are found in it.
 
     model: the class of the model. blocks: of the copy; None for a model that was given as it is. fibre: P - rank J.
-    found: what `find_symmetries` has in the copy, of which only what is proved there is counted. shared: how many
-    dimensions were counted twice in it, because two families have them in common. unreached: how many dimensions beside
-    those are numbers that no output depends on, on any of the inputs (see `FibreDimension`): neither found nor missing.
-    places: how many of the missing directions lie in which parameters (each direction has length 1, of which a
-    parameter holds the square of its part). outside: symmetries that were proposed and are not counted, as they are
-    refuted, or leave the fibre: those that only a norm's eps breaks, or that hold on some inputs alone.
+    found: the symmetries that are proved in the copy. shared: how many dimensions two families of it have in common.
+    unreached: how many dimensions beside those no output depends on, on any input: neither found nor missing. places:
+    how many of the missing directions lie in which parameters (each has length 1, of which a parameter holds the square
+    of its part). outside: symmetries that were proposed and are refuted, or leave the fibre: those that only a norm's
+    eps breaks, or that hold on some inputs alone.
     """
 
     model: str
@@ -90,15 +89,13 @@ def certify(
 ) -> Certificate:
     """Compute the dimension of the fibre of a small model, and how much of it is found.
 
-    Of a Hugging Face model a small copy is made, with inputs to match; blocks, settings: of the copy, as for
-    `small_copy`. Its inputs are doubled until the rank of the Jacobian stands still: a random half of them has the same
-    rank. They begin with 3 outputs a parameter and end with 48; a rank that still grows then is a doubt.
-    Where batches are given, as for `fibre_dimension`, it is the model itself, on these inputs alone: small, and with
-    generic parameters, as `make_generic` gives them.
+    Of a Hugging Face model a small copy is made; blocks, settings: of the copy, as for `small_copy`. Its inputs are
+    doubled, from 3 outputs a parameter to 48, until a random half of them gives the Jacobian the same rank; a rank that
+    still grows then is a doubt. Where batches are given, as for `fibre_dimension`, it is the model itself, on these
+    inputs alone: small, and with generic parameters, as `make_generic` gives them.
 
     Where `missing` is 0, every continuous symmetry that the small model has at generic parameters is known, apart from
     parameters that no input reaches; of a model it says as much as the copy is like it. Under a doubt it is None.
-    What two families share counts once: it is the rank of their tangent vectors that is compared.
     progress: called with what is being computed, how much of it is finished, and the total.
 
     Raises ValueError where no small copy can be made, or where it has no fibre dimension (see `fibre_dimension`).

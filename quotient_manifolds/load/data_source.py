@@ -18,7 +18,7 @@ from quotient_manifolds.load.arrays import figures, prepared, read_images, read_
 from quotient_manifolds.load.batches import Batches, Labels, class_of, drawn, known_classes
 from quotient_manifolds.load.example_inputs import accepted_by
 from quotient_manifolds.load.huggingface import has_tokenizer, tokenizer_files
-from quotient_manifolds.load.language import CAUSAL, LANGUAGE, SEQ2SEQ, language_batches, needed_for
+from quotient_manifolds.load.language import LANGUAGE, SEQ2SEQ, language_batches, needed_for
 from quotient_manifolds.load.models import Checkpoint
 from quotient_manifolds.load.text import COLUMNS, PLAIN, SUFFIXES, read_examples
 from quotient_manifolds.load.tokens import TextEncoder, are_pairs
@@ -73,16 +73,12 @@ class DataSource:
                 raise ValueError(f"{name} means nothing for data of the format {self.kind}: {self.path}. Leave it out.")
         if suffix == PLAIN and (self.task in (None, CLASSIFICATION, SEQ2SEQ) or self.columns is not None):
             raise ValueError(
-                f"A .txt file has no labels and no columns: give the task causal or masked alone. Found {self.task}."
+                f"A .txt file has no labels and no columns: give the task causal or masked, found {self.task}."
             )
-        if self.task == CAUSAL and self.max_length == 1:
-            raise ValueError(f"max_length must be at least 2 for the task {CAUSAL}. Found 1.")
         if self.is_language and self.labels is not None:
             raise ValueError(f"labels mean nothing for the task {self.task}; leave them out.")
         if unknown := sorted(set(self.columns or ()) - set(COLUMNS)):
             raise ValueError(f"columns must name some of {', '.join(COLUMNS)}. Found {unknown[0]!r}.")
-        if self.labels is not None and not all(type(each) is int and each >= 0 for each in self.labels.values()):
-            raise ValueError(f"labels must give the class, 0 or more, of each label. Found {dict(self.labels)}.")
         figures(self.mean, self.std)
 
     @property
@@ -96,27 +92,18 @@ class DataSource:
         return self.task in LANGUAGE
 
     def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
-        """Return what cross_entropy takes: dicts of the model's keywords and "labels", or (inputs, labels).
+        """Return what cross_entropy takes, in a list with `notes`, such as how many texts were cut.
 
-        Dicts for a model whose forward has the keyword input_ids or pixel_values, or is a Hugging Face model that
-        passes keywords on; a model that takes one tensor gets that. The answer is a list with `notes`, sentences that
-        belong beside what is measured, such as how many texts were cut.
+        Dicts of keywords and "labels" for a model whose forward has the keyword input_ids or pixel_values, or is a
+        Hugging Face model that passes keywords on; (inputs, labels) for a model that takes one tensor.
 
         Raises ValueError naming the file, and the line or row, of what cannot be read, of a label that the model does
         not have, and where nothing says how pixels are normalised.
         """
         path, homes = expanded(self.path), _homes(model, checkpoint)
         if self.is_language:
-            made, said = language_batches(
-                path,
-                str(self.task),
-                self._encoder(model, homes),
-                model,
-                columns=self.columns,
-                batch_size=self.batch_size,
-                most=self._most,
-                seed=self.seed,
-            )
+            how: Any = {"columns": self.columns, "batch_size": self.batch_size, "most": self._most, "seed": self.seed}
+            made, said = language_batches(path, str(self.task), self._encoder(model, homes), model, **how)
             return Batches([_batch(model, "input_ids", each, each.pop("labels")) for each in made], **said)
         found, where, examples = self._labels()
         rows = drawn(len(found), self._most, self.seed)
@@ -149,10 +136,7 @@ class DataSource:
                 class_of(found[row], where(row), self.labels)
 
     def fingerprint(self) -> str:
-        """Return a hash of all that decides the batches, but for the model's own tokenizer.
-
-        Settings, and path, size and time of change of every file; the files are not read.
-        """
+        """Return a hash of the settings, and of path, size and times of change of every file; none is read."""
         files = [expanded(self.path)]
         if self.tokenizer is not None:
             files += sorted(tokenizer_files(expanded(self.tokenizer)))

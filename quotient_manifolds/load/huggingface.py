@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from quotient_manifolds.load.untrusted import asked_network, check_config, no_network
-from quotient_manifolds.load.weights import shapes_in
 from quotient_manifolds.messages import brief, first_line
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "tekken.json")
@@ -201,3 +200,39 @@ def load_image_processor(path: Path) -> Any:
     backend: dict[str, Any] = {"backend": "pil"} if modern else {"use_fast": False}
     with loading("image processor", path):
         return transformers.AutoImageProcessor.from_pretrained(os.fspath(path), **LOCAL, **backend)
+
+
+# ---- files of safetensors
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """Open a file of safetensors; whatever fails inside becomes one ValueError."""
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError(
+            'Files of safetensors need that library: pip install "quotient-manifolds[transformers]".'
+        ) from error
+    try:
+        with safe_open(file, framework="pt") as weights:
+            yield weights
+    except ValueError:
+        raise
+    except Exception as error:  # safetensors' own kind, or the system's
+        raise ValueError(f"{file} does not load: {first_line(error)}") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name, on the CPU."""
+    with opened(path) as weights:
+        return {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+
+
+def shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor in files; only their headers are read."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with opened(file) as weights:
+            shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+    return shapes

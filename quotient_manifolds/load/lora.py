@@ -74,9 +74,8 @@ class LoraAdapter:
 def read_lora(path: Path) -> LoraAdapter:
     """Return the LoRA adapter in a directory of peft, with the scale of each update worked out as peft does it.
 
-    The scale is alpha / r, or alpha / sqrt(r) with rsLoRA; `rank_pattern` and `alpha_pattern` hold for the modules
-    whose names their keys match. Raises ValueError in one sentence for anything but plain LoRA, for a factor without
-    partner, for shapes that do not fit, and for numbers that are not finite.
+    Raises ValueError in one sentence for anything but plain LoRA, for a factor without partner, for shapes that do not
+    fit, and for numbers that are not finite.
     """
     if not (path / SETTINGS).is_file():
         raise ValueError(f"No adapter at {path}: expected a directory with {SETTINGS} and {WEIGHTS}.")

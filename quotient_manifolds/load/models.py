@@ -44,8 +44,7 @@ def load_model(source: str | Path) -> nn.Module:
     (the base is loaded with the adapter on it, not merged), or `package.module:function`, where the function takes no
     argument and returns an nn.Module. Nothing is unpickled, downloaded, or run from the directory.
 
-    Raises ValueError, in one sentence, when there is no such model, when the weights are not safetensors, or when they
-    do not cover every parameter (the rest would be random numbers).
+    Raises ValueError where there is no such model, or its safetensors do not cover every parameter.
     """
     if ":" in str(source) and not Path(source).exists():
         return _call_module(str(source)).eval()
@@ -92,8 +91,7 @@ def find_checkpoints(patterns: Sequence[str], loader: str, base: str | Path = ".
 def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
     """Load the model of a checkpoint, in eval mode, in the dtype it was stored in, but at least in float32.
 
-    Nothing is unpickled or downloaded. Raises ValueError in one sentence that names the file, ImportError if an
-    optional package is wanted.
+    Raises ValueError in one sentence that names the file, ImportError if an optional package is wanted.
     """
     if checkpoint.loader != HUGGING_FACE:
         model = _call_module(checkpoint.loader, *([] if checkpoint.path is None else [checkpoint.path]))
@@ -109,10 +107,9 @@ def load_checkpoint(checkpoint: Checkpoint) -> nn.Module:
 def load_symmetries(reference: str, model: nn.Module) -> Symmetries:
     """Return what the function `package.module:function` declares of the model, checked against its parameters.
 
-    The function is called with the model and returns its `Symmetries`. ValueError, in one sentence, where there is no
-    such function, where it raises or returns anything else, and where a pair or a translation names a parameter that
-    the model does not have, or reads it in a shape that it does not have. Whether the symmetries are true is for
-    `prove_symmetries` to say.
+    ValueError, in one sentence, where there is no such function, where it raises or returns anything but `Symmetries`,
+    and where a pair or a translation reads a parameter, or a shape of it, that the model does not have. Whether the
+    symmetries are true is for `prove_symmetries` to say.
     """
     declared = call_object(reference, "a function of the model that returns its Symmetries", model)
     if not isinstance(declared, Symmetries):
@@ -170,12 +167,8 @@ def load_object(reference: str, wanted: str) -> Callable[..., Any]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code: anything
-        if isinstance(error, ImportError):
-            raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {error}.") from error
-        raise ValueError(
-            f"{module_name!r}, which should have {wanted}, raised {type(error).__name__} when it was imported: "
-            f"{first_line(error)}"
-        ) from error
+        what = "" if isinstance(error, ImportError) else f"{type(error).__name__} at import: "
+        raise ValueError(f"Cannot import {module_name!r} to find {wanted}: {what}{first_line(error)}") from error
     if not callable(found):
         raise ValueError(f"Module {module_name!r} has no function {attribute!r}; {wanted} was expected there.")
     return found

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quotient_manifolds.load.huggingface import INDEX
-from quotient_manifolds.load.weights import opened, shapes_in
+from quotient_manifolds.load.huggingface import INDEX, opened, shapes_in
 from quotient_manifolds.sharded import ShardedModel, is_sharded, plain_name, together
 
 
@@ -75,7 +74,7 @@ def _read(model: ShardedModel, folder: Path) -> None:
                     if copying and name in buffers:
                         buffers[name].copy_(weights.get_tensor(name))
                     elif copying and held[name].numel():
-                        box = model.layouts[name].boxes[model.rank]
+                        box = model.layouts[name].box
                         held[name].copy_(part[box] if box else weights.get_tensor(name))
 
 

@@ -87,8 +87,8 @@ def small_copy(model: nn.Module, *, blocks: int = 1, seed: int = 0, **settings: 
 def make_generic(model: nn.Module, *, seed: int = 0) -> nn.Module:
     """Set all parameters of the model to generic ones, and put it into eval mode; returns the model.
 
-    Matrices are Gaussian with variance 1 / columns, biases Gaussian, gains log-normal, as are the running variances of
-    norms. At the values that models are initialised with, gains of 1 and biases of 0, the fibre may be larger.
+    Matrices are Gaussian with variance 1 / columns, biases and running means Gaussian, gains and running variances
+    log-normal. At the values that models are initialised with, gains of 1 and biases of 0, the fibre may be larger.
     """
     generator = torch.Generator().manual_seed(seed)
 

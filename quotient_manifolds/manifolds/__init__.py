@@ -7,12 +7,11 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", DeprecationWarning)
     import geoopt  # noqa: F401
 
-from quotient_manifolds.manifolds.diagonal import DiagonalQuotient
+from quotient_manifolds.manifolds.columns import DiagonalQuotient, RotaryQuotient
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.horizontal import GEODESICS, METRICS, GeodesicError, HorizontalSpace, Metric
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.recipe import Recipe
-from quotient_manifolds.manifolds.rotary import RotaryQuotient
 from quotient_manifolds.manifolds.vectors import ScaleQuotient, TranslationQuotient
 
 __all__ = [

@@ -5,13 +5,12 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import FullPrecision, full_precision, length
-from quotient_manifolds.manifolds.arguments import TOO_LONG, all_finite, broadcast, has_values, some
+from quotient_manifolds.manifolds.arguments import TOO_LONG, all_finite, has_values, some
 
 METRICS = {"inv": 0.0, "mix": 1.0}
 """The metrics of [paper, Eq. 5, 6, 9, 10] as members of a family: a metric is a number t, and these have names."""
@@ -21,7 +20,6 @@ Metric = str | float
 
 GEODESICS = ("first", "second", "exact")
 """How far a geodesic is followed: its Taylor polynomial of degree 1 or 2 ([paper, Eq. 4]), or the curve itself."""
-
 
 Rows = Sequence[Tensor]
 """A point whose rows lie in several tensors, (..., k, h) each, as the weights of a network do."""
@@ -33,13 +31,6 @@ Linearised = Callable[[Tensor, Rows], PullBack]
 """Writes the point that z moves to into the second argument, and returns the pull-back there."""
 
 
-class Estimate(NamedTuple):
-    """Hold a mean over random samples and its standard error."""
-
-    mean: float
-    standard_error: float
-
-
 class GeodesicError(ValueError):
     """Report that a geodesic leaves the manifold before the time asked for, or cannot be followed in floating point."""
 
@@ -48,25 +39,14 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     """Represent the horizontal space H_x = V_x^perp at a point x of the total space, factored once; immutable.
 
     Every tangent vector eta has *orthonormal coordinates* z, a tensor of the same shape with |z|_F = |eta|_x. In them
-    the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space.
-
-    Leading dimensions of the point are a batch; vectors broadcast against it.
-
-    Examples: `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and `space = DiagonalQuotient("inv").at(x)`.
+    the metric is the Frobenius product, so a whole model's tangent space is one Euclidean space. Leading dimensions of
+    the point are a batch; vectors broadcast against it. Examples: `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])` and
+    `space = DiagonalQuotient("inv").at(x)`.
     """
 
     def __init__(self, point: Tensor, ndim: int = 2) -> None:
         self.point = point.clone()  # later writes to the caller's tensor would part it from what was factored
         self.dims = tuple(range(-ndim, 0))  # the dimensions of one point; those before are the batch
-
-    @property
-    def full_rank(self) -> bool:
-        """Tell whether all of the batch are points of the manifold, not only of its closure, where training may pass.
-
-        >>> space.full_rank
-        True
-        """
-        return True
 
     @abc.abstractmethod
     def coordinates(self, eta: Tensor) -> Tensor:
@@ -116,10 +96,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def _step(self, z: Tensor, order: str) -> Tensor:
         """Compute gamma_z(1) - x for the Taylor polynomial of degree 1, xi, or 2, xi - Gamma(xi, xi) / 2."""
 
-    def _polynomial(self, z: Tensor, order: str) -> Tensor:
-        """Compute gamma_z(1) for the Taylor polynomial."""
-        return self.point + self._step(z, order)
-
     @abc.abstractmethod
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the end of the exact geodesic, and the time in (0, 1] at which it is there, shape (...,)."""
@@ -139,8 +115,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """Follow the geodesic with horizontal initial velocity z to t = 1, or to where it leaves the manifold.
 
         Returns the point (differentiable in z) and the time reached, in (0, 1], shape (...,). The geodesic ball
-        [paper, Eq. 3] holds only points that are reached, and z -> point is onto it. Raises `GeodesicError` for an
-        exact geodesic that cannot be followed in floating point at all.
+        [paper, Eq. 3] holds only points that are reached. Raises `GeodesicError` where floating point cannot follow.
 
         >>> space = DiagonalQuotient("mix").at(x)
         >>> point, reached = space.follow(space.coordinates(-x), "exact")
@@ -148,10 +123,9 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         '0.500'
         """
         if order not in GEODESICS:
-            names = ", ".join(map(repr, GEODESICS))
-            raise ValueError(f"order of the geodesic must be one of {names}. Found {order!r}")
+            raise ValueError(f"order of the geodesic must be one of {', '.join(GEODESICS)}. Found {order!r}")
         if order != "exact":
-            y = self._polynomial(z, order)
+            y = self.point + self._step(z, order)
             return y, torch.ones(y.shape[: y.ndim - len(self.dims)], dtype=y.dtype, device=y.device)
         y, reached = self._exact(z)
         if has_values(y) and has_values(reached):
@@ -161,9 +135,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def linearised(self, order: str) -> Linearised:
         """Prepare to follow many geodesics of one order from here, each with the adjoint of its derivative.
 
-        What depends on the point alone is computed here, once: an ascent takes all its steps from one point.
-        Returns a function (z, out) -> pull-back that writes the rows of follow(z, order) into `out`. Nothing is in any
-        graph. z is held, not copied: it must not change while the pull-back is in use.
+        What depends on the point alone is computed here, once. Returns a function (z, out) -> pull-back that writes the
+        rows of follow(z, order) into `out`; z must not change while the pull-back is in use. Nothing is in any graph.
 
         >>> u, v, gradient = torch.empty(1, 2), torch.empty(1, 2), torch.empty(2, 2)
         >>> pull_back = space.linearised("second")(torch.zeros(2, 2), (u, v))
@@ -236,9 +209,8 @@ class HorizontalSpace(FullPrecision, abc.ABC):
     def geodesic(self, xi: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:
         """Compute the point gamma_xi(t) of the geodesic through the point with horizontal velocity xi.
 
-        Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch: with
-        leading dimensions of its own it gives the points at many times at once.
-        Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
+        Vectors that are not horizontal are projected first. `t` is a number, or broadcasts against the batch, so that
+        there may be many times at once. Raises `GeodesicError` if the exact geodesic leaves the manifold before t.
 
         >>> space.geodesic(x, torch.tensor([0.0, 1.0]), "exact")[:, 0]
         tensor([[1.0000, 2.0000],
@@ -246,7 +218,7 @@ class HorizontalSpace(FullPrecision, abc.ABC):
         """
         z = self.project(self.coordinates(xi))
         require_finite_velocity(z)
-        time = self._time(t, xi)
+        time = torch.as_tensor(t, dtype=z.dtype, device=z.device)
         if isinstance(t, Tensor) or t != 1:
             z = unsqueeze(time, len(self.dims)) * z
         y, reached = self.follow(z, order)
@@ -261,33 +233,16 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             )
         return y
 
-    def retract(self, xi: Tensor) -> Tensor:
-        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast.
-
-        >>> torch.equal(space.retract(x), space.geodesic(x))
-        True
-        """
+    def _retract(self, xi: Tensor) -> Tensor:
+        """Compute where an optimizer's step leads: along the second-order geodesic, or less far if that is too fast."""
         return self.geodesic(xi)
-
-    def _time(self, t: float | Tensor, xi: Tensor) -> Tensor:
-        """Return t as a tensor like the point; TypeError or ValueError unless it is real and goes with the batch."""
-        if not isinstance(t, (int, float, Tensor)) or isinstance(t, bool):
-            raise TypeError(f"t must be a real number or a tensor of them. Found {t!r}")
-        time = t if isinstance(t, Tensor) else torch.tensor(t, dtype=self.point.dtype)
-        batches = [x.shape[: x.ndim - len(self.dims)] for x in (self.point, xi)]
-        if time.is_complex() or not all(broadcast(time.shape, batch) for batch in batches):
-            raise ValueError(
-                f"t must be real and broadcast against the batch. Found {time.dtype} of shape {tuple(time.shape)} "
-                f"at points of shape {tuple(self.point.shape)}"
-            )
-        return time.to(self.point)
 
     def hessian(self, egrad: Tensor, ehess: Tensor, xi: Tensor) -> Tensor:
         """Apply the Riemannian Hessian to xi, from the Euclidean gradient and the Euclidean Hessian times xi.
 
-        It is the Euclidean Hessian of f along the second-order geodesics, H f(gamma_z) at z = 0: that of f itself in
-        coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors.
-        [Boumal 2023, Prop. 5.44, Sec. 9.12]
+        It is the Euclidean Hessian of f(gamma_z) at z = 0 along second-order geodesics: that of f itself in
+        coordinates, plus egrad . D^2 gamma. Horizontal, self-adjoint on horizontal vectors. [Boumal 2023, Prop. 5.44,
+        Sec. 9.12]
 
         >>> f = lambda p: (p[0] * p[1]).log().sum()  # linear along the geodesics of inv
         >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
@@ -313,24 +268,6 @@ class HorizontalSpace(FullPrecision, abc.ABC):
             (slope,) = torch.autograd.grad(loss(self.follow(self.project(z))[0]), z, create_graph=True)
             (product,) = torch.autograd.grad(slope, z, self.project(self.coordinates(xi)))
         return self.vector(product)
-
-    def hessian_trace(
-        self, loss: Callable[[Tensor], Tensor], samples: int = 64, generator: torch.Generator | None = None
-    ) -> Estimate:
-        """Estimate the trace of the Riemannian Hessian on the horizontal space, summed over the batch.
-
-        Hutchinson's estimator: mean and standard error of <v, Hess v> over standard Gaussian horizontal v.
-
-        >>> f = lambda p: ((p[0] * p[1]).log() ** 2).sum() / 4  # half the squared distance to 1
-        >>> estimate = manifold.at(x).hessian_trace(f, samples=100, generator=torch.Generator().manual_seed(0))
-        >>> abs(estimate.mean - 2) < 4 * estimate.standard_error
-        True
-        """
-        if samples < 2:
-            raise ValueError(f"samples must be at least 2, for a standard error. Found {samples}")
-        draws = [self.sample(generator) for _ in range(samples)]
-        values = torch.stack([self.inner(v, self.hessian_product(loss, v)).sum() for v in draws])
-        return Estimate(float(values.mean()), float(values.std() / math.sqrt(samples)))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw a standard Gaussian vector of the horizontal space, in the metric at the point.
@@ -359,20 +296,19 @@ def power(metric: Metric) -> float:
     raise ValueError(f"metric must be {' or '.join(map(repr, METRICS))} or a finite number. Found {metric!r}")
 
 
-def require_reached(reached: Tensor, *ends: Tensor) -> None:
+def require_reached(reached: Tensor, y: Tensor) -> None:
     """Raise GeodesicError unless geodesics started, and end at finite entries."""
     lost = int((~(reached > 0)).sum())
-    if lost or not all(bool(y.isfinite().all()) for y in ends):
+    if lost or not bool(y.isfinite().all()):
         found = f"{lost} that could not start" if lost else "NaN or infinity"
         raise GeodesicError(
-            f"a geodesic must end at finite entries of {ends[0].dtype} beyond t = 0. Found {found}: take a shorter "
-            "vector of finite entries"
+            f"a geodesic must end at finite entries of {y.dtype} beyond t = 0. Found {found}: take a shorter vector"
         )
 
 
-def require_finite_velocity(*z: Tensor) -> None:
+def require_finite_velocity(z: Tensor) -> None:
     """Raise ValueError if an entry is NaN or infinite."""
-    if not all(map(all_finite, z)):
+    if not all_finite(z):
         raise ValueError(f"the velocity of a geodesic must be finite. Found NaN or infinity: {TOO_LONG}")
 
 

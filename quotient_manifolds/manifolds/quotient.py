@@ -17,7 +17,7 @@ from quotient_manifolds.manifolds.arguments import (
     PRECISIONS,
     all_finite,
     has_values,
-    require_no_vmap,
+    require_element,
     require_tensor,
     require_vector,
 )
@@ -33,15 +33,14 @@ Answer = tuple[bool, str | None]
 class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     """Represent a manifold M / G given by points of the total space M; tangent vectors are horizontal lifts.
 
-    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the action and the spaces, and
+    What geoopt asks of a manifold is written here, on top of `at(x)`; subclasses give the spaces and the action, and
     say which shapes and which values are points, `_misfit` and `_fault`.
 
     Leading dimensions of a point are a batch. geoopt's methods (`inner`, `retr`, `transp`, ...) keep the factorisations
     of the last two points, so that a step of an optimizer factors each point once. Under `torch.func.vmap` the checks
     that need values are left out. Autocast, which is for networks, is off inside, also in functions that are given.
-    Manifolds of one class with the same parameters are equal.
-
-    The examples below use `manifold = DiagonalQuotient("inv")` and `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
+    Manifolds of one class with the same parameters are equal. The examples use `manifold = DiagonalQuotient("inv")` and
+    `x = torch.tensor([[1.0, 2.0], [4.0, 8.0]])`.
     """
 
     __scaling__ = geoopt.Manifold.__scaling__.copy()
@@ -49,14 +48,29 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     reversible = False
     vertical_equation: str
     """The equation that a horizontal vector satisfies, for messages."""
+    settings: tuple[str, ...] = ()
+    """The names of the parameters that a manifold is made with."""
+    complex_group = False
+    """Whether group elements may be complex."""
+    passes_lower_rank = False
+    """Whether training may begin at, and pass, what is in the closure of the manifold only."""
+    t = 0.0
+    """The number of the metric in its family, where there is one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._recent = _Recent()
+        self._recent: tuple[HorizontalSpace, ...] = ()  # replaced as a whole: threads can at worst lose an entry
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_recent": ()}  # copies and pickles begin empty
 
     def _key(self) -> tuple[Any, ...]:
         """Return what two manifolds of one class must share to be equal."""
-        return ()
+        return tuple(self.t if name == "metric" else getattr(self, name) for name in self.settings)
+
+    def extra_repr(self) -> str:
+        shown = [name for name in self.settings if name != "eps" or getattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._key() == other._key()
@@ -68,28 +82,56 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         """Say which shape the points of which manifold must have; None where `shape` is one."""
 
-    @abc.abstractmethod
     def _fault(self, x: Tensor) -> str | None:
         """Say which equation a finite tensor of the right shape fails; None where it is a point."""
+        return None
 
     @abc.abstractmethod
-    def at(self, x: Tensor) -> HorizontalSpace:
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
+        """Return `at(x)`."""
+
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        """Return the shape of a group element that acts on one point."""
+        return ()
+
+    @abc.abstractmethod
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
+        """Return `action(A, x)`."""
+
+    @abc.abstractmethod
+    def _balanced(self, x: Tensor) -> Tensor:
+        """Return `balance(x)`."""
+
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
+        p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
+        return length(p - q, -1), length(p, -1)
+
+    def at(self, x: Tensor, *, dtype: torch.dtype | None = None) -> HorizontalSpace:
         """Return the horizontal space at x, factored: keep it to do many things at one point.
+
+        Factored as x is given, rounded to `dtype`, by default that of x. Raises ValueError unless x is a point; a
+        `FixedRankQuotient` takes pairs of lower rank, too.
 
         >>> manifold.at(x).norm(x)
         tensor(2.)
         """
+        (self._require_finite if self.passes_lower_rank else self._require_points)(x=x)
+        return self._space(x, dtype or x.dtype)
 
-    @abc.abstractmethod
     def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Apply the group element A to the point (or, the action being linear, to a tangent vector) x.
+        """Apply the group element A to the point (or, where the action is linear, to a tangent vector) x.
+
+        Shapes: x (..., *shape of a point), A as the class says, for each point or for all.
 
         >>> manifold.action(torch.tensor([2.0, 2.0]), x)
         tensor([[ 0.5000,  1.0000],
                 [ 8.0000, 16.0000]])
         """
+        self._require(x=x)
+        require_element(A, x.shape[: x.ndim - self.ndim], self._element(x), self.complex_group)
+        return self._act(A, x)
 
-    @abc.abstractmethod
     def balance(self, x: Tensor) -> Tensor:
         """Return the canonical representative of the orbit of x: the same tensor for every point of the orbit.
 
@@ -97,10 +139,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         tensor([[2., 4.],
                 [2., 4.]])
         """
-
-    @abc.abstractmethod
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Measure how far apart is what the orbits determine, and the size that its rounding is relative to. (...,)"""
+        (self._require_finite if self.passes_lower_rank else self._require_points)(x=x)
+        return self._balanced(x)
 
     def same_orbit(self, x: Tensor, y: Tensor, *, rtol: float | None = None) -> Tensor:
         """Tell whether x and y represent the same point of the quotient. Shape (...,).
@@ -116,7 +156,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         return gap <= (64 * torch.finfo(x.dtype).eps if rtol is None else rtol) * size
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return x itself where it is a point; else a point nearby, where the manifold has a rule for that.
+        """Return x itself: what is no point has no point that is nearest along orbits.
 
         >>> torch.equal(manifold.projx(x), x)
         True
@@ -127,7 +167,16 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def _at(self, x: Tensor) -> HorizontalSpace:
         """Return `at(x)`, or the space kept of an equal point; neither it nor its memory may be handed out."""
         self._require(x=x)
-        return self._recent.at(x, self) if lasts(x) else self.at(x)
+        if not lasts(x):
+            return self.at(x)
+        # Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever
+        # wrote to the tensor in whatever way. A space is of a private copy of the point and in no graph.
+        for space in self._recent:
+            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
+                return space
+        space = self.at(x.detach().as_subclass(Tensor))
+        self._recent = (space, *self._recent[: REMEMBERED - 1])
+        return space
 
     # geoopt's interface
 
@@ -165,27 +214,16 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         return self._at(x).gradient(u)
 
-    @__scaling__(ScalingInfo.NotCompatible)
-    def ehess2rhess(self, x: Tensor, egrad: Tensor, ehess: Tensor, u: Tensor) -> Tensor:
-        """Apply the horizontal Riemannian Hessian to u, from the Euclidean gradient and the Euclidean Hessian times u.
-
-        >>> f = lambda p: (p[0] * p[1]).log().sum()
-        >>> egrad, ehess = torch.func.jvp(torch.func.grad(f), (x,), (x,))
-        >>> bool(manifold.ehess2rhess(x, egrad, ehess, x).norm() < 1e-5)
-        True
-        """
-        return self._at(x).hessian(egrad, ehess, u)
-
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the second-order geodesic, x + u - Gamma(u, u) / 2 [paper, Eq. 4].
 
-        Steps that are too fast for it are shortened where the space has a rule for that (`HorizontalSpace.retract`).
+        Steps that are too fast for it are shortened where the space has a rule for that.
 
         >>> manifold.retr(x, 0.5 * x)
         tensor([[ 1.6250,  3.2500],
                 [ 6.5000, 13.0000]])
         """
-        return self._at(x).retract(u)
+        return self._at(x)._retract(u)
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Follow the exact geodesic to t = 1. Raises `GeodesicError` if it leaves the manifold earlier.
@@ -226,8 +264,8 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
     def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
         """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
 
-        Fixed-point iteration y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance`
-        times the largest logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
+        By y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance` times the largest
+        logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
 
         >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
         tensor([[4., 8.],
@@ -237,7 +275,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         if x.ndim <= self.ndim or len(x) == 0:
             raise ValueError(f"x must hold at least one point along a first dimension. Found shape {tuple(x.shape)}")
         self._require(x=x)
-        require_no_vmap("the mean", x)
         if x.dtype != torch.float64:
             return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
         y = x[0]
@@ -261,13 +298,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         return self._at(x).geodesic(u, t, order)
 
-    def random(
-        self,
-        *size: Any,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        generator: torch.Generator | None = None,
-    ) -> geoopt.ManifoldTensor:
+    def random(self, *size: Any, dtype: Any = None, device: Any = None, generator: Any = None) -> geoopt.ManifoldTensor:
         """Draw a point of independent standard Gaussians, of the shape `size` = (..., *shape of a point).
 
         >>> DiagonalQuotient().random(5, 2, 3, generator=torch.Generator().manual_seed(0)).shape
@@ -275,8 +306,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         """
         if len(size) == 1 and isinstance(size[0], tuple):  # as geoopt's ProductManifold calls it
             (size,) = size
-        if not all(isinstance(k, int) and k >= 0 for k in size):
-            raise TypeError(f"sizes must be integers, as in random(5, 2, 3). Found {size}")
         self._require_shape(size)
         if dtype not in (None, *PRECISIONS):
             raise ValueError(f"dtype must be torch.float32 or torch.float64. Found {dtype}")
@@ -296,22 +325,14 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
 
     @full_precision
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
-        try:
-            require_tensor(x, "x")
-            require_no_vmap("a check of values", x)
-        except ValueError as error:
-            return False, str(error)
+        require_tensor(x, "x")
         reason = self._fault(x) if bool(torch.isfinite(x).all()) else NOT_FINITE
         return reason is None, reason
 
     @full_precision
     def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> Answer:
         """Count a vector as horizontal if its vertical part is at most `rtol` of it in the metric."""
-        try:
-            require_vector(x, u, self.ndim)
-            require_no_vmap("a check of values", u)
-        except ValueError as error:
-            return False, str(error)
+        require_vector(x, u, self.ndim)
         if not bool(torch.isfinite(u).all()):
             return False, "the entries of a vector must be finite. Found NaN or infinity"
         if u.numel() == 0:
@@ -333,42 +354,18 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         for x in others:
             require_vector(first, x, self.ndim, "two points")
 
-    def _require_finite(self, **points: Tensor) -> None:
-        """Raise also unless all entries are finite, as far as they are known."""
-        self._require(**points)
-        if not all(map(all_finite, points.values())):
-            raise ValueError(NOT_FINITE)
-
     def _require_points(self, **points: Tensor) -> None:
-        """Raise also unless all lie on the manifold, as far as values are known."""
+        """Raise also unless all are finite and lie on the manifold, as far as values are known."""
         self._require_finite(**points)
         for x in points.values():
             if has_values(x) and (reason := self._fault(x)):
                 raise ValueError(reason)
 
-
-class _Recent:
-    """Keep the last horizontal spaces, found again by the values of the point.
-
-    Comparing values costs one pass over the point, little against a factorisation, and cannot be stale whoever wrote to
-    the tensor in whatever way. A space is of a private copy of the point and in no graph. The tuple is replaced as a
-    whole, so threads can at worst lose an entry. Copies and pickles of a manifold begin empty.
-    """
-
-    def __init__(self) -> None:
-        self._spaces: tuple[HorizontalSpace, ...] = ()
-
-    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
-        return _Recent, ()
-
-    def at(self, x: Tensor, manifold: QuotientManifold) -> HorizontalSpace:
-        """Return the space at a point of these values, remembered or new."""
-        for space in self._spaces:
-            if (space.point.dtype, space.point.device) == (x.dtype, x.device) and _equal(space.point, x):
-                return space
-        space = manifold.at(x.detach().as_subclass(Tensor))
-        self._spaces = (space, *self._spaces[: REMEMBERED - 1])
-        return space
+    def _require_finite(self, **points: Tensor) -> None:
+        """Raise also unless all entries are finite, as far as they are known."""
+        self._require(**points)
+        if not all(map(all_finite, points.values())):
+            raise ValueError(NOT_FINITE)
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from quotient_manifolds.manifolds.arguments import require_element, require_no_vmap, require_vector
+from quotient_manifolds.manifolds.arguments import require_vector
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
@@ -40,15 +40,13 @@ class Recipe(QuotientManifold):
           eta orthogonal to them is eta - V c, where the normal equations V^T M V c = V^T M eta give c.
     (iii) *Riemannian gradient.* M^{-1} times the Euclidean one: <gradient, eta> is then the directional derivative. For
           an invariant function it is horizontal.
-    (iv)  *Geodesics.* x'' = -Gamma(x', x') with M Gamma(xi, xi) = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2, one
-          jvp and one vjp of the metric. x + xi - Gamma(xi, xi) / 2 is the second-order geodesic [paper, Eq. 4]. For
-          the exact one an ODE solver follows the same equation in Hamilton's form, milder near the end of the domain:
-          the momentum p = M(x) x' changes by p' = grad_x <x', x'>_x / 2.
+    (iv)  *Geodesics.* x'' = -Gamma(x', x') with M Gamma(xi, xi) = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2. Of
+          second order: x + xi - Gamma(xi, xi) / 2 [paper, Eq. 4]. For the exact one an ODE solver follows the same
+          equation in Hamilton's form: the momentum p = M(x) x' changes by p' = grad_x <x', x'>_x / 2.
 
-    Everything is dense: with d the number of entries of a point, O(d^3) time at every point. It is meant for reading,
-    for small problems and as the yardstick of the closed forms of the other manifolds.
-
-    The scalar toy model of [paper, App. D], two numbers of which only the product matters:
+    Everything is dense, O(d^3) for points of d entries: for reading, for small problems and as the yardstick of the
+    closed forms of the other manifolds. The scalar toy model of [paper, App. D], two numbers of which only the product
+    matters:
 
     >>> def rescale(a, x):
     ...     return torch.stack([x[0] / a, x[1] * a])
@@ -66,17 +64,13 @@ class Recipe(QuotientManifold):
     [12.0, 18.0]
     >>> [round(float(e), 4) for e in toy.expmap(x, xi) / x]  # (iv) the curve is x exp(t / 8)
     [1.1331, 1.1331]
-    >>> toy.dimension(x)
-    tensor(1)
 
     `balance`, if given, maps a point to a canonical one of its orbit, and `same_orbit` compares those; nothing else
-    needs it. The examples below use x = (3, 4) and the rays from 0 with the metric of relative lengths:
-
-    >>> squared = lambda x, eta, zeta: (eta * zeta).sum() / (x * x).sum()
-    >>> rays = Recipe(lambda a, x: a * x, squared, identity=torch.ones(()), shape=(2,), balance=lambda x: x / x.norm())
+    needs it. The examples below use x = (3, 4) and `rays`, with action(a, x) = a x and metric <eta, zeta> / |x|^2.
     """
 
     name = "Recipe"
+    settings = ("shape",)
     vertical_equation = "<xi, d/ds action(identity + s K, x)>_x = 0 for all K (horizontal space, [paper, App. B.3])"
 
     def __init__(
@@ -91,17 +85,14 @@ class Recipe(QuotientManifold):
     ) -> None:
         super().__init__()
         self.shape, self.ndim = tuple(shape), len(shape)
-        self._act, self._inner, self._canonical = action, metric, balance
+        self._single, self._inner, self._canonical = action, metric, balance
         if algebra is None:
             algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
             algebra = torch.cat([algebra, 1j * algebra]) if identity.is_complex() else algebra
         if algebra.shape[1:] != identity.shape:
-            wanted = ", ".join(["k", *map(str, identity.shape)])
-            raise ValueError(
-                f"algebra, a basis of the Lie algebra, must have shape (k, *identity.shape) = ({wanted}). "
-                f"Found {tuple(algebra.shape)}"
-            )
-        self._identity, self._algebra = identity, algebra
+            shapes = f"Found {tuple(algebra.shape)} for an identity {tuple(identity.shape)}"
+            raise ValueError(f"algebra, a basis of the Lie algebra, must have shape (k, *identity.shape). {shapes}")
+        self._identity, self._algebra, self.complex_group = identity, algebra, identity.is_complex()
 
     def vertical(self, x: Tensor) -> Tensor:
         """Compute step (i): d/ds action(identity + s K, x), K in the basis of the Lie algebra. (..., k, *shape).
@@ -110,100 +101,44 @@ class Recipe(QuotientManifold):
         tensor([[3., 4.]])
         """
         self._require(x=x)
-        dtype = x.dtype.to_complex() if self._identity.is_complex() else x.dtype
+        dtype = x.dtype.to_complex() if self.complex_group else x.dtype
         identity, algebra = (K.to(dtype=dtype, device=x.device) for K in (self._identity, self._algebra))
 
         def at(x: Tensor) -> Tensor:
-            return torch.stack([jvp(lambda A: self._act(A, x), (identity,), (K,))[1] for K in algebra])
+            return torch.stack([jvp(lambda A: self._single(A, x), (identity,), (K,))[1] for K in algebra])
 
         return _each(at, (self.ndim,), x)
 
-    def metric_matrix(self, x: Tensor) -> Tensor:
-        """Compute the symmetric matrix M of the metric at x. Shape (..., d, d) for points of d entries.
-
-        >>> rays.metric_matrix(x)
-        tensor([[0.0400, 0.0000],
-                [0.0000, 0.0400]])
-        """
-        self._require(x=x)
+    def _metric_matrix(self, x: Tensor) -> Tensor:
+        """Compute the symmetric matrix M of the metric at x. Shape (..., d, d) for points of d entries."""
         return _each(self._matrix, (self.ndim,), x)
 
-    def christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
-        """Compute step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi. (..., *shape).
-
-        M Gamma = d/ds (M(x + s xi) xi) - grad_x <xi, xi>_x / 2.
-
-        >>> rays.christoffel(x, torch.tensor([-4.0, 3.0]))  # at a right angle: x turns without growing
-        tensor([3., 4.])
-        """
-        self._require_finite(x=x)
-        require_vector(x, xi, self.ndim)
-
-        def at(x: Tensor, xi: Tensor) -> Tensor:
-            def lowered(y: Tensor) -> Tensor:  # M(y) xi, the metric being linear in eta
-                return grad(lambda eta: self._inner(y, eta, xi))(torch.zeros_like(xi))
-
-            change = jvp(lowered, (x,), (xi,))[1]
-            return torch.linalg.solve(self._matrix(x), (change - self._force(x, xi)).flatten()).reshape(x.shape)
-
-        return _each(at, (self.ndim, self.ndim), x, xi)
-
-    def force(self, x: Tensor, xi: Tensor) -> Tensor:
-        """Compute grad_x <xi, xi>_x / 2, the rate of change of the momentum M xi along a geodesic. Shape (..., *shape).
-
-        >>> rays.force(x, torch.tensor([-4.0, 3.0]))
-        tensor([-0.1200, -0.1600])
-        """
-        self._require(x=x)
-        require_vector(x, xi, self.ndim)
-        return _each(self._force, (self.ndim, self.ndim), x, xi)
-
-    def _matrix(self, x: Tensor) -> Tensor:  # this and the next at one point
+    def _matrix(self, x: Tensor) -> Tensor:  # this and the next two at one point
         basis = torch.eye(x.numel(), dtype=x.dtype, device=x.device).reshape(-1, *x.shape)
         return vmap(lambda e: vmap(lambda f: self._inner(x, e, f))(basis))(basis)
 
     def _force(self, x: Tensor, xi: Tensor) -> Tensor:
         return grad(lambda y: self._inner(y, xi, xi) / 2)(x)
 
-    def dimension(self, x: Tensor) -> Tensor:
-        """Compute the dimension of the quotient at x: entries less the rank of the vertical space. Shape (...,).
+    def _christoffel(self, x: Tensor, xi: Tensor) -> Tensor:
+        """Compute step (iv): Gamma(xi, xi), minus the acceleration of the geodesic with velocity xi."""
 
-        >>> rays.dimension(x)
-        tensor(1)
-        """
-        self._require_finite(x=x)
-        require_no_vmap("the dimension of a Recipe", x)
-        vertical = self.vertical(x).flatten(-self.ndim)
-        return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
+        def lowered(y: Tensor) -> Tensor:  # M(y) xi, the metric being linear in eta
+            return grad(lambda eta: self._inner(y, eta, xi))(torch.zeros_like(xi))
 
-    def at(self, x: Tensor) -> RecipeSpace:
-        """Return the horizontal space at x. Raises ValueError for a wrong shape or where the metric is not one.
+        change = jvp(lowered, (x,), (xi,))[1]
+        return torch.linalg.solve(self._matrix(x), (change - self._force(x, xi)).flatten()).reshape(x.shape)
 
-        >>> rays.at(x).norm(x)
-        tensor(1.)
-        """
-        self._require_points(x=x)
-        return RecipeSpace(self, x)
+    def _space(self, x: Tensor, dtype: torch.dtype) -> RecipeSpace:
+        return RecipeSpace(self, x.to(dtype))
 
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Apply the group element A to the point x. Shapes: A (..., *identity.shape), x (..., *shape).
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        return tuple(self._identity.shape)
 
-        >>> rays.action(torch.tensor(2.0), x)
-        tensor([6., 8.])
-        """
-        self._require(x=x)
-        require_element(
-            A, x.flatten(-self.ndim)[..., 0], tuple(self._identity.shape), complex_too=self._identity.is_complex()
-        )
-        return _each(self._act, (self._identity.ndim, self.ndim), A, x)
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
+        return _each(self._single, (self._identity.ndim, self.ndim), A, x)
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return the canonical representative, by the function given for it; NotImplementedError without one.
-
-        >>> rays.balance(x)
-        tensor([0.6000, 0.8000])
-        """
-        self._require(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         if self._canonical is None:
             raise NotImplementedError(
                 "balance must be given when the Recipe is built, a function of one point. Found none: an action and a "
@@ -211,14 +146,9 @@ class Recipe(QuotientManifold):
             )
         return _each(self._canonical, (self.ndim,), x)
 
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Compare canonical representatives."""
-        p, q = self.balance(x).flatten(-self.ndim), self.balance(y).flatten(-self.ndim)
-        return torch.linalg.vector_norm(p - q, dim=-1), torch.linalg.vector_norm(p, dim=-1)
-
     def _key(self) -> tuple[Any, ...]:
         tensors = tuple((tuple(K.shape), K.dtype, tuple(K.flatten().tolist())) for K in (self._identity, self._algebra))
-        return (self._act, self._inner, self._canonical, self.shape, *tensors)
+        return (self._single, self._inner, self._canonical, self.shape, *tensors)
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         if len(shape) >= self.ndim and tuple(shape[len(shape) - self.ndim :]) == self.shape:
@@ -226,7 +156,7 @@ class Recipe(QuotientManifold):
         return f"this Recipe must have shape (..., {', '.join(map(str, self.shape))})"
 
     def _fault(self, x: Tensor) -> str | None:
-        M = self.metric_matrix(x).detach()
+        M = self._metric_matrix(x).detach()
         if not bool(torch.isfinite(M).all()):
             return "the metric must be finite at a point. Found NaN or infinity in its matrix"
         asymmetry = float((M - M.mT).abs().max() / M.abs().max().clamp_min(torch.finfo(M.dtype).tiny))
@@ -236,9 +166,6 @@ class Recipe(QuotientManifold):
             smallest = float(torch.linalg.eigvalsh(M).min())
             return f"<eta, eta> > 0 fails: the matrix of the metric has the eigenvalue {smallest:.3g}"
         return None
-
-    def extra_repr(self) -> str:
-        return f"shape={self.shape}"
 
 
 @final
@@ -251,7 +178,7 @@ class RecipeSpace(HorizontalSpace):
     def __init__(self, manifold: Recipe, x: Tensor) -> None:
         super().__init__(x, ndim=manifold.ndim)
         self._manifold = manifold
-        self._root = torch.linalg.cholesky(manifold.metric_matrix(x))  # (..., d, d)
+        self._root = torch.linalg.cholesky(manifold._metric_matrix(x))  # (..., d, d)
         V = (manifold.vertical(x).flatten(-manifold.ndim) @ self._root).mT  # (..., d, k): vertical, in coordinates
         # Step (ii): V (V^T V)^-1 V^T, by the pseudo-inverse, which also stands actions that leave a point fixed.
         self._onto_vertical = V @ torch.linalg.pinv(V)
@@ -274,27 +201,24 @@ class RecipeSpace(HorizontalSpace):
         raise NotImplementedError("a recipe does not say what a velocity is small against: compare geodesics directly")
 
     def _step(self, z: Tensor, order: str) -> Tensor:
-        xi = self.vector(z)
-        return xi if order == "first" else xi - self._manifold.christoffel(self.point, xi) / 2
+        xi, m = self.vector(z), self._manifold
+        return xi if order == "first" else xi - _each(m._christoffel, (m.ndim, m.ndim), self.point, xi) / 2
 
     def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        require_no_vmap("the exact geodesic of a Recipe", self.point, z)
-        batch, flat = z.shape[: z.ndim - len(self.dims)], z.double().reshape(-1, *self._manifold.shape)
-        y, reached = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))._integrate(flat)
-        return y.reshape(z.shape).to(z.dtype), reached.reshape(batch).to(z.dtype)
-
-    def _integrate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Solve Hamilton's equations by a Runge-Kutta method of order 8 (`runge_kutta`), in float64.
 
         The unknowns are the way y from the start and the momentum p, both in coordinates at the start, where the metric
         is the identity: tolerances then mean the same at every representative of an orbit. A curve is stopped at the
-        end of its domain, where the metric becomes singular. The batch has one dimension.
+        end of its domain, where the metric becomes singular.
         """
-        start = torch.cat([torch.zeros_like(z), z], dim=1).flatten(1)
+        batch, flat = z.shape[: z.ndim - len(self.dims)], z.double().reshape(-1, *self._manifold.shape)
+        here = RecipeSpace(self._manifold, self.point.double().expand_as(z).reshape(flat.shape))
+        start = torch.cat([torch.zeros_like(flat), flat], dim=1).flatten(1)
         cure = "take a shorter vector, or a metric that is smooth where the curve runs"
-        end, reached = solve(lambda rows: self._of(rows)._motion, start, cure)
-        require_constant(self._energy, start, end, cure)
-        return self._moved(end.chunk(2, dim=-1)[0]), reached
+        end, reached = solve(lambda rows: here._of(rows)._motion, start, cure)
+        require_constant(here._energy, start, end, cure)
+        y = here._moved(end.chunk(2, dim=-1)[0])
+        return y.reshape(z.shape).to(z.dtype), reached.reshape(batch).to(z.dtype)
 
     def _of(self, rows: Tensor) -> RecipeSpace:
         """Return the space at some points of the batch."""
@@ -306,11 +230,11 @@ class RecipeSpace(HorizontalSpace):
         """Compute the change of way and momentum, NaN where the metric is singular."""
         y, p = state.chunk(2, dim=-1)
         # in coordinates at the start, where its eigenvalues are 1
-        within = inside(self._relative(self._moved(y)))[..., None]
+        within, m = inside(self._relative(self._moved(y)))[..., None], self._manifold
         x = self._moved(torch.where(within, y, 0.0))
         w = torch.linalg.solve(self._relative(x), p)  # velocity from momentum
-        force = self.covector(self._manifold.force(x, self.vector(self._shaped(w)))).flatten(-len(self.dims))
-        return torch.where(within, torch.cat([w, force], dim=-1), torch.nan)
+        force = self.covector(_each(m._force, (m.ndim, m.ndim), x, self.vector(self._shaped(w))))
+        return torch.where(within, torch.cat([w, force.flatten(-m.ndim)], dim=-1), torch.nan)
 
     def _energy(self, state: Tensor) -> Tensor:
         y, p = state.chunk(2, dim=-1)
@@ -318,7 +242,7 @@ class RecipeSpace(HorizontalSpace):
 
     def _relative(self, x: Tensor) -> Tensor:
         """Compute R^-1 M(x) R^-T, the matrix of the metric at x in coordinates at the point."""
-        half = torch.linalg.solve_triangular(self._root, self._manifold.metric_matrix(x), upper=False)
+        half = torch.linalg.solve_triangular(self._root, self._manifold._metric_matrix(x), upper=False)
         return torch.linalg.solve_triangular(self._root, half.mT, upper=False)
 
     def _moved(self, y: Tensor) -> Tensor:

@@ -1,16 +1,14 @@
 """Solve ordinary differential equations over a batch, each entry by steps of its own, differentiable in the start.
 
 The explicit Runge-Kutta method of order 8 with errors of orders 5 and 3 by Dormand and Prince, with the coefficients of
-`scipy.integrate.DOP853`. SciPy's own solver is not differentiable. torchdiffeq takes one step size for a whole batch,
-so that one curve near the end of its domain slows all others down to nothing. torchode steps entries separately, but
-with methods of order 5 at most, and without domains that end within the interval. So this is our own.
+`scipy.integrate.DOP853`. SciPy's own solver is not differentiable; torchdiffeq takes one step size for a whole batch,
+so that one curve near the end of its domain slows all others down; torchode's methods are of order 5 at most.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -53,22 +51,16 @@ def solve(motion: Callable[[Tensor], Motion], start: Tensor, cure: str) -> tuple
     return state, reached
 
 
-class Inverse(NamedTuple):
-    """Hold inverses (..., k, k), their condition numbers or more (...), and whether matrices are `inside` (...)."""
-
-    inverse: Tensor
-    condition: Tensor
-    within: Tensor
-
-
 def inside(gram: Tensor) -> Tensor:
     """Tell whether all eigenvalues of symmetric matrices (..., k, k) are between FLOOR and its inverse. Shape (...)."""
     with torch.no_grad():
-        return invert(gram).within
+        return invert(gram)[2]
 
 
-def invert(gram: Tensor) -> Inverse:
-    """Compute inverses of symmetric matrices, anything outside; not for derivatives.
+def invert(gram: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute inverses of symmetric matrices, condition numbers (...) or more, and if they are `inside`.
+
+    Not for derivatives.
 
     The norms of a matrix and of its inverse bound its eigenvalues, which are computed only near the ends of the domain.
     """
@@ -82,7 +74,7 @@ def invert(gram: Tensor) -> Inverse:
     if bool(near.any()):
         eigenvalues = torch.linalg.eigvalsh(gram[near])
         within[near] = ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
-    return Inverse(inverse, largest / least, within)
+    return inverse, largest / least, within
 
 
 def require_constant(energy: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, cure: str) -> None:

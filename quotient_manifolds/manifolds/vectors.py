@@ -10,9 +10,50 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length
-from quotient_manifolds.manifolds.arguments import require_element, require_vector, some
+from quotient_manifolds.manifolds.arguments import require_vector, some
+from quotient_manifolds.manifolds.exact import circle
 from quotient_manifolds.manifolds.horizontal import HorizontalSpace
 from quotient_manifolds.manifolds.quotient import QuotientManifold
+
+
+@final
+class _VectorSpace(HorizontalSpace):
+    """Hold coordinates z = eta / size, of which the part along a unit vector, the `line`, is vertical.
+
+    Geodesics are straight, or great circles about 0 where it is `curved`.
+    """
+
+    def __init__(self, x: Tensor, size: Tensor, line: Tensor, *, curved: bool) -> None:
+        super().__init__(x, ndim=1)
+        self._size, self._line, self._curved = size, line, curved
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta, ndim=1)
+        return eta / self._size
+
+    def vector(self, z: Tensor) -> Tensor:
+        return z * self._size
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad, ndim=1)
+        return egrad * self._size
+
+    def project(self, z: Tensor) -> Tensor:
+        return z - (z * self._line).sum(dim=-1, keepdim=True) * self._line
+
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """Compute |xi| / |w|, the angle that a great circle turns; 0 for straight lines."""
+        speed = torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
+        return speed if self._curved else torch.zeros_like(speed)
+
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        xi, straight = self.vector(z), order == "first" or not self._curved
+        return xi if straight else xi - (z * z).sum(dim=-1, keepdim=True) / 2 * self.point
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        squared = (z * z).sum(dim=-1, keepdim=True)
+        cosine, sinc = circle(squared) if self._curved else (1.0, 1.0)
+        return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
 
 
 class _VectorQuotient(QuotientManifold, abc.ABC):
@@ -36,8 +77,6 @@ class ScaleQuotient(_VectorQuotient):
     >>> manifold, w = ScaleQuotient(), torch.tensor([3.0, 4.0])
     >>> manifold.same_orbit(w, manifold.action(torch.tensor(7.0), w))
     tensor(True)
-    >>> manifold.expmap(w, torch.pi / 2 * torch.tensor([-4.0, 3.0]))
-    tensor([-4.0000,  3.0000])
     >>> manifold.dist(w, torch.tensor([-8.0, 6.0])) / torch.pi
     tensor(0.5000)
     """
@@ -45,120 +84,41 @@ class ScaleQuotient(_VectorQuotient):
     name = "ScaleQuotient"
     vertical_equation = "w^T xi = 0 (horizontal space of positive scaling)"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x. Raises ValueError for a wrong shape, the zero vector or NaN.
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
+        size = length(x, -1, keepdim=True)
+        return _VectorSpace(*(each.to(dtype) for each in (x, size, x / size)), curved=True)
 
-        >>> ScaleQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
-        tensor(1.)
-        """
-        self._require_points(x=x)
-        return _ScaleSpace(x)
-
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to a w. Shapes: A (...) positive, x (..., d), a point or a tangent vector.
-
-        >>> ScaleQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
-        tensor([[2., 2.],
-                [3., 3.]])
-        """
-        self._require(x=x)
-        require_element(A, x[..., 0], ())
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         if some(A <= 0):
             raise ValueError("A must be positive, an element of the group. Found 0 or a negative number")
         return A[..., None] * x
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return w / |w|: the representative of length 1.
-
-        >>> ScaleQuotient().balance(torch.tensor([3.0, 4.0]))
-        tensor([0.6000, 0.8000])
-        """
-        self._require_points(x=x)
+    def _balanced(self, x: Tensor) -> Tensor:
         return x / length(x, -1, keepdim=True)
 
-    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Compare directions."""
-        return torch.linalg.vector_norm(self.balance(x) - self.balance(y), dim=-1), 1.0
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute the angle between x and y, in [0, pi]. Shape (...,), or (..., 1) with `keepdim`.
-
-        2 atan2(|u - v|, |u + v|) for the directions u and v: accurate at small angles, where the cosine is not.
-
-        >>> ScaleQuotient().dist(torch.tensor([1.0, 0.0]), torch.tensor([5.0, 5.0])) / torch.pi
-        tensor(0.2500)
-        """
-        self._require_points(x=x, y=y)
-        u, v = self.balance(x), self.balance(y)
-        apart, together = (torch.linalg.vector_norm(w, dim=-1, keepdim=keepdim) for w in (u - v, u + v))
-        return 2 * torch.atan2(apart, together)
-
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1; its norm is `dist`.
+        """Find the horizontal vector at x whose great circle reaches the direction of y at t = 1.
 
-        Raises ValueError for opposite directions, between which every half circle is a shortest path.
+        Its norm, the angle, is 2 atan2(|u - v|, |u + v|) for the directions u and v: accurate where it is small, and
+        the cosine is not. Raises ValueError for opposite directions: every half circle is a shortest path then.
 
         >>> ScaleQuotient().logmap(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 5.0])) * 2 / torch.pi
         tensor([0., 2.])
         """
-        angle = self.dist(x, y, keepdim=True)
+        self._require_points(x=x, y=y)
         u, v = self.balance(x), self.balance(y)
-        if some(torch.linalg.vector_norm(u + v, dim=-1) <= math.sqrt(torch.finfo(x.dtype).eps)):
+        apart, together = (torch.linalg.vector_norm(w, dim=-1, keepdim=True) for w in (u - v, u + v))
+        if some(together <= math.sqrt(torch.finfo(x.dtype).eps)):
             raise ValueError(
                 "x and y must not point in opposite directions, where the shortest path is not unique. "
                 "Found a pair at angle pi: move one of them a little"
             )
         towards = v - u - ((v - u) * u).sum(dim=-1, keepdim=True) * u  # of length sin(angle)
-        return length(x, -1, keepdim=True) * towards / torch.sinc(angle / math.pi)
+        return length(x, -1, keepdim=True) * towards / torch.sinc(2 * torch.atan2(apart, together) / math.pi)
 
     def _fault(self, x: Tensor) -> str | None:
         zeros = int((x == 0).all(dim=-1).sum())
         return f"w != 0 fails: {zeros} vectors are 0" if zeros else None
-
-
-@final
-class _ScaleSpace(HorizontalSpace):
-    """Hold coordinates z = eta / |w|."""
-
-    def __init__(self, x: Tensor) -> None:
-        super().__init__(x, ndim=1)
-        self._length = length(x, -1, keepdim=True)
-        self._direction = x / self._length
-
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta, ndim=1)
-        return eta / self._length
-
-    def vector(self, z: Tensor) -> Tensor:
-        return z * self._length
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        require_vector(self.point, egrad, ndim=1)
-        return egrad * self._length
-
-    def project(self, z: Tensor) -> Tensor:
-        return z - (z * self._direction).sum(dim=-1, keepdim=True) * self._direction
-
-    def relative_speed(self, z: Tensor) -> Tensor:
-        """Compute |xi| / |w|, the angle that the great circle turns."""
-        return torch.linalg.vector_norm(z, dim=-1, dtype=torch.float64)
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        xi = self.vector(z)
-        return xi if order == "first" else xi - (z * z).sum(dim=-1, keepdim=True) / 2 * self.point
-
-    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        squared = (z * z).sum(dim=-1, keepdim=True)
-        cosine, sinc = circle(squared)
-        return cosine * self.point + sinc * self.vector(z), torch.ones_like(squared[..., 0])
-
-
-def circle(squared: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute cos(a) and sin(a) / a from a^2, smooth at a = 0."""
-    small = squared < 1e-4
-    angle = torch.where(small, 1.0, squared).sqrt()
-    cosine = torch.where(small, 1 - squared / 2 * (1 - squared / 12 * (1 - squared / 30)), angle.cos())
-    return cosine, torch.where(small, 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42)), angle.sin() / angle)
 
 
 @final
@@ -172,45 +132,24 @@ class TranslationQuotient(_VectorQuotient):
     >>> manifold, b = TranslationQuotient(), torch.tensor([1.0, 2.0, 6.0])
     >>> manifold.same_orbit(b, manifold.action(torch.tensor(7.0), b))
     tensor(True)
-    >>> manifold.proju(b, torch.tensor([3.0, 0.0, 0.0]))
-    tensor([ 2., -1., -1.])
     """
 
     name = "TranslationQuotient"
     vertical_equation = "sum_i xi_i = 0 (horizontal space of translation)"
 
-    def at(self, x: Tensor) -> HorizontalSpace:
-        """Return the horizontal space at x, the same everywhere. Raises ValueError for a wrong shape or NaN.
+    def _space(self, x: Tensor, dtype: torch.dtype) -> HorizontalSpace:
+        line = torch.full_like(x, x.shape[-1] ** -0.5, dtype=dtype)
+        return _VectorSpace(x.to(dtype), torch.ones_like(line[..., :1]), line, curved=False)
 
-        >>> TranslationQuotient().at(torch.tensor([3.0, 4.0])).norm(torch.tensor([-4.0, 3.0]))
-        tensor(5.)
-        """
-        self._require_points(x=x)
-        return _TranslationSpace(x, ndim=1)
-
-    def action(self, A: Tensor, x: Tensor) -> Tensor:
-        """Move x to b + c (1, ..., 1). Shapes: A (...), x (..., d), a point; tangent vectors do not change.
-
-        >>> TranslationQuotient().action(torch.tensor([2.0, 3.0]), torch.ones(2, 2))
-        tensor([[3., 3.],
-                [4., 4.]])
-        """
-        self._require(x=x)
-        require_element(A, x[..., 0], ())
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
         return x + A[..., None]
 
-    def balance(self, x: Tensor) -> Tensor:
-        """Return b - mean(b): the representative of mean 0.
-
-        >>> TranslationQuotient().balance(torch.tensor([1.0, 2.0, 6.0]))
-        tensor([-2., -1.,  3.])
-        """
-        self._require(x=x)
-        return _centred(x)
+    def _balanced(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=-1, keepdim=True)
 
     def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
         """Compare centred vectors, with the accuracy that the entries before centring allow."""
-        return length(_centred(y - x), -1), torch.maximum(length(x, -1), length(y, -1))
+        return length(self.balance(y - x), -1), torch.maximum(length(x, -1), length(y, -1))
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Return y - x - mean(y - x): the horizontal vector at x whose line reaches the orbit of y at t = 1.
@@ -219,39 +158,4 @@ class TranslationQuotient(_VectorQuotient):
         tensor([-3.,  3.])
         """
         self._require_points(x=x, y=y)
-        return _centred(y - x)
-
-    def _fault(self, x: Tensor) -> str | None:
-        return None
-
-
-@final
-class _TranslationSpace(HorizontalSpace):
-    """Hold coordinates z = eta."""
-
-    def coordinates(self, eta: Tensor) -> Tensor:
-        require_vector(self.point, eta, ndim=1)
-        return eta
-
-    def vector(self, z: Tensor) -> Tensor:
-        return z
-
-    def covector(self, egrad: Tensor) -> Tensor:
-        return self.coordinates(egrad)
-
-    def project(self, z: Tensor) -> Tensor:
-        return _centred(z)
-
-    def relative_speed(self, z: Tensor) -> Tensor:
-        """Return 0: geodesics are straight lines, and no polynomial is far from them."""
-        return z.new_zeros(z.shape[:-1], dtype=torch.float64)
-
-    def _step(self, z: Tensor, order: str) -> Tensor:
-        return z
-
-    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self.point + z, torch.ones(z.shape[:-1], dtype=z.dtype, device=z.device)
-
-
-def _centred(x: Tensor) -> Tensor:
-    return x - x.mean(dim=-1, keepdim=True)
+        return self.balance(y - x)

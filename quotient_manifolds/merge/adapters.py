@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from numbers import Real
 from pathlib import Path
@@ -17,8 +17,7 @@ from torch import Tensor
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora
-from quotient_manifolds.merge.low_rank import truncated_sum
-from quotient_manifolds.merge.merged import MergedAdapter, MergedModule
+from quotient_manifolds.merge.merged import MergedAdapter, MergedModule, truncated_sum
 from quotient_manifolds.messages import brief, shown
 
 SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
@@ -52,14 +51,12 @@ def merge_adapters(
     result says for each module which part of the mean was lost by the truncation (rounding to the dtype comes on top);
     `save` writes the directory.
 
-    Raises ValueError or TypeError in one sentence: adapters of different base models or tasks, kinds other than LoRA,
-    DoRA, starts that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number
-    of weights, a rank below 1 or above what any module allows.
+    Raises ValueError in one sentence: adapters of different base models or tasks, kinds other than LoRA, DoRA, starts
+    that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a
+    rank below 1 or above what any module allows.
     """
     paths = _paths(adapters)
     given = _weights(weights, len(paths))
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
-        raise TypeError(f"rank must be an integer, found {brief(rank)}.")
     read = [read_lora(path) for path in paths]
     _check_same_base(read)
     names = sorted({name for adapter in read for name in adapter.updates})
@@ -75,26 +72,22 @@ def merge_adapters(
 
 
 def _paths(adapters: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    if isinstance(adapters, (str, os.PathLike)):
-        raise TypeError(f"adapters must be a list of directories, found the one {brief(os.fspath(adapters))}.")
-    paths = [expanded(os.fspath(each)) for each in adapters]
-    if not paths:
-        raise ValueError("There is nothing to merge: expected the directories of one or more adapters, found none.")
-    return paths
+    if not isinstance(adapters, (list, tuple)) or not adapters:
+        raise ValueError(
+            f"adapters must be a list of one or more directories. Found {brief(adapters)}: give a list, also of one"
+        )
+    return [expanded(os.fspath(each)) for each in adapters]
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     if weights is None:
         return (1 / count,) * count
-    given: list[Any] = list(weights) if isinstance(weights, Iterable) else [weights]
-    if len(given) != count:
-        raise ValueError(f"Expected a weight for each of {count} adapters, found {len(given)}.")
-    for each in given:
-        if isinstance(each, bool) or not isinstance(each, Real):
-            raise TypeError(f"Weights of adapters must be numbers, found {brief(each)}.")
-        if not math.isfinite(each):
-            raise ValueError(f"Weights of adapters must be finite, found {each}.")
-    return tuple(map(float, given))
+    if not isinstance(weights, (list, tuple)) or len(weights) != count:
+        raise ValueError(f"weights must be a list with a number for each of {count} adapters. Found {brief(weights)}")
+    for each in weights:
+        if isinstance(each, bool) or not isinstance(each, Real) or not math.isfinite(each):
+            raise ValueError(f"weights must be finite numbers. Found {brief(each)}")
+    return tuple(map(float, weights))
 
 
 def _check_same_base(read: Sequence[LoraAdapter]) -> None:
@@ -107,17 +100,17 @@ def _check_same_base(read: Sequence[LoraAdapter]) -> None:
         ):
             if mine != its:
                 raise ValueError(
-                    f"Adapters must be of one base model and one task, but {shown(first.path)} and "
-                    f"{shown(other.path)} name different {what}: {shown(mine)} and {shown(its)}."
+                    f"adapters must be of one base model and one task. Found different {what} in {shown(first.path)} "
+                    f"and {shown(other.path)}: {shown(mine)} and {shown(its)}"
                 )
 
 
-def _bases(one: LoraAdapter, other: LoraAdapter) -> tuple[Any, Any]:
+def _bases(*both: LoraAdapter) -> tuple[Any, ...]:
     """Return the base models of two adapters: as directories if both are on this machine, else as they are named."""
-    here, there = base_of(one.path), base_of(other.path)
-    if here is not None and there is not None:
-        return os.fspath(here.resolve()), os.fspath(there.resolve())
-    return one.settings.get("base_model_name_or_path"), other.settings.get("base_model_name_or_path")
+    here = [base_of(each.path) for each in both]
+    if None not in here:
+        return tuple(os.fspath(each.resolve()) for each in here if each is not None)
+    return tuple(each.settings.get("base_model_name_or_path") for each in both)
 
 
 def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
@@ -127,42 +120,33 @@ def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
     for other, its in others:
         if (mine.A.shape[1:], mine.B.shape[0], mine.embedding) != (its.A.shape[1:], its.B.shape[0], its.embedding):
             raise ValueError(
-                f"Updates of {shown(name)} do not fit: {mine.size[0]} x {mine.size[1]} in {shown(first.path)}, "
-                f"{its.size[0]} x {its.size[1]} in {shown(other.path)}, or of different layers."
+                f"updates of {shown(name)} must be of one layer. Found {mine.size[0]} x {mine.size[1]} in "
+                f"{shown(first.path)}, {its.size[0]} x {its.size[1]} in {shown(other.path)}"
             )
     return mine.size
 
 
 def _check_rank(rank: int | None, sizes: Mapping[str, tuple[int, int]]) -> None:
-    if rank is None:
-        return
     most = max(min(size) for size in sizes.values())
-    if not 1 <= rank <= most:
-        raise ValueError(f"rank must be from 1 to {most}, which is the most that a module's size allows; found {rank}.")
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most):
+        raise ValueError(f"rank must be an integer from 1 to {most}, the most that a module has. Found {brief(rank)}")
 
 
 def _merged(
-    name: str,
-    size: tuple[int, int],
-    read: Sequence[LoraAdapter],
-    weights: Sequence[float],
-    rank: int | None,
+    name: str, size: tuple[int, int], read: Sequence[LoraAdapter], weights: Sequence[float], rank: int | None
 ) -> tuple[MergedModule, dict[str, Tensor]]:
     """Return what became of a module's updates, and its two factors by their names in the file."""
     updates = [adapter.updates.get(name) for adapter in read]
     ranks = tuple(0 if update is None else update.rank for update in updates)
     held = [(weight, update) for weight, update in zip(weights, updates, strict=True) if update is not None]
     kept = min(max(ranks) if rank is None else rank, *size, sum(ranks))
-    try:
-        best = truncated_sum([(weight * update.scale, *update.matrices()) for weight, update in held], kept)
-    except ValueError as error:
-        raise ValueError(f"Updates of {shown(name)} cannot be merged: {error}.") from error
+    B, A, norm, lost = truncated_sum([(weight * update.scale, *update.matrices()) for weight, update in held], kept)
     like = held[0][1]
-    dtype = _common_dtype([part for _, update in held for part in (update.A, update.B)])
+    factors = [part for _, update in held for part in (update.A, update.B)]
     key_A, key_B = names_of(name, like.embedding)
-    stored = {key_A: best.A.reshape(kept, *like.A.shape[1:]), key_B: best.B.reshape(-1, kept, *like.B.shape[2:])}
-    rounded = {key: _rounded(value, dtype, key) for key, value in stored.items()}
-    return MergedModule(name, size, ranks, kept, best.norm, best.lost), rounded
+    stored = {key_A: A.reshape(kept, *like.A.shape[1:]), key_B: B.reshape(-1, kept, *like.B.shape[2:])}
+    rounded = {key: _rounded(value, factors, key) for key, value in stored.items()}
+    return MergedModule(name, size, ranks, kept, norm, lost), rounded
 
 
 def _whole(read: Sequence[LoraAdapter], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -172,35 +156,31 @@ def _whole(read: Sequence[LoraAdapter], weights: Sequence[float]) -> dict[str, T
         for name in sorted(first.whole.keys() ^ other.whole.keys()):
             lacking, having = (other, first) if name in first.whole else (first, other)
             raise ValueError(
-                f"{shown(lacking.path)} lacks {shown(name)}, which {shown(having.path)} stores whole (as a head or a "
-                "bias), so there is no mean of it: save both with the same modules_to_save and bias."
+                f"what is stored whole, as a head or a bias, must be in all adapters. Found {shown(name)} in "
+                f"{shown(having.path)} and not in {shown(lacking.path)}: save both with one modules_to_save and bias"
             )
     return {name: _mean(name, [adapter.whole[name] for adapter in read], weights) for name in first.whole}
 
 
 def _mean(name: str, values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     first = values[0]
-    if shapes := sorted({tuple(value.shape) for value in values} - {tuple(first.shape)}):
-        raise ValueError(f"{shown(name)} has different shapes in the adapters: {tuple(first.shape)} and {shapes[0]}.")
+    if len(shapes := {tuple(value.shape) for value in values}) > 1:
+        raise ValueError(f"{shown(name)} must have one shape. Found {' and '.join(map(str, sorted(shapes)))}")
     if all(torch.equal(first.double(), value.double()) for value in values):
         return first
     if not abs(sum(weights) - 1) <= SUM_TOLERANCE:
         raise ValueError(
-            f"{shown(name)} is stored whole (as a head or a bias) and differs between the adapters, so weights must "
-            f"sum to 1, but they sum to {sum(weights):g}: divide them by their sum."
+            f"weights must sum to 1, for {shown(name)} is stored whole and differs between adapters. Found a sum of "
+            f"{sum(weights):g}: divide them by it"
         )
     mean = sum((weight * value.double() for weight, value in zip(weights, values, strict=True)), torch.zeros(()))
-    return _rounded(mean, _common_dtype(values), name)
+    return _rounded(mean, values, name)
 
 
-def _common_dtype(values: Sequence[Tensor]) -> torch.dtype:
-    return reduce(torch.promote_types, (value.dtype for value in values))
-
-
-def _rounded(value: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    rounded = value.to(dtype)
+def _rounded(value: Tensor, like: Sequence[Tensor], name: str) -> Tensor:
+    rounded = value.to(reduce(torch.promote_types, (each.dtype for each in like)))
     if not torch.isfinite(rounded).all():
-        raise ValueError(f"{shown(name)} of the merged adapter is too large for {dtype}.")
+        raise ValueError(f"{shown(name)}, merged, must be finite in {rounded.dtype}. Found a larger number")
     return rounded
 
 
@@ -222,18 +202,11 @@ def _settings(read: Sequence[LoraAdapter], modules: Sequence[MergedModule]) -> d
 def _pattern(name: str, modules: Sequence[MergedModule]) -> str:
     """Return a key for rank_pattern and alpha_pattern: peft takes it as an expression for the end of a module's name.
 
-    The name itself, which other readers look up, unless it matches another module too.
+    The name itself, which other readers look up, unless it is not one of plain letters or matches another module too.
     """
-    matched = [module for module in modules if _ends_with(name, module.name)]
-    return name if len(matched) == 1 else f"^{re.escape(name)}"
-
-
-def _ends_with(pattern: str, name: str) -> bool:
-    """Return whether peft, which takes a module's name for an expression, finds it at the end of another name."""
-    try:
-        return re.search(rf"(^|\.){pattern}$", name) is not None
-    except re.error:
-        return False
+    plain = re.fullmatch(r"[\w.]+", name) is not None
+    alone = plain and sum(re.search(rf"(^|\.){name}$", module.name) is not None for module in modules) == 1
+    return name if alone else f"^{re.escape(name)}"
 
 
 def _targets(settings: Mapping[str, Any]) -> list[Any]:

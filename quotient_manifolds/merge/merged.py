@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quotient_manifolds.files import expanded
+from quotient_manifolds.linalg import product_svd
 from quotient_manifolds.load.lora import write_adapter
 
 
@@ -60,3 +63,19 @@ class MergedAdapter:
         The directory is complete or not there at all. Raises ValueError if it is there already.
         """
         write_adapter(expanded(os.fspath(directory)), self.settings, self.tensors)
+
+
+def truncated_sum(terms: Sequence[tuple[float, Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor, float, float]:
+    """Compute the best approximation B A of this rank of the sum of c_i B_i A_i over terms (c_i, B_i, A_i).
+
+    With [c_1 B_1 | ... | c_k B_k] and the A_i, stacked, it is found without an n x m matrix, and depends on the
+    products B_i A_i alone: the factors are balanced (B^T B = A A^T = the singular values), and the largest entry of
+    every column of B is positive. Shapes: B_i (n, r_i), A_i (r_i, m); rank at most n, m and the sum r of the r_i. Time
+    O((n + m) r^2) and memory O((n + m) r), in float64.
+
+    Returns B (n, rank) and A (rank, m), the norm of the sum (Frobenius), and that of what was cut off.
+    """
+    B, A = torch.cat([c * B.double() for c, B, _ in terms], dim=1), torch.cat([A.double() for _, _, A in terms])
+    left, s, right = product_svd(B, A.mT)
+    root = s[:rank].sqrt()
+    return left[:, :rank] * root, (right[:, :rank] * root).mT, float(s.norm()), float(s[rank:].norm())

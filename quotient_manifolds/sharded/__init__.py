@@ -5,10 +5,8 @@ stays in parts. What is not, such as a symmetric pair, is *owned* by one process
 with it, and sends every process its part of the result. All processes call everything here together, in the same order.
 """
 
-from quotient_manifolds.sharded.collective import from_all, gathered, together
-from quotient_manifolds.sharded.layout import Layout, Whole
 from quotient_manifolds.sharded.model import ShardedModel, is_sharded, plain_name
-from quotient_manifolds.sharded.ownership import Ownership
+from quotient_manifolds.sharded.parts import Layout, Ownership, Whole, from_all, gathered, together
 
 __all__ = [
     "Layout",

@@ -7,7 +7,7 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, final
@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from quotient_manifolds.sharded.collective import from_all, gathered, together
-from quotient_manifolds.sharded.layout import Box, Layout, Params
+from quotient_manifolds.sharded.parts import Layout, Params, from_all, gathered, together
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")
 """Parts of names that checkpointing and compilation add: symmetries are found before."""
@@ -47,13 +46,14 @@ class ShardedModel:
     """Hold the parameters that are measured of a sharded model, as tensors of what this process has of them."""
 
     def __init__(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.tensor import DTensor
+
         self.model = model
         self.rank, self.processes = dist.get_rank(), dist.get_world_size()
         self.reshard()
         self._named = {plain_name(name): w for name, w in model.named_parameters()}
-        own = {name: _box(w) for name, w in self._named.items()}
-        every = from_all(own)
-        if any(each.keys() != own.keys() for each in every):
+        if any(names != list(self._named) for names in from_all(list(self._named))):
             raise ValueError(
                 "All processes must hold a part of every parameter. Found parameters that some do not have, as "
                 "pipelines do; measure models that are sharded by fully_shard or tensor parallelism"
@@ -62,19 +62,18 @@ class ShardedModel:
             raise ValueError(
                 "All processes must measure the same parameters. Found some with requires_grad on one process alone"
             )
-        from torch.distributed.fsdp import FSDPModule
-        from torch.distributed.tensor import DTensor
-
-        _check_reduction(self._groups())
+        if any(not group.reduce_grads or group.gradient_divide_factor is not None for group in self._groups()):
+            raise ValueError(
+                "Gradients must be averaged over the processes after every backward pass. Found fully_shard told "
+                "otherwise: call set_requires_gradient_sync(True), measure between steps, set no divide factor"
+            )
         plain = [name for name, w in self._named.items() if w.requires_grad and not isinstance(w, DTensor)]
         if plain and any(isinstance(each, FSDPModule) for each in model.modules()):
             raise ValueError(
                 f"Measured parameters of a model under fully_shard must be sharded, or processes have gradients of "
                 f"their own. Found {plain[0]}, which is not; call fully_shard on the whole model last, or freeze it"
             )
-        self.layouts = {
-            name: Layout(w.shape, tuple(_slices(each[name]) for each in every)) for name, w in self._named.items()
-        }
+        self.layouts = {name: Layout.of(w) for name, w in self._named.items()}
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -85,9 +84,8 @@ class ShardedModel:
     def alike(self) -> bool:
         """Tell whether all processes compute one loss: tensor parallelism over all of them."""
         from torch.distributed.fsdp import FSDPModule
-        from torch.distributed.tensor import DTensor
 
-        meshes = [w.device_mesh for w in self._named.values() if isinstance(w, DTensor)]
+        meshes = [layout.mesh for layout in self.layouts.values() if layout.mesh is not None]
         averaged = any(isinstance(each, FSDPModule) for each in self.model.modules())
         return not averaged and any(mesh.size() == self.processes for mesh in meshes)
 
@@ -186,13 +184,18 @@ class ShardedModel:
         The model keeps none. Those that are sums not done yet, as of norms under sequence parallelism, are added up.
         Empty, on all processes, if the loss reaches no parameter at all.
         """
+        from torch.distributed.tensor import DTensor
+
         reached = any(self._named[name].grad is not None for name in self.measured)
         if not gathered(torch.tensor([float(reached)], device=self.device)).any():
             return {}
         taken: Params = {}
         for name in self.measured:
             w = self._named[name]
-            taken[name] = torch.zeros_like(_local(w)) if w.grad is None else _local(_placed(w.grad, w))
+            grad = torch.zeros_like(w) if w.grad is None else w.grad
+            if isinstance(grad, DTensor) and isinstance(w, DTensor) and grad.placements != w.placements:
+                grad = grad.redistribute(w.device_mesh, w.placements)
+            taken[name] = _local(grad)
             w.grad = None
         return taken
 
@@ -222,46 +225,8 @@ class ShardedModel:
         return float(self.values(value).mean())
 
 
-def _check_reduction(groups: Iterable[Any]) -> None:
-    """Raise unless gradients are averaged over the processes after every backward pass, as the loss is."""
-    if any(not group.reduce_grads or group.gradient_divide_factor is not None for group in groups):
-        raise ValueError(
-            "Gradients must be averaged over the processes after every backward pass. Found fully_shard told "
-            "otherwise: call set_requires_gradient_sync(True), measure between steps, set no divide factor"
-        )
-
-
 def _local(w: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     w = w.detach()
     return w.to_local() if isinstance(w, DTensor) else w
-
-
-def _placed(grad: Tensor, w: Tensor) -> Tensor:
-    """Return a gradient placed as its parameter is."""
-    from torch.distributed.tensor import DTensor
-
-    if isinstance(grad, DTensor) and isinstance(w, DTensor) and grad.placements != w.placements:
-        return grad.redistribute(w.device_mesh, w.placements)
-    return grad
-
-
-def _box(w: Tensor) -> list[tuple[int, int]]:
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    if not isinstance(w, DTensor):
-        return [(0, size) for size in w.shape]
-    if any(place.is_partial() for place in w.placements):
-        raise ValueError(f"Parameters must be sharded or replicated. Found {w.placements}, sums that are not done yet")
-    shape, offset = compute_local_shape_and_global_offset(w.shape, w.device_mesh, w.placements)
-    if tuple(shape) != tuple(w.to_local().shape):
-        raise ValueError(
-            f"A parameter's part must be what its placements say. Found {tuple(w.to_local().shape)} and {shape}"
-        )
-    return [(start, start + size) for start, size in zip(offset, shape, strict=True)]
-
-
-def _slices(box: Iterable[tuple[int, int]]) -> Box:
-    return tuple(slice(start, stop) for start, stop in box)

@@ -7,13 +7,12 @@ With x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the lo
 
 from step = 2 radius. P is the Euclidean projection onto {|x / c| <= radius}: for adaptive l2 an ellipsoid, neither the
 preconditioner (c where the metric has c^2) nor the projection is that of the metric. In iteration ceil(p_j steps),
-counted from 0, p the decimals of Auto-PGD as floats, the step is halved if fewer than 0.75 k iterations since the last
-such one, k before it, found a new best. Then the weights go back to the best point but x does not: the next gradient is
-the best point's, the next step starts from x. Each iteration evaluates the loss twice and the gradient once.
+counted from 0, p the decimals of Auto-PGD, the step is halved if fewer than 0.75 k iterations since the last such one,
+k before it, found a new best. Then the weights go back to the best point but x does not: the next gradient is the best
+point's, the next step starts from x. Each iteration evaluates the loss twice and the gradient once.
 
-Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases once its bisection for the multiplier of P,
-which ends within 1e-5 of the radius, was made exact; to 1.1e-4 as it is. Unlike it: there are no random starts (its
-initialiser crashed), c = |w| + eta with an eta, parameters without gradient stay where they are, P is exact.
+Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases once its bisection for the multiplier of P
+was made exact, to 1.1e-4 as it is. Unlike it: no random starts (its initialiser crashed), c = |w| + eta, P is exact.
 """
 
 from __future__ import annotations
@@ -34,9 +33,6 @@ from quotient_manifolds.sharpness.result import BatchResult
 from quotient_manifolds.sharpness.vector import norm as l2_norm
 from quotient_manifolds.symmetries import Params
 
-_MOMENTUM = 0.75
-_PROGRESS = 0.75  # of k iterations that have to find a new best
-
 
 @final
 @dataclass(frozen=True)
@@ -46,9 +42,9 @@ class LegacyWorstCase(Measure):
     It is the rise of the loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
     maximum to be compared with `WorstCase`, and not invariant along orbits.
 
-    geometry: Euclidean() or Adaptive(), with their norm, l2 or linf. norm in the result: |x / c| of the best point over
-    weights with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model,
-    loss, batches, other settings, checks and errors as for `WorstCase`; it warns of nothing.
+    geometry: Euclidean() or Adaptive(), with their norm. norm in the result: |x / c| of the best point over weights
+    with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model, loss,
+    batches, checks and errors as for `WorstCase`; it warns of nothing.
     """
 
     name: ClassVar[str] = "legacy worst-case sharpness"
@@ -74,42 +70,37 @@ class LegacyWorstCase(Measure):
         ball = _Ball(c, float(self.radius), space.norm)
         # The released steps are steps of the weights themselves.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
-        highest, x, losses = _climb(plain, ball, self.steps)
-        passes, base = (2 * self.steps, self.steps), losses[0]
-        spacing = objective.spacing(base)
-        return BatchResult(highest - base, base, *passes, losses=losses, norm=ball.length(x), spacing=spacing)
+        x, losses = _climb(plain, ball, self.steps)
+        numbers = max(losses) - losses[0], losses[0], 2 * self.steps, self.steps
+        return BatchResult(*numbers, losses=losses, norm=ball.length(x), spacing=objective.spacing(losses[0]))
 
 
 legacy_sharpness = measuring(LegacyWorstCase, "legacy_sharpness")
 """Measure adaptive sharpness by the ascent that was released with it, see `LegacyWorstCase`."""
 
 
-def _climb(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[float, Params, tuple[float, ...]]:
-    """Climb from 0; return the best loss, the point where it is, and the losses of all iterations, start first."""
+def _climb(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params, tuple[float, ...]]:
+    """Climb from 0; return the best point, and the losses of all iterations, start first."""
     x = x_old = where = best_x = objective.zero()  # where: the point the weights are at
-    step = 2 * ball.radius
-    checks = legacy_checkpoints(steps)
+    step, checks = 2 * ball.radius, legacy_checkpoints(steps)
     last_check = new_bests = 0
     losses: list[float] = []
-    best = -math.inf
     for iteration in range(steps):
         loss, gradient = objective.value_and_gradient(where)
-        if iteration == 0:
-            losses.append(loss)
-            best = loss
+        losses = losses or [loss]
         z = ball.project(ball.step(x, gradient, step))
-        x, x_old = {key: _MOMENTUM * z[key] + (1 - _MOMENTUM) * x_old[key] for key in z}, x
+        x, x_old = {key: 0.75 * z[key] + 0.25 * x_old[key] for key in z}, x
         where = x
         losses.append(objective.value(x))
-        if losses[-1] > best:
-            best, best_x = losses[-1], x
+        if losses[-1] > max(losses[:-1]):
+            best_x = x
             new_bests += 1
         if iteration in checks:
-            if new_bests < _PROGRESS * (iteration - last_check):
+            if new_bests < 0.75 * (iteration - last_check):
                 step /= 2
                 where = best_x  # the weights alone: x, which the next step starts from, stays where it is
             last_check, new_bests = iteration, 0
-    return best, best_x, tuple(losses)
+    return best_x, tuple(losses)
 
 
 @final
@@ -124,10 +115,8 @@ class _Ball:
     def step(self, x: Params, gradient: Params, step: float) -> Params:
         if self.norm == "linf":
             return {key: x[key] + step * self.c[key] * gradient[key].sign() for key in x}
-        length = l2_norm(gradient)
-        if length == 0:
-            return x
-        return {key: x[key] + (step / length) * self.c[key] * gradient[key] for key in x}
+        scaled = step / (l2_norm(gradient) or math.inf)
+        return {key: x[key] + scaled * self.c[key] * gradient[key] for key in x}
 
     def project(self, x: Params) -> Params:
         """Return the nearest point of the ball; x itself in l2 if a c is 0, where the released norm is NaN."""

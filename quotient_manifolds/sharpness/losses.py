@@ -19,18 +19,15 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
-    or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count, used as
-    they are. Nothing is shifted, so causal language models of Hugging Face are refused with a ValueError:
-    `next_token_cross_entropy` is theirs.
+    or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count. Nothing is
+    shifted: causal language models of Hugging Face are a ValueError, for `next_token_cross_entropy` is theirs.
     """
-    inputs, labels = inputs_and_labels(batch)
-    logits = _logits(model, inputs)
+    logits, labels = _logits_and_labels(model, batch)
     if logits.ndim > 2 and (kind := _causal(model)):
         raise ValueError(
-            f"cross_entropy does not shift labels, and {kind} predicts the next token; use next_token_cross_entropy "
-            f"(or, for labels that are shifted already, a loss of your own)"
+            f"The model of cross_entropy must predict the labels where they are. Found {kind}, which predicts the next "
+            f"token; use next_token_cross_entropy (or, for labels that are shifted already, a loss of your own)"
         )
-    _check_labels(labels, logits)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
@@ -53,26 +50,18 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (..., tokens - 1, vocabulary) and the labels (..., tokens - 1) of the tokens they are of."""
-    inputs, labels = inputs_and_labels(_with_labels(batch))
-    logits = _logits(model, inputs)
-    _check_labels(labels, logits)
+    if isinstance(batch, Mapping) and "labels" not in batch:
+        if "input_ids" not in batch:
+            raise ValueError(f'A dict batch needs "labels" or "input_ids". Found {sorted(map(str, batch))}')
+        labels, mask = batch["input_ids"], batch.get("attention_mask")
+        batch = {**batch, "labels": labels if mask is None else labels.masked_fill(mask == 0, IGNORED)}
+    logits, labels = _logits_and_labels(model, batch)
     if logits.ndim < 3 or logits.shape[-2] < 2:
         raise ValueError(
             f"Next tokens need logits of shape (batch, tokens, vocabulary) with at least 2 tokens. Found "
             f"{tuple(logits.shape)}"
         )
     return logits[..., :-1, :], labels[..., 1:]
-
-
-def _with_labels(batch: Any) -> Any:
-    if not isinstance(batch, Mapping) or "labels" in batch:
-        return batch
-    if "input_ids" not in batch:
-        raise ValueError(f'A dict batch needs "labels" or "input_ids". Found {sorted(map(str, batch))}')
-    labels = batch["input_ids"]
-    if batch.get("attention_mask") is not None:
-        labels = labels.masked_fill(batch["attention_mask"] == 0, IGNORED)
-    return {**batch, "labels": labels}
 
 
 def _causal(model: nn.Module) -> str | None:
@@ -85,11 +74,9 @@ def _causal(model: nn.Module) -> str | None:
 
 def logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (n, classes) and labels (n,) where the labels of a batch count; batches as for `cross_entropy`."""
-    inputs, labels = inputs_and_labels(batch)
-    logits = _logits(model, inputs)
-    _check_labels(labels, logits)
-    counted = labels.flatten() != IGNORED
-    return logits.flatten(0, -2)[counted], labels.flatten()[counted]
+    logits, labels = _logits_and_labels(model, batch)
+    counted = labels != IGNORED
+    return logits[counted], labels[counted]
 
 
 def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -99,17 +86,11 @@ def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, 
     return logits[counted], labels[counted]
 
 
-def _logits(model: nn.Module, inputs: Any) -> Tensor:
-    """Return the logits, in float32 where the model has them in half precision: a mean of these has two digits."""
-    if isinstance(inputs, Mapping):
-        logits = logits_of(model(**inputs))
-    else:
-        logits = logits_of(model(*inputs) if isinstance(inputs, tuple) else model(inputs))
-    return _single(logits)
-
-
 def _single(logits: Tensor) -> Tensor:
-    """Return logits in float32 or, if they are wider, as they are; TypeError if they are no numbers to compute with."""
+    """Return logits in float32 or, if they are wider, as they are; TypeError if they are no numbers to compute with.
+
+    Losses of logits in half precision would have two digits.
+    """
     if not logits.is_floating_point() or logits.dtype.itemsize < 2:
         raise TypeError(f"Logits must be real floating point numbers of 16 bits or more. Found {logits.dtype}")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -142,7 +123,14 @@ def logits_of(output: Any) -> Tensor:
     return output
 
 
-def _check_labels(labels: Tensor, logits: Tensor) -> None:
+def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return logits (..., classes) in at least float32, and the labels (...); TypeError or ValueError for bad ones."""
+    inputs, labels = inputs_and_labels(batch)
+    if isinstance(inputs, Mapping):
+        output = model(**inputs)
+    else:
+        output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    logits = _single(logits_of(output))
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
             f"Labels must have the shape of the logits without their last axis, {tuple(logits.shape[:-1])}. "
@@ -150,11 +138,11 @@ def _check_labels(labels: Tensor, logits: Tensor) -> None:
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"Labels must be class indices (integers). Found {labels.dtype}")
-    counted = labels[labels != IGNORED]
-    classes = logits.shape[-1]
+    counted, classes = labels[labels != IGNORED], logits.shape[-1]
     if counted.numel() and not (int(counted.min()) >= 0 and int(counted.max()) < classes):
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
+    return logits, labels
 
 
 def normalised_logits(loss: Loss) -> Loss:
@@ -171,7 +159,7 @@ def normalised_logits(loss: Loss) -> Loss:
         value = loss(wrapper, batch)
         if not wrapper.called:
             raise ValueError(
-                "normalised_logits needs a loss that calls the model it is given, model(...). This one never does; "
+                "The loss of normalised_logits must call the model it is given, model(...). Found that it never does; "
                 "normalise the logits inside the loss"
             )
         return value

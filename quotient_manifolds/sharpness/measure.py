@@ -18,15 +18,13 @@ from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
-from quotient_manifolds.sharpness.sharded_objective import check_agreed
 from quotient_manifolds.sharpness.vector import over_processes
 from quotient_manifolds.version import VERSION
 
 KnownAscents = dict[tuple["Measure", int], Ascent]
 """Where an ascent ended, by its measure and the index of its batch: for the measures that go on from there.
 
-Whoever measures one batch several times makes it and hands it to every `Measure.on`. It holds one ascent at a time, the
-last, whose point is as large as the model.
+It holds one ascent at a time, the last, whose point is as large as the model.
 """
 
 Settings = ParamSpec("Settings")
@@ -70,8 +68,6 @@ class Measure(ABC):
         model in the same geometry were handed before this one; it saves passes and changes no value.
         """
         with autograd_available(), over_processes(prepared.processes_on):
-            if prepared.processes_on is not None:
-                check_agreed({"measure": self.name, **self.settings})
             found = self.compute(prepared.objective(index, tick), ascents)
             prepared.check_start(index, found.base_loss)
             return replace(found, group=group_key(prepared.geometry.group))
@@ -79,9 +75,7 @@ class Measure(ABC):
     @property
     def settings(self) -> dict[str, Setting]:
         """Return all fields but geometry and progress."""
-        own = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("geometry", "progress")
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.compare and each.name != "geometry"}
         return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in own.items()}
 
     @property
@@ -95,9 +89,10 @@ class Measure(ABC):
         known: what was found before of this model, as it is, for it is measured several times.
         """
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
-        tick = counted(self.progress, self.label, len(prepared.batches) * self.ticks(model))
+        n = len(prepared.batches)
+        tick = counted(self.progress, self.label, n * self.ticks(model))
         found = []
-        for index in range(len(prepared.batches)):
+        for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
             found.append(self.on(prepared, index, tick, {}))
         return self.result(tuple(found))
 
@@ -144,19 +139,19 @@ def measuring(measure: Callable[Concatenate[Geometry, Settings], Measure], name:
 
 
 class SharpnessWarning(UserWarning):
-    """Say that a measured value needs to be read with care; the subclasses say why."""
+    """Warn that a measured value needs to be read with care; the subclasses say why."""
 
 
 class TruncationWarning(SharpnessWarning):
-    """Say that truncated geodesics were followed too far (`BatchResult.reach`): take a smaller radius or exact ones."""
+    """Warn of truncated geodesics that were followed too far (`Result.reach`): take a smaller radius, or exact ones."""
 
 
 class ConvergenceWarning(SharpnessWarning):
-    """Say that an ascent still rose at its last steps (`Result.late_rise`): take more, or a smaller radius."""
+    """Warn of an ascent that still rose at its last steps (`Result.late_rise`): take more, or a smaller radius."""
 
 
 class RoundingWarning(SharpnessWarning):
-    """Say that a rise of the loss is so small that rounding decides its first digits."""
+    """Warn of a rise of the loss that is so small that rounding decides its first digits."""
 
 
 def warned(result: Result) -> Result:

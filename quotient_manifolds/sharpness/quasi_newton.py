@@ -8,11 +8,9 @@ is maximised over all of the ball |x| <= radius, and that is the next point: one
 
 B has to explain how the gradient changed from z to the other kept points z_i: B s_i = y_i for s_i = z_i - z and y_i =
 g_i - g. It is half the median of the curvatures <s_i, y_i> / <s_i, s_i> times the identity (0 before there is any),
-changed by Powell's symmetric Broyden update for one pair after the other, the oldest first (Powell 1970, "A new
-algorithm for unconstrained optimization"). It needs no positive curvature, so that B may be indefinite as the Hessian
-of a loss is. The model's maximum lies in the span of the kept points and gradients, a handful of dimensions, and is
-found there by the secular equation of the trust-region problem (Moré and Sorensen 1983), all of it from the Gram matrix
-of these vectors.
+changed by Powell's symmetric Broyden update (1970) for one pair after the other, the oldest first, which leaves B
+indefinite as the Hessian of a loss is. The model's maximum lies in the span of the kept points and gradients, a handful
+of dimensions, and is found there by the secular equation of the trust-region problem (Moré and Sorensen 1983).
 
 sigma = damping <g, z> / radius^2, which is the multiplier of the ball at a maximum on the sphere (a thousandth of |g| /
 radius takes its place where that is more). The damping is 1/2 at first; it is doubled (to 1/2 at least) where the loss
@@ -38,14 +36,9 @@ from quotient_manifolds.symmetries import Params
 
 Floats = NDArray[np.float64]
 
-POOR, GOOD = 0.1, 0.7
-"""Shares of the predicted rise below which the damping is doubled, and above which it is halved."""
-
-LEAST_DAMPING = 0.5
-"""The damping at first, and the least after a step that the model got wrong."""
-
+POOR, GOOD = 0.1, 0.7  # shares of the predicted rise below which the damping is doubled, and above which it is halved
+LEAST_DAMPING = 0.5  # at first, and after a step that the model got wrong
 LEAST_MULTIPLIER = 1e-3
-
 _RESOLVED = 1e-12  # squared, of directions in the span: those below are rounding, in float64
 
 

@@ -29,38 +29,27 @@ class WorstCase(Measure):
     """Measure how much the loss can rise in a ball around the model's weights w, batch by batch.
 
     On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
-    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`.
+    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`. Invariant along
+    the orbit in a quotient geometry with eps = 0 (the random starts of restarts only in distribution where singular
+    values of a pair tie); Euclidean and adaptive sharpness are not.
 
     loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
     targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
     `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
-    deterministic, and is never written. Symmetries that a quotient geometry relies on are first tried on this loss and
-    the first batch, and refused where it changes along them. Parameters with requires_grad=False stay fixed; parameters
-    the loss does not use have gradient 0 and do no harm.
-
-    method: "auto_pgd", which published values come from, or "quasi_newton" (`QuasiNewton`), which often takes fewer
-    steps on small models, and climbs balls of the l2 norm and of metrics. With a tolerance > 0 a climb by either ends
-    before `steps` of them, when what is left of its rise is estimated to be a smaller share of it: the estimate is the
-    larger of what the linearised loss can still rise in the ball and what the last three steps gained, see `Method` in
-    `sharpness/ascent.py`.
+    deterministic, and is never written. Parameters with requires_grad=False stay fixed.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each.
+    so on. A radius means something different in each. method: "auto_pgd", which published values come from, or
+    "quasi_newton" (`QuasiNewton`), which often takes fewer steps on small models, and climbs balls of the l2 norm and
+    of metrics. tolerance: above 0, a climb ends when what is left of its rise is estimated to be a smaller share of it,
+    see `Method`. after: smaller radii, ascending, that are climbed before, see `worst_case_profile`.
 
-    Invariant along the orbit in a quotient geometry in its own norm with eps = 0 (the random starts of restarts only in
-    distribution where singular values of a pair tie); Euclidean and adaptive sharpness are not.
+    A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
+    `ConvergenceWarning` where more than 5 % of the rise came in the last quarter of the steps (`Result.late_rise`), a
+    `RoundingWarning` where rounding decides the digits. progress(what, done, total) is called after every forward pass.
 
-    after: smaller radii, ascending, that are climbed before; each climb starts where the one before it ended, see
-    `worst_case_profile`.
-
-    Where truncated geodesics are followed further than they reach, a `TruncationWarning` says so (see
-    `BatchResult.reach`); where more than 5 % of the rise came in the last quarter of the
-    steps, a `ConvergenceWarning` (see `Result.late_rise`); where rounding decides the digits, a
-    `RoundingWarning`.
-
-    progress(what, done, total) is called after every forward pass of the ascent. Raises ValueError or TypeError, one
-    sentence, for anything that cannot be measured, including a loss or gradient that is not finite somewhere in the
-    ball: a maximum that ignored such points would mean nothing.
+    Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
+    the loss changes, and a loss or gradient that is not finite somewhere in the ball.
 
     Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
     """
@@ -116,10 +105,10 @@ class WorstCase(Measure):
         ascents[self, objective.index] = best
         space = objective.space
         return BatchResult(
-            value=best.loss - best.base,
-            base_loss=best.base,
-            forward_passes=best.forward_passes,
-            backward_passes=best.backward_passes,
+            best.loss - best.base,
+            best.base,
+            best.forward_passes,
+            best.backward_passes,
             losses=best.losses,
             # Not |z|, which is longer where the geodesic ends before t = 1: what was reached has this length.
             norm=space.length(space.reached(best.z)),
@@ -146,8 +135,7 @@ def worst_case_profile(
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
     Each climb starts where the one at the radius before ended, so the sharpness found never falls with the radius, on
-    any batch. settings: those of `WorstCase` besides the radius, such as steps. Other arguments, checks, warnings and
-    errors are those of `worst_case_sharpness`.
+    any batch. Other arguments, checks, warnings and errors are those of `worst_case_sharpness`.
     """
     if not radii:
         raise ValueError("There must be at least one radius. Found none")

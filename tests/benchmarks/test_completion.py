@@ -14,7 +14,7 @@ import pytest
 from pymanopt.manifolds import FixedRankEmbedded
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from studies.completion import GEOOPT, Completion, Minimum, complete, minimize, random_completion
+from studies.completion import Completion, Minimum, complete, minimize, random_completion
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
 TOLERANCE = 2e-9
@@ -57,7 +57,7 @@ def embedded(problem: Completion) -> Minimum:
 
 @pytest.mark.parametrize(
     ("solver", "metric"),
-    [("conjugate-gradient", "mix"), ("conjugate-gradient", "inv"), ("trust-regions", "mix"), (GEOOPT, "mix")],
+    [("conjugate-gradient", "mix"), ("conjugate-gradient", "inv"), ("trust-regions", "mix")],
 )
 def test_completion(solver: str, metric: str, problem: Completion, benchmark: BenchmarkFixture) -> None:
     ours: list[Minimum] = []

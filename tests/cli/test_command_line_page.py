@@ -8,28 +8,18 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
-from click.testing import CliRunner
 
-from quotient_manifolds.cli.app import cli
 from tests import hugging_face
-from tests.command_line import write_images
+from tests.command_line import FAST, call
 from tests.lora_files import random_lora
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ quotient-manifolds (.+)$", PAGE, re.MULTILINE)
-FAST = {
-    "measure": ["--steps", "2"],
-    "orbit": ["--steps", "2", "--scale", "10"],
-}
+MORE = {"measure": FAST, "orbit": (*FAST, "--scale", 10)}
 WRITTEN = {"moved", "merged", "smaller"}
-HELD = {
-    "measure .html": ("Sharpness of", "The ascent", "Sharpness against radius", "<img", "Every batch"),
-    "orbit .html": ("along its symmetry orbit", "<img", "a = 10"),
-    "orbit .svg": ("<svg",),
-    "inspect .html": ("bert.encoder.layer.1.attention query/key",),
-}
 ROWS = [("a very good film", "good"), ("not a good film", "bad"), ("very bad", "bad"), ("a film", "good")]
 
 
@@ -58,7 +48,8 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "story.txt").write_text("\n".join(text for text, _ in ROWS))
     (tmp_path / "reviews.csv").write_text("sentence,mood\n" + "".join(f"{text},{word}\n" for text, word in ROWS))
-    write_images(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(6) % 3)
     (written,) = re.findall(r"```python\n(# mine\.py\n.+?)```", PAGE, re.DOTALL)
     (tmp_path / "mine.py").write_text(written)
     monkeypatch.chdir(tmp_path)
@@ -71,11 +62,8 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_of_the_page_does_what_it_says(command: str, home: Path) -> None:
     before = {path.name for path in home.iterdir()}
     words = shlex.split(command)
-    shown = CliRunner().invoke(cli, [*words, *FAST.get(words[0], [])])
+    shown = call(*words, *MORE.get(words[0], ()))
     assert shown.exit_code == 0, shown.output
-    named = {words[place + 1] for place, word in enumerate(words) if word in ("--out", "--report", "--figure")}
-    for file in named:
-        text = Path(file).read_text(encoding="utf-8")
-        assert all(each in text for each in HELD.get(f"{words[0]} {Path(file).suffix}", ()))
+    named = {words[place + 1] for place, word in enumerate(words) if word in ("--out", "--figure")}
     made = {path.name for path in home.iterdir()} - before - {"__pycache__"}
-    assert made == (named | WRITTEN & set(words) if words[0] in ("move", "merge") else named)
+    assert made == (WRITTEN & set(words) if words[0] in ("move", "merge") else named)

@@ -140,9 +140,9 @@ def test_the_command_trains_moves_and_compares(tmp_path: Path, monkeypatch: pyte
     found = Comparison.load(out / "comparison.json")
     assert list(found.scores.index) == ["vit-00", "vit-01"]
     assert found.known == (8, 8)
-    assert "Kendall" in shown.stdout
-    for page in ("orbit.html", "report.html"):
+    assert "Measures over the checkpoints" in shown.stdout
+    for page, text in (("orbit.svg", "<svg"), ("report.html", "<!DOCTYPE html>")):
         assert str(out / page) in shown.stdout.replace("\n", "")
-        assert (out / page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        assert text in (out / page).read_text(encoding="utf-8")
     rates = pd.read_csv(out / "scores.csv").set_index("checkpoint")["learning_rate"]
     assert rates.to_dict() == {f"vit-{index:02}": draw_recipe(index, seed=3).learning_rate for index in range(2)}

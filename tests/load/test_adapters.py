@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from quotient_manifolds.compare.identity import files_fingerprint, model_hash
 from quotient_manifolds.load import DataSource, example_inputs, find_checkpoints, load_checkpoint, load_model
 from quotient_manifolds.load.batches import known_classes
 from tests import hugging_face
+from tests.lora_files import edit, replace_tensors
 from tests.refusals import one_sentence
 
 peft = pytest.importorskip("peft")
@@ -39,11 +39,6 @@ def adapter(folder: Path, *, classes: int = 3, head: str = "classifier", **optio
                 value.normal_()
     model.save_pretrained(folder / "adapter")
     return model.eval(), folder / "adapter"
-
-
-def edit(directory: Path, **entries: Any) -> None:
-    file = directory / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
 def same(model: nn.Module, other: nn.Module) -> bool:
@@ -67,23 +62,10 @@ def test_adapter_and_head_are_read_exactly(task: str | None, tmp_path: Path) -> 
 
 def test_the_base_may_have_no_head_or_one_of_other_classes(tmp_path: Path) -> None:
     model, directory = adapter(tmp_path)
-    base = model.get_base_model()
-    for keep, classes in ((base.bert, None), (None, 5)):
-        if keep is not None:
-            keep_config = base.config.__class__.from_dict(base.config.to_dict())
-            bare = transformers.BertModel(keep_config)
-            tensors = {
-                name.removeprefix("bert."): value
-                for name, value in load_file(tmp_path / "base" / "model.safetensors").items()
-                if name.startswith("bert.")
-            }
-            bare.load_state_dict(tensors)
-            bare.save_pretrained(tmp_path / "base")
-        else:
-            tensors = load_file(tmp_path / "base" / "model.safetensors")
-            named = {f"bert.{name}": value for name, value in tensors.items()}
-            named |= {"classifier.weight": torch.zeros(classes, 32), "classifier.bias": torch.zeros(classes)}
-            save_file(named, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    file = tmp_path / "base" / "model.safetensors"
+    body = {name: value for name, value in load_file(file).items() if not name.startswith("classifier")}
+    for head in ({}, {"classifier.weight": torch.zeros(5, 32), "classifier.bias": torch.zeros(5)}):
+        save_file({**body, **head}, file, metadata={"format": "pt"})
         assert same(model, load_model(directory))
 
 
@@ -119,19 +101,6 @@ def test_a_zoo_of_adapters(tmp_path: Path) -> None:
     assert files_fingerprint(directory) != before
 
 
-def without(name: str) -> Callable[[Path], None]:
-    return lambda path: (path / name).unlink()
-
-
-def drop(part: str, **added: torch.Tensor) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        file = path / "adapter_model.safetensors"
-        kept = {name: value for name, value in load_file(file).items() if part not in name}
-        save_file({**kept, **added}, file, metadata={"format": "pt"})
-
-    return change
-
-
 def pickled(path: Path) -> None:
     torch.save(load_file(path / "adapter_model.safetensors"), path / "adapter_model.bin")
     (path / "adapter_model.safetensors").unlink()
@@ -143,20 +112,18 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         r"is an adapter of peft \(LORA\) of 'google/bert-tiny', .* nothing is ever downloaded: put the base model",
     ),
     "no name": (lambda path: edit(path, base_model_name_or_path=None), "put the base model"),
-    "a number": (lambda path: edit(path, base_model_name_or_path=3), "put the base model"),
     "of an adapter": (lambda path: edit(path, base_model_name_or_path="../adapter"), "is an adapter itself"),
     "another kind": (lambda path: edit(path, peft_type="PROMPT_TUNING"), "only ADALORA, IA3, LOHA, LOKR, LORA"),
-    "a module to import": (
-        lambda path: edit(path, megatron_config={"a": 1}, megatron_core="os"),
-        "only ADALORA",
-    ),
+    "a module to import": (lambda path: edit(path, megatron_config={"a": 1}, megatron_core="os"), "only ADALORA"),
     "settings are no JSON": (lambda path: (path / "adapter_config.json").write_text("{"), "not valid JSON"),
-    "settings are a list": (lambda path: (path / "adapter_config.json").write_text("[]"), "one JSON object"),
-    "no weights": (without("adapter_model.safetensors"), "has no weights"),
+    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "has no weights"),
     "pickled": (pickled, "unpickling can run any code"),
-    "a matrix missing": (drop("layer.1.attention.self.query.lora_A"), "lacks parameter .*lora_A"),
-    "the head missing": (drop("classifier"), "lacks parameter .*classifier"),
-    "one too many": (drop("nothing", **{"base_model.model.odd": torch.zeros(1)}), "has the unexpected parameter .*odd"),
+    "a matrix missing": (
+        lambda path: replace_tensors(path, "1.attention.self.query.lora_A"),
+        "lacks parameter .*lora_A",
+    ),
+    "the head missing": (lambda path: replace_tensors(path, "classifier"), "lacks parameter .*classifier"),
+    "one too many": (lambda path: replace_tensors(path, odd=torch.zeros(1)), "has the unexpected parameter .*odd"),
     "a great rank": (lambda path: edit(path, r=10**9), "r in .* must be at most"),
     "another rank": (lambda path: edit(path, r=3), "does not load"),
     "no such module": (lambda path: edit(path, target_modules=["nothing"]), "does not load"),

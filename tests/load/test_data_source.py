@@ -12,13 +12,31 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.load import Checkpoint, DataSource, load_model
 from quotient_manifolds.sharpness import cross_entropy
 from tests import hugging_face
-from tests.image_files import PLAIN, images_and_labels, pictures, write_npz
 from tests.refusals import one_sentence
+
+PLAIN = nn.Flatten()
+
+
+def images_and_labels(batches: list[Any]) -> tuple[Tensor, list[int]]:
+    """All images and all labels of batches (inputs, labels)."""
+    return torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]).tolist()
+
+
+def pictures(dtype: str = "uint8", *, channels: int = 3) -> NDArray[Any]:
+    """(5, channels, 6, 4)"""
+    return np.random.default_rng(0).integers(0, 256, (5, channels, 6, 4)).astype(dtype)
+
+
+def write_npz(folder: Path, **arrays: NDArray[Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
 
 
 def write_examples(folder: Path, count: int) -> Path:
@@ -109,9 +127,7 @@ class Keywords(nn.Module):
 class PassesOn(nn.Module):
     """As wrappers of Hugging Face models do."""
 
-    def __init__(self, config: object) -> None:
-        super().__init__()
-        self.config = config
+    config = "of the model inside"
 
     def forward(self, **inputs: Tensor) -> Tensor:
         return inputs["input_ids"].float()
@@ -124,7 +140,7 @@ def test_the_signature_of_the_model_decides(home: Path, tmp_path: Path) -> None:
     (named,) = source.batches(Keywords())
     assert set(named) == {"input_ids", "attention_mask", "labels"}
     assert torch.equal(named["input_ids"], ids)
-    (all_of_them,) = source.batches(PassesOn(load_model(home).config))
+    (all_of_them,) = source.batches(PassesOn())
     assert set(all_of_them) == {"input_ids", "attention_mask", "token_type_ids", "labels"}
 
 
@@ -133,7 +149,7 @@ def test_words_are_the_models_classes(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("text,label\ngood,entailment\nbad,NEUTRAL\nnot,contradiction\nfilm,1\n")
     source = DataSource(path)
-    with pytest.raises(ValueError, match=r"line 2: the label must be an integer. Found 'entailment'. Give labels"):
+    with pytest.raises(ValueError, match=r"line 2: the label must be an integer or .*, label_2. Found 'entailment'"):
         source.batches(load_model(home))
     names = dict(enumerate(["contradiction", "Entailment", "neutral"]))
     hugging_face.edit_config(home, id2label=names, label2id={name: number for number, name in names.items()})
@@ -173,10 +189,7 @@ def test_fingerprint_tells_settings_and_files_apart(home: Path, tmp_path: Path) 
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "format": ({"path": "a.parquet"}, r"in a \.jsonl, .* or \.npz file. Found a\.parquet"),
-    "a folder": ({"path": "images"}, r"Found images"),
     "batch size": ({"path": "a.csv", "batch_size": 0}, "batch_size must be an integer of at least 1. Found 0"),
-    "batches": ({"path": "a.csv", "max_batches": 0}, "max_batches must be"),
-    "length": ({"path": "a.csv", "max_length": -1}, "max_length must be"),
     "mean of text": ({"path": "a.csv", "mean": "clip"}, "mean means nothing for data of the format text"),
     "length of arrays": ({"path": "a.npz", "max_length": 8}, "max_length means nothing for data of the format npz"),
     "a column": ({"path": "a.csv", "columns": {"lable": "x"}}, "some of text, text_pair, label. Found 'lable'"),
@@ -184,8 +197,6 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "std zero": ({"path": "a.npz", "mean": [0.5], "std": [0.0]}, "std above 0"),
     "preset": ({"path": "a.npz", "mean": "clap"}, "one of clip, imagenet, none alone. Found 'clap'"),
     "preset and std": ({"path": "a.npz", "mean": "clip", "std": [1.0]}, "alone. Found 'clip'"),
-    "negative class": ({"path": "a.csv", "labels": {"a": -1}}, "must give the class, 0 or more"),
-    "a truth": ({"path": "a.csv", "labels": {"a": True}}, "must give the class, 0 or more"),
 }
 
 
@@ -269,13 +280,10 @@ BROKEN_ARRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled": (pickled, "no readable .npz file of plain arrays"),
     "no labels": (lambda path: np.savez(path, images=pictures()), "no array 'labels'"),
     "no images": (lambda path: np.savez(path, labels=np.arange(5)), "no array 'images'"),
-    "text": (lambda path: path.write_text("hello"), "no readable .npz"),
     "a changed bit": (flipped, "no readable .npz"),
     "labels are real": (arrays(labels=np.arange(5.0)), r"integers \(N,\). Found float64"),
-    "labels one-hot": (arrays(labels=np.eye(5, dtype=int)), r"integers \(N,\). Found int64 \(5, 5\)"),
     "fewer labels": (arrays(labels=np.arange(4)), "as many images as labels. Found 5 and 4"),
     "images are integers": (arrays(images=pictures("int64")), "uint8 or floating point. Found int64"),
-    "images are vectors": (arrays(images=np.zeros((5, 12), np.uint8)), r"Found \(5, 12\)\."),
     "seven channels": (arrays(images=np.zeros((5, 7, 8, 9), np.uint8)), r"Found \(5, 7, 8, 9\)\."),
     "grey for three": (arrays(images=pictures(channels=1)), "1 channels. Found mean and std for 3"),
 }

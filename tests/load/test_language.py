@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the format npz"),
     "columns": ("text.txt", {"task": "masked", "columns": {"text": "body"}}, "no columns"),
     "pairs of lines": ("text.txt", {"task": "seq2seq"}, "no columns"),
-    "one token": ("text.txt", {"task": "causal", "max_length": 1}, "at least 2 for the task causal"),
+    "one token": ("text.txt", {"task": "causal", "max_length": 1}, "max_length must lie in"),
     "another model": ("text.txt", {"task": "causal"}, "ends in ForCausalLM. Found BertForMaskedLM"),
     "no pairs": ("text.jsonl", {"task": "seq2seq"}, "line 1: no 'text_pair'"),
     "no text": ("empty.txt", {"task": "masked"}, "it is empty"),

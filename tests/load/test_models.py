@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
@@ -96,22 +93,21 @@ def text(content: str, name: str = "config.json") -> Callable[[Path], Any]:
     return lambda path: (path / name).write_text(content)
 
 
-def pickled_shard(path: Path) -> None:
-    """An index that names a file which torch.load would read."""
-    tensors = load_file(path / "model.safetensors")
-    torch.save(tensors, path / "model-1.bin")
-    (path / "model.safetensors").unlink()
-    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-1.bin")}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    (path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+def shard(name: str) -> Callable[[Path], None]:
+    """An index that names a file, which is there."""
+
+    def make(path: Path) -> None:
+        (path / "model.safetensors").rename(path / name)
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"classifier.bias": name}}))
+
+    return make
 
 
-def shard_elsewhere(path: Path) -> None:
-    (path / "model.safetensors").rename(path.parent / "model.safetensors")
-    index = {"weight_map": {"classifier.bias": "../model.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+def header(length: int, content: bytes) -> Callable[[Path], Any]:
+    return lambda path: (path / "model.safetensors").write_bytes(length.to_bytes(8, "little") + content)
 
 
+LIES = b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'
 DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (drop("config.json"), "no config.json"),
     "config is no JSON": (text("{"), "not valid JSON"),
@@ -129,14 +125,13 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "layers": (config(num_hidden_layers=10**7), "num_hidden_layers in .* must be"),
     "width": (config(hidden_size=64), "of shape .* but config.json describes one of"),
     "lists": (text('{"model_type": "bert", "a": ' + "[" * 5000 + "]" * 5000 + "}"), "not valid JSON"),
-    "a list": (text("[]"), "one JSON object"),
-    "digits": (text('{"model_type": "bert", "hidden_size": ' + "9" * 5000 + "}"), "not valid JSON"),
     "architectures is a word": (config(architectures="Bert"), "does not know"),
-    "architectures is a number": (config(architectures=[3]), "does not know"),
     "a tokenizer": (config(architectures=["BertTokenizer"]), "does not know"),
     "a kind of number": (config(num_hidden_layers="many"), "num_hidden_layers"),
-    "pickled shard": (pickled_shard, "must name files of safetensors beside it"),
-    "shard elsewhere": (shard_elsewhere, "must name files of safetensors beside it"),
+    "a pickled shard": (shard("model-1.bin"), "must name files of safetensors beside it"),
+    "a shard elsewhere": (shard("../model-1.safetensors"), "must name files of safetensors beside it"),
+    "a long header": (header(2**40, b"{}"), "does not load"),
+    "a header that lies": (header(len(LIES), LIES), "does not load"),
 }
 
 
@@ -157,33 +152,8 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     shard.unlink()
     with pytest.raises(ValueError, match=shard.name):
         load_model(tmp_path)
-
-
-def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No model at"):
         load_model(tmp_path / "nowhere")
-
-
-@settings(max_examples=30)
-@given(
-    entries=st.dictionaries(
-        st.sampled_from(["hidden_size", "num_hidden_layers", "vocab_size", "architectures", "id2label", "dtype", "x"]),
-        st.recursive(
-            st.none() | st.booleans() | st.integers(-(10**9), 1000) | st.floats() | st.text(max_size=5),
-            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-            max_leaves=5,
-        ),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_any_configuration_loads_or_is_refused(
-    entries: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    model = hugging_face.bert_classifier(tmp_path_factory.mktemp("model"))
-    edit_config(model, **entries)
-    with contextlib.suppress(ValueError):
-        load_model(model)
 
 
 @pytest.mark.parametrize("name", ["target_modules", "layers_pattern", "rank_pattern", "alpha_pattern"])
@@ -222,12 +192,7 @@ BACKBONE = {"backbone": "microsoft/resnet-50", "use_pretrained_backbone": True, 
 
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    [
-        ("DetrForObjectDetection", "detr"),
-        ("DPTForDepthEstimation", "dpt"),
-        ("UperNetForSemanticSegmentation", "upernet"),
-        ("MaskFormerForInstanceSegmentation", "maskformer"),
-    ],
+    [("DetrForObjectDetection", "detr"), ("UperNetForSemanticSegmentation", "upernet")],
 )
 @pytest.mark.usefixtures("without_network")
 def test_a_backbone_is_not_fetched(kind: str, model_type: str, tmp_path: Path) -> None:

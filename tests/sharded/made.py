@@ -16,6 +16,7 @@ from quotient_manifolds.sharpness import (
 from quotient_manifolds.symmetries import Symmetries
 
 Batch = dict[str, Tensor]
+Numbers = list[float | None]
 WORDS = 65  # odd, so that parts differ in size
 
 
@@ -87,9 +88,9 @@ def radius(geometry: Geometry) -> float:
     return 1e-3 if getattr(geometry, "norm", "") == "linf" else 0.1
 
 
-def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str, list[float | None]]:
+def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str, Numbers]:
     """For each geometry worst case, its length and reach, the gradient norm, and the average case."""
-    values: dict[str, list[float | None]] = {}
+    values: dict[str, Numbers] = {}
     for geometry in geometries(symmetries):
         given = {"loss": next_token_cross_entropy, "batches": [batch], "geometry": geometry}
         worst = worst_case_sharpness(model, **given, radius=radius(geometry), steps=3, restarts=1)  # type: ignore[arg-type]

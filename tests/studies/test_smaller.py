@@ -15,7 +15,7 @@ import pytest
 from quotient_manifolds.manifolds import Metric
 from studies import ascents, audit, fibres, passes
 from studies.common import RECORDS
-from studies.completion import GEOOPT, SOLVERS, Completion, complete, random_completion
+from studies.completion import SOLVERS, Completion, complete, random_completion
 from studies.fibres.cases import names
 from studies.fibres.study import row_of
 
@@ -150,7 +150,7 @@ def dense(problem: Completion, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
-@pytest.mark.parametrize("solver", [*SOLVERS, GEOOPT])
+@pytest.mark.parametrize("solver", [*SOLVERS])
 def test_every_solver_completes_the_matrix(problem: Completion, solver: str, metric: Metric) -> None:
     found = complete(problem, solver=solver, metric=metric)
     truth = dense(problem, problem.truth)

@@ -1,4 +1,4 @@
-"""The scalar network: closed forms against exhaustive search and ascent, level sets, the paper's claims, the study."""
+"""The scalar network: closed forms against exhaustive search and ascent, the numbers of notebook 1, the study."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 import quotient_manifolds as qm
-from quotient_manifolds.plots import Curve, Field, contour_figure
 from quotient_manifolds.symmetries import find_symmetries
 from studies import toy
 from studies.toy import MEASURES, Point, Scalar, climb, first_term, landscape, network, sharpness, squared_error
@@ -165,19 +164,3 @@ def test_the_numbers_of_the_first_notebook() -> None:
     for p in (-0.5, 0.25, 1.0, 1.5):  # adaptive sharpness is first-order inv up to a radius of 1 / sqrt(2)
         both = [sharpness(ONE, Point.balanced(p), measure, 0.7) for measure in ("adaptive", "inv (first order)")]
         assert both[0] == pytest.approx(both[1], rel=1e-9)
-
-
-def test_level_sets_have_a_panel_a_field_and_as_many_points_between_any_two_levels() -> None:
-    x, y = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
-    fields = [Field("one <&>", x + y[:, None]), Field("two", np.full((10, 12), -4.0))]
-    curve = Curve("the line", x, np.where(x < 0, np.nan, x))
-    axes = contour_figure(x, y, fields, x_label="a", y_label="b", columns=2, curves=[curve]).figure.axes
-    panels = [one for one in axes if one.get_xlabel() == "a"]
-    assert [one.get_title() for one in panels] == ["one <&>", "two"]
-    assert len(axes) == 2 + 1  # a bar of colours for each that is not constant
-    (filled,) = panels[0].collections
-    counts = np.histogram(x + y[:, None], [-np.inf, *filled.levels, np.inf])[0]
-    assert counts.sum() == 120
-    assert counts.max() <= 2 * counts.min()
-    with pytest.raises(ValueError, match="1 values not finite"):
-        contour_figure(x[:2], y[:2], [Field("f", np.array([[0, 0], [0, np.nan]]))], x_label="", y_label="")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from studies.diagonal.pictures import figure
 from studies.diagonal.study import load, run
-from studies.diagonal.tables import Study, tables
+from studies.diagonal.tables import Study, figure, tables
 
 __all__ = ["Study", "figure", "load", "run", "tables"]

@@ -14,10 +14,10 @@ In adaptive sharpness u and v move apart, on straight lines: beta becomes beta (
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor
@@ -31,109 +31,64 @@ QUOTIENT = tuple(f"{metric} {geodesic}" for metric in METRICS for geodesic in GE
 MEASURES = (ADAPTIVE, *QUOTIENT)
 
 
-class Factor(NamedTuple):
-    """Map b -> factor(b), by which a geodesic multiplies beta, and its derivative."""
+@final
+@dataclass(frozen=True)
+class Objective:
+    """Map z -> |X (beta factor(z / lengths)) - y|^2 for many networks at once, a row each.
 
-    value: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-
-
-def factor(t: float, geodesic: str) -> Factor:
-    """Return the factor along a geodesic of the metric t (0 is inv, 1 is mix), to first or second order or exact."""
-    if geodesic == "first":
-        return Factor(lambda b: (1 + b) ** 2, lambda b: 2 * (1 + b))
-    if geodesic == "second":
-        bend = 0.5 - t
-        return Factor(lambda b: (1 + b + bend * b**2) ** 2, lambda b: 2 * (1 + b + bend * b**2) * (1 + 2 * bend * b))
-    if t == 0:
-        return Factor(lambda b: torch.exp(2 * b), lambda b: 2 * torch.exp(2 * b))
-
-    def base(b: Tensor) -> Tensor:
-        """Return 1 + 2tb; where that is 0 the geodesic has left the manifold and stays at its last point."""
-        return (1 + 2 * t * b).clamp(min=0.0)
-
-    def slope(b: Tensor) -> Tensor:
-        inside = base(b)
-        return torch.where(inside > 0, 2 * inside.clamp(min=torch.finfo(b.dtype).tiny) ** (1 / t - 1), 0.0)
-
-    return Factor(lambda b: base(b) ** (1 / t), slope)
-
-
-class Objective(ABC):
-    """Map z -> L for many networks at once, a row each; the coordinates z (..., k) are orthonormal in the metric."""
+    The coordinates z (..., k) are orthonormal in the metric; lengths: |xi| per unit of b, coordinate by coordinate.
+    """
 
     regression: Regression
+    beta: Tensor  # (..., d)
+    lengths: Tensor  # (..., k)
+    factor: Callable[[Tensor], Tensor]  # (..., k) -> (..., d)
 
-    @abstractmethod
     def image(self, z: Tensor) -> Tensor:
         """Compute beta where z leads, (..., k) -> (..., d)."""
+        return self.beta * self.factor(z / self.lengths)
 
-    @abstractmethod
-    def zero(self) -> Tensor: ...
-
-    @abstractmethod
-    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]: ...
+    def zero(self) -> Tensor:
+        """Return z of the networks themselves."""
+        return torch.zeros_like(self.lengths)
 
     def value(self, z: Tensor) -> Tensor:
-        """Return the loss, (..., k) -> (...)."""
+        """Compute the loss, (..., k) -> (...)."""
         return self.regression.loss(self.image(z))
 
-
-@final
-@dataclass(frozen=True)
-class Along(Objective):
-    """Map z -> |X (beta factor(b)) - y|^2 with b = z / lengths, on the horizontal space: k = d."""
-
-    regression: Regression
-    beta: Tensor
-    lengths: Tensor
-    factor: Factor
-
-    @classmethod
-    def of(cls, regression: Regression, beta: Tensor, t: float, geodesic: str) -> Along:
-        """Return the objective in the metric t; lengths: |xi| per unit of b, coordinate by coordinate."""
-        return cls(regression, beta, math.sqrt(2) * beta.abs() ** t, factor(t, geodesic))
-
-    def image(self, z: Tensor) -> Tensor:
-        return self.beta * self.factor.value(z / self.lengths)
-
-    def zero(self) -> Tensor:
-        return torch.zeros_like(self.beta)
-
     def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        b = z / self.lengths
-        value, slope = self.regression.loss_and_gradient(self.beta * self.factor.value(b))
-        return value, slope * self.beta * self.factor.slope(b) / self.lengths
+        """Compute the loss and its gradient in z, by automatic differentiation."""
+        leaf = z.detach().requires_grad_()
+        value = self.value(leaf)
+        return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
 
 
-@final
-@dataclass(frozen=True)
-class Apart(Objective):
-    """Map z = (a, c) -> |X (beta (1 + a) (1 + c)) - y|^2: adaptive sharpness, k = 2d."""
-
-    regression: Regression
-    beta: Tensor
-
-    def image(self, z: Tensor) -> Tensor:
-        a, c = z.chunk(2, dim=-1)
-        return self.beta * (1 + a) * (1 + c)
-
-    def zero(self) -> Tensor:
-        return torch.zeros_like(torch.cat([self.beta, self.beta], dim=-1))
-
-    def value_and_gradient(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        a, c = z.chunk(2, dim=-1)
-        value, slope = self.regression.loss_and_gradient(self.image(z))
-        slope = slope * self.beta
-        return value, torch.cat([slope * (1 + c), slope * (1 + a)], dim=-1)
+def geodesic_factor(t: float, geodesic: str, b: Tensor) -> Tensor:
+    """Return the factor along a geodesic of the metric t (0 is inv, 1 is mix), to first or second order or exact."""
+    if geodesic == "first":
+        return (1 + b) ** 2
+    if geodesic == "second":
+        return (1 + b + (0.5 - t) * b**2) ** 2
+    if t == 0:
+        return torch.exp(2 * b)
+    inside = 1 + 2 * t * b  # where it is 0 the geodesic has left the manifold and stays at its last point
+    return torch.where(inside > 0, inside.clamp(min=torch.finfo(b.dtype).tiny) ** (1 / t), 0.0)
 
 
-def objective(measure: str, regression: Regression, beta: Tensor) -> Along | Apart:
+def adaptive_factor(z: Tensor) -> Tensor:
+    """Compute (1 + a) (1 + c) of z = (a, c)."""
+    a, c = z.chunk(2, dim=-1)
+    return (1 + a) * (1 + c)
+
+
+def along(regression: Regression, beta: Tensor, t: float, geodesic: str) -> Objective:
+    """Return the objective along geodesics of the metric t, on the horizontal space: k = d."""
+    return Objective(regression, beta, math.sqrt(2) * beta.abs() ** t, partial(geodesic_factor, t, geodesic))
+
+
+def objective(measure: str, regression: Regression, beta: Tensor) -> Objective:
     """Return what a measure maximizes: "adaptive", or a metric and a geodesic, such as "mix exact"; beta (..., d)."""
-    return Apart(regression, beta) if measure == ADAPTIVE else along(measure, regression, beta)
-
-
-def along(measure: str, regression: Regression, beta: Tensor) -> Along:
-    """Return the objective of a metric and a geodesic, such as "mix exact"."""
+    if measure == ADAPTIVE:
+        return Objective(regression, beta, torch.ones_like(torch.cat([beta, beta], dim=-1)), adaptive_factor)
     metric, geodesic = measure.split()
-    return Along.of(regression, beta, METRICS[metric], geodesic)
+    return along(regression, beta, METRICS[metric], geodesic)

@@ -21,7 +21,7 @@ from studies.common import Floats, Record, read_record, resume, write_record
 from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
 from studies.diagonal.closed_form import line_bound
 from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
-from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, Along, along, objective
+from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, along, objective
 
 LARGE = 0.1  # a truncation error above this part of the increase is counted
 FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
@@ -197,9 +197,7 @@ def _check(again: Climbed, rises: Floats, bound: Floats | None, test: Floats) ->
 def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> dict[str, list[float | None]]:
     """Compute tau along the family of metrics, second-order and exact, a value for each of its radii."""
     goals = {
-        f"{t:g} {geodesic}": Along.of(regression, betas, t, geodesic)
-        for t in plan.family
-        for geodesic in FAMILY_GEODESICS
+        f"{t:g} {geodesic}": along(regression, betas, t, geodesic) for t in plan.family for geodesic in FAMILY_GEODESICS
     }
     return {
         name: [tau_b(climb(goal, radius, plan.steps).rise.numpy(), test) for radius in plan.family_radii]
@@ -210,13 +208,13 @@ def _family(plan: Plan, regression: Regression, betas: Tensor, test: Floats) -> 
 def far_share(measure: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
     """Return the part of |z|^2 in coordinates with |b| > 1/2, (...,)."""
     square = climbed.z**2
-    far = (climbed.z / along(measure, regression, beta).lengths).abs() > FAR
+    far = (climbed.z / objective(measure, regression, beta).lengths).abs() > FAR
     return (square * far).sum(-1) / square.sum(-1)
 
 
 def truncation_error(metric: str, regression: Regression, beta: Tensor, climbed: Climbed) -> Tensor:
     """Compute |L(second order) - L(exact)| / rise where the ascent along second-order geodesics ended, (...,)."""
-    second, exact = (along(f"{metric} {geodesic}", regression, beta) for geodesic in ("second", "exact"))
+    second, exact = (objective(f"{metric} {geodesic}", regression, beta) for geodesic in ("second", "exact"))
     return (second.value(climbed.z) - exact.value(climbed.z)).abs() / climbed.rise
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from ruamel.yaml import YAML
 from torch import Tensor, nn
 
 from quotient_manifolds.load import Certificate, certify, generic_inputs, make_generic, small_copy
@@ -17,68 +19,9 @@ by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention 
 EXAMPLES = 4  # of a batch
 ENOUGH = 6  # times as many outputs as parameters: neurons have to be active together
 
-TYPES: dict[str, tuple[str, ...]] = {
-    "encoder": (
-        *("albert", "bert", "big_bird", "convbert", "deberta", "deberta-v2", "distilbert"),
-        *("esm", "eurobert", "flaubert", "gte", "ibert"),
-        *("modernbert", "mpnet", "nomic_bert", "nystromformer", "roberta"),
-        *("roberta-prelayernorm", "roformer", "squeezebert", "xlm"),
-    ),
-    "decoder": (
-        *("afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "bloom", "cohere", "ctrl", "deepseek_v3"),
-        *("exaone4", "falcon", "gemma2", "gemma3_text", "glm", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj"),
-        *("helium", "lfm2", "llama", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "openai-gpt", "opt"),
-        *("persimmon", "phi", "phi3", "qwen2", "qwen3", "stablelm", "starcoder2"),
-    ),
-    "encoder-decoder": ("bart", "t5"),
-    "vision": (
-        *("beit", "clip_vision_model", "deit", "dinov2", "dinov3_vit", "ijepa", "pixtral", "siglip_vision_model"),
-        *("swin", "vit"),
-    ),
-    "audio": ("hubert", "qwen2_audio_encoder", "wav2vec2"),
-}
-WITH_HEAD = {  # a language model with a head of its own: its stream may turn
-    "gpt2 with a head": ("gpt2", "GPT2LMHeadModel"),
-    "llama with a head": ("llama", "LlamaForCausalLM"),
-    "qwen2 with a head": ("qwen2", "Qwen2ForCausalLM"),
-    "bert with a head": ("bert", "BertForMaskedLM"),
-    "vit with a head": ("vit", "ViTForImageClassification"),
-}
-
-_WINDOWS = {"embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2, "patch_size": 4, "image_size": 8}
-_SOUND = {
-    "conv_dim": (8, 8),
-    "conv_kernel": (10, 3),
-    "conv_stride": (5, 2),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
-_LATENT = {
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 4,
-    "head_dim": 4,
-    "v_head_dim": 4,
-    "kv_lora_rank": 6,
-    "q_lora_rank": 5,
-    "num_key_value_heads": 2,
-}
-SETTINGS: dict[str, dict[str, Any]] = {
-    **{
-        f"{model} with a head": {"vocab_size": 11} for model in ("gpt2", "llama", "qwen2", "bert")
-    },  # logits of 8 numbers
-    "vit with a head": {"num_labels": 9, "num_hidden_layers": 2},  # of one, the head would read one query alone
-    "dinov3_vit": {"image_size": 12},  # two patches by two are all turned by half a turn
-    "albert": {"num_hidden_layers": 2},  # of one layer, so that it reads more than the bottleneck of the embeddings
-    "bamba": {"attn_layer_indices": [0], "mamba_n_heads": 4, "mamba_d_head": 4},
-    "gpt_neo": {"attention_types": [[["global"], 1]]},
-    "lfm2": {"block_auto_adjust_ff_dim": False},
-    "mpnet": {"relative_attention_num_buckets": 32},
-    "nemotron": {"head_dim": 4, "num_key_value_heads": 2},
-    "swin": _WINDOWS,
-    **dict.fromkeys(("wav2vec2", "hubert"), _SOUND),
-    "deepseek_v3": _LATENT,
-}
+MODELS: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("models.yaml"))
+"""Types of Hugging Face by domain, models with a head of their own, and what small copies of some are made with."""
+TYPES, WITH_HEAD, SETTINGS = MODELS["types"], MODELS["with_head"], MODELS["settings"]
 
 
 def names() -> list[str]:
@@ -93,12 +36,17 @@ def kind_of(name: str) -> str:
 
 
 def certificate(name: str) -> Certificate:
-    """Certify the model of this name."""
-    if name in HAND_WRITTEN:
-        make, inputs = HAND_WRITTEN[name]
-        model = make_generic(make(), seed=SEEDS.get(name, 0))
-        return certify(model, _batches(model, inputs))
-    return certify(_model(name), **SETTINGS.get(name, {}))
+    """Certify the model of this name, one written by hand on batches enough for the rank."""
+    if name not in HAND_WRITTEN:
+        return certify(_model(name), **SETTINGS.get(name, {}))
+    make, inputs = HAND_WRITTEN[name]
+    model = make_generic(make(), seed=SEEDS.get(name, 0))
+    generator = torch.Generator().manual_seed(0)
+    first = inputs(generator)
+    with torch.no_grad():
+        answer: Tensor = model(*first)
+    count = ENOUGH * sum(w.numel() for w in model.parameters()) // answer.numel()
+    return certify(model, [first, *(inputs(generator) for _ in range(count))])
 
 
 def small_model(name: str) -> tuple[nn.Module, Any]:
@@ -123,16 +71,6 @@ def _model(name: str) -> nn.Module:
     nn.Module.__init__(shell)
     shell.config = config
     return cast(nn.Module, shell)
-
-
-def _batches(model: nn.Module, inputs: Callable[[torch.Generator], Any]) -> list[Any]:
-    """Return batches enough for the rank."""
-    generator = torch.Generator().manual_seed(0)
-    outputs = sum(w.numel() for w in model.parameters())
-    first = inputs(generator)
-    with torch.no_grad():
-        answer: Tensor = model(*first)
-    return [first, *(inputs(generator) for _ in range(ENOUGH * outputs // answer.numel()))]
 
 
 def _gaussian(*shapes: tuple[int, ...]) -> Callable[[torch.Generator], Any]:

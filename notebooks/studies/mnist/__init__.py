@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from studies.mnist.zoo import figure, load, ranked, run, tables
+from studies.mnist.zoo import load, ranked, run, tables
 
-__all__ = ["figure", "load", "ranked", "run", "tables"]
+__all__ = ["load", "ranked", "run", "tables"]

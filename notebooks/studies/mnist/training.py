@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import one_thread, shifted
-from quotient_manifolds.load import load_object
 
 # 2 layers, 3 heads of 16, 17 tokens: 41,770 parameters. See demo.zoo for the deviation of the weights.
 ARCHITECTURE: dict[str, Any] = {
@@ -53,11 +52,12 @@ def train(
 
     After `most` steps training stops wherever it is. torch's global generator is left alone.
     """
+    from transformers import ViTConfig, ViTForImageClassification
+
     generator = torch.Generator().manual_seed(recipe.seed)
-    config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = load_object("transformers:ViTForImageClassification", "a vision transformer")(config).train()
+        model = ViTForImageClassification(ViTConfig(**architecture)).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True
     )

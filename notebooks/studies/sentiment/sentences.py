@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 
-from quotient_manifolds.files import write_text
 from quotient_manifolds.load.huggingface import load_tokenizer
 
 ARCHIVE: Final = "vaderSentiment-3.3.2.tar.gz"
@@ -55,47 +52,34 @@ def read_sentences(archive: Path, tokenizer: Path, longest: int = LONGEST) -> di
     Raises ValueError for an archive that is not there or has another hash: nothing of it is then opened.
     """
     if not archive.is_file():
-        raise ValueError(f"There is no {archive}: make study NAME=sentiment fetches it.")
+        raise ValueError(f"The sentences must be in {archive}. Found no file: make study NAME=sentiment fetches it")
     content = archive.read_bytes()
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise ValueError(f"Expected {archive} to have the SHA-256 {SHA256}. Found {found}: fetch it again.")
+        raise ValueError(f"{archive} must have the SHA-256 {SHA256}. Found {found}: fetch it again")
     tokens = load_tokenizer(tokenizer)
     kept: dict[str, list[Sentence]] = {}
     for place, (source, texts) in enumerate(_rated(content).items()):
         clear = {text: rating for text, rating in texts.items() if abs(rating) >= CLEAR}
-        lengths = [len(ids) for ids in tokens(list(clear))["input_ids"]]
-        short = [
-            Sentence(text, int(rating > 0))
-            for (text, rating), length in zip(clear.items(), lengths, strict=True)
-            if length <= longest
-        ]
-        order = np.random.default_rng([0, place]).permutation(len(short))
-        kept[source] = [short[index] for index in order]
+        lengths = map(len, tokens(list(clear))["input_ids"])
+        rated = zip(clear.items(), lengths, strict=True)
+        short = [Sentence(text, int(rating > 0)) for (text, rating), length in rated if length <= longest]
+        kept[source] = [short[index] for index in np.random.default_rng([0, place]).permutation(len(short))]
     return kept
 
 
-def _rated(archive: bytes) -> dict[str, Mapping[str, float]]:
+def _rated(archive: bytes) -> dict[str, dict[str, float]]:
     """Return the mean rating of every text by source; of a text that stands there twice, the last one's."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as outer:
-        inner = outer.extractfile(INNER)
-        assert inner is not None
-        with tarfile.open(fileobj=io.BytesIO(inner.read())) as files:
-            return {
-                source: dict(_rows(files, f"hutto_ICWSM_2014/{name}_GroundTruth.txt"))
-                for source, name in SOURCES.items()
-            }
+    inner = _member(archive, INNER)
+    found = {}
+    for source, name in SOURCES.items():
+        text = _member(inner, f"hutto_ICWSM_2014/{name}_GroundTruth.txt").decode("utf-8")
+        lines = (line.split("\t", 2) for line in text.splitlines())
+        found[source] = {said.strip(): float(rating) for _, rating, said in lines}
+    return found
 
 
-def _rows(files: tarfile.TarFile, name: str) -> Iterator[tuple[str, float]]:
-    file = files.extractfile(name)
-    assert file is not None
-    for line in file.read().decode("utf-8").splitlines():
-        _, rating, text = line.split("\t", 2)
-        yield text.strip(), float(rating)
-
-
-def write_sentences(path: Path, sentences: Sequence[Sentence]) -> None:
-    """Write JSONL that `compare` reads; a file that is the same already stays untouched."""
-    text = "".join(json.dumps({"text": each.text, "label": each.label}) + "\n" for each in sentences)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
+def _member(archive: bytes, name: str) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        file = files.extractfile(name)
+        assert file is not None
+        return file.read()

@@ -1,22 +1,20 @@
-"""Fine-tuning the sentence encoder to tell good from bad, and what is known of a model without measuring sharpness."""
+"""Fine-tune the sentence encoder to tell good from bad, and score it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.load import LabelledText, load_model, load_object, tokenised_batches
-from quotient_manifolds.load.huggingface import read_config, tokenizer_files
+from quotient_manifolds.load import load_model
+from quotient_manifolds.load.huggingface import load_tokenizer
 from studies.common import pretrained_encoder
 from studies.sentiment.sentences import LONGEST, Sentence
-from studies.zoos.scores import Scores, score_of
+from studies.zoos.models import Scores, score_of
 
 
 @final
@@ -52,7 +50,7 @@ def fine_tune(recipe: Recipe, sentences: Sequence[Sentence], architecture: Mappi
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
         for _ in range(recipe.epochs):
             for rows in torch.randperm(len(sentences), generator=generator).split(recipe.batch_size):
-                batch = _trimmed({name: value[rows] for name, value in encoded.items()})
+                batch = _rows(encoded, rows)
                 labels = batch.pop("labels")
                 loss = nn.functional.cross_entropy(model(**batch).logits, labels)
                 optimizer.zero_grad(set_to_none=True)
@@ -68,27 +66,28 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _fresh_model(dropout: float, architecture: Mapping[str, Any] | None) -> Any:
-    pretrained = pretrained_encoder() if architecture is None else None
-    settings = read_config(pretrained) if pretrained else architecture
-    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    config = load_object("transformers:BertConfig", "a configuration")(**{**(settings or {}), **drop, "num_labels": 2})
-    model = load_object("transformers:BertForSequenceClassification", "a BERT")(config)
-    if pretrained:
-        model.bert.load_state_dict(load_model(pretrained).state_dict())
+    from transformers import BertConfig, BertForSequenceClassification
+
+    drop: dict[str, Any] = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "num_labels": 2}
+    if architecture is not None:
+        return BertForSequenceClassification(BertConfig(**architecture, **drop))
+    model = BertForSequenceClassification(BertConfig.from_pretrained(pretrained_encoder(), **drop))
+    model.bert.load_state_dict(load_model(pretrained_encoder()).state_dict())
     return model
 
 
 def encode(sentences: Sequence[Sentence]) -> dict[str, Tensor]:
     """Return tokens and labels of all sentences, padded to the longest."""
-    texts = [LabelledText(each.text, None, each.label) for each in sentences]
-    (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
-    return batch
+    tokens = load_tokenizer(pretrained_encoder())
+    texts = [each.text for each in sentences]
+    batch = tokens(texts, padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+    return {**batch, "labels": torch.tensor([each.label for each in sentences])}
 
 
-def _trimmed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a batch without columns that are padding only."""
-    length = int(batch["attention_mask"].sum(1).max())
-    return {name: value[:, :length] if value.ndim == 2 else value for name, value in batch.items()}
+def _rows(encoded: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Return some rows, without columns that are padding only."""
+    length = int(encoded["attention_mask"][rows].sum(1).max())
+    return {name: value[rows, :length] if value.ndim == 2 else value[rows] for name, value in encoded.items()}
 
 
 @one_thread()
@@ -96,16 +95,7 @@ def _trimmed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def score(model: nn.Module, sentences: Sequence[Sentence]) -> Scores:
     """Return what a model in eval mode does with sentences, of which the short ones are read first."""
     encoded = encode(sentences)
+    labels = encoded.pop("labels")
     order = encoded["attention_mask"].sum(1).argsort()
-    parts = [_trimmed({name: value[rows] for name, value in encoded.items()}) for rows in order.split(64)]
-    logits = torch.cat(
-        [model(**{name: value for name, value in part.items() if name != "labels"}).logits for part in parts]
-    )
-    return score_of(logits, encoded["labels"][order])
-
-
-def save(model: Any, folder: Path) -> None:
-    """Write the model and its tokenizer."""
-    model.save_pretrained(folder, safe_serialization=True)
-    for file in tokenizer_files(pretrained_encoder()):
-        shutil.copyfile(file, folder / file.name)
+    logits = torch.cat([model(**_rows(encoded, rows)).logits for rows in order.split(64)])
+    return score_of(logits, labels[order])

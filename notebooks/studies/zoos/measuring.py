@@ -1,77 +1,45 @@
-"""Measure a zoo part by part, as `compare` does, and keep a record: values, costs, and whether ascents converged."""
+"""Measure a zoo part by part, as `compare` does, and keep a record: values, and whether ascents converged."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import click
 import numpy as np
 import pandas as pd
 
-from quotient_manifolds.compare import Comparison, MeasureEntry, read_spec, run_comparison
+from quotient_manifolds import cross_entropy
+from quotient_manifolds.compare import Comparison, read_spec, run_comparison
 from quotient_manifolds.demo.zoo import each_finished, one_thread
 from quotient_manifolds.files import whole
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.progress import Progress
-from quotient_manifolds.report import Table
-from quotient_manifolds.sharpness import WorstCase, cross_entropy
-from studies.common import Saves, numbers, write_rows
+from quotient_manifolds.sharpness import WorstCase
+from studies.common import Record, read_record, write_record
 
-COMPARISON, COSTS, CONVERGENCE = "comparison.json.gz", "costs.csv", "convergence.json"
+COMPARISON, CONVERGENCE = "comparison.json.gz", "convergence.json"
 MORE: Final = {"four times the steps": (4, 0), "these and two restarts": (4, 2)}
-"""By words, the longer ascents that a zoo's are compared with: how many times the steps, and how many restarts."""
-
-
-@final
-@dataclass(frozen=True)
-class Ascent:
-    """Hold what ascents found in one ball around one model: as in the zoo, and with more of what `MORE` says (nats)."""
-
-    model: str
-    measure: str
-    value: float
-    more: tuple[float, ...]
-
-
-@final
-@dataclass(frozen=True)
-class Convergence(Saves):
-    """Hold ascents from some models of a zoo beside longer ones."""
-
-    zoo: str
-    command: str
-    climbs: tuple[Ascent, ...]
-
-    def table(self) -> Table:
-        """Return what the zoo's ascents found over what longer ones found: the median over models, and the least."""
-        rows = []
-        for measure in dict.fromkeys(each.measure for each in self.climbs):
-            chosen = [each for each in self.climbs if each.measure == measure]
-            shares = zip(*([each.value / more for more in each.more] for each in chosen), strict=True)
-            rows.append([measure, *(f"{statistics.median(column):.3f} ({min(column):.3f})" for column in shares)])
-        return numbers("convergence", "", ["Measure", *(f"over {words}" for words in MORE)], rows)
+"""The longer ascents that a zoo's are compared with: how many times the steps, and how many restarts."""
+PARTS: Final = ("measures", "scores", "values", "failures")
 
 
 @final
 @dataclass(frozen=True)
 class Zoo:
-    """Hold the record of a zoo: its models with all values, and how far their ascents had converged."""
+    """Hold the record of a zoo: its models with all values, and ascents from some of them beside longer ones."""
 
     comparison: Comparison
-    convergence: Convergence
+    convergence: Record
 
 
-def run_zoo(
-    specs: Sequence[Path], folder: Path, *, name: str, models: int, command: str, workers: int, progress: Progress
-) -> Zoo:
+def run_zoo(specs: Sequence[Path], folder: Path, *, models: int, command: str, workers: int, progress: Progress) -> Zoo:
     """Measure what the specs ask for and is not measured yet, and write `folder`, which `load_zoo` reads.
 
     Each spec is that of a part of the zoo, in a folder of its own, where the files of `compare` go. models: how many of
@@ -81,41 +49,26 @@ def run_zoo(
     progress("parts", 0, len(jobs))
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
         progress("parts", finished, len(jobs))
-    found = gather(specs, folder, name=name, command=command)
-    converged = check_convergence(specs, zoo=name, models=models, command=command, progress=progress)
-    converged.save(folder / CONVERGENCE)
+    parts = [Comparison.load(spec.parent) for spec in specs]
+    tables = {name: pd.concat([getattr(part, name) for part in parts], sort=False) for name in PARTS}
+    tables["measures"] = tables["measures"].groupby(level=0, sort=False).first()  # one part may have more than another
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    found = replace(parts[0], spec=folder.name, **tables, rankings=parts[0].rankings[:0], notes=notes)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
+    with whole(folder / COMPARISON) as unfinished:
+        unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
+    climbs = check_convergence(specs, models=models, progress=progress)
+    write_record(folder / CONVERGENCE, {"zoo": folder.name, "climbs": climbs}, command)
     if len(found.failures):
         raise click.ClickException(f"{len(found.failures)} measurements failed: see report.html of the parts.")
-    return Zoo(found, converged)
+    return load_zoo(folder)
 
 
 def load_zoo(folder: Path) -> Zoo:
     """Return what `run_zoo` wrote."""
     text = gzip.decompress((folder / COMPARISON).read_bytes())
-    return Zoo(Comparison.from_dict(json.loads(text)), Convergence.load(folder / CONVERGENCE))
-
-
-def gather(specs: Sequence[Path], folder: Path, *, name: str, command: str) -> Comparison:
-    """Write the models of all parts as one comparison, without rankings, and the seconds that each measure took."""
-    parts = [Comparison.load(spec.parent) for spec in specs if (spec.parent / "comparison.json").is_file()]
-    measures = pd.concat([part.measures for part in parts])  # one part may have more than another
-    found = replace(
-        parts[0],
-        spec=name,
-        command=command,
-        measures=measures[~measures.index.duplicated()],
-        scores=pd.concat([part.scores for part in parts]),
-        values=pd.concat([part.values for part in parts], ignore_index=True),
-        rankings=parts[0].rankings.iloc[:0],
-        failures=pd.concat([part.failures for part in parts], ignore_index=True),
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
-    with whole(folder / COMPARISON) as unfinished:
-        unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
-    write_rows(folder / COSTS, _costs(found))
-    return found
+    return Zoo(Comparison.from_dict(json.loads(text)), read_record(folder / CONVERGENCE))
 
 
 @one_thread()
@@ -123,45 +76,38 @@ def _measure_part(spec: Path, command: str, progress: Progress | None) -> None:
     run_comparison(spec, spec.parent, progress=progress, command=command)
 
 
-def _costs(found: Comparison) -> Iterator[dict[str, object]]:
-    """Yield on how many batches each measure was computed, and the seconds of all of them together."""
-    costs = found.values.groupby("label")[["batches", "seconds"]].sum()
-    for label in costs.index.intersection(found.labels, sort=False):
-        batches, seconds = costs.loc[label]
-        yield {"measure": label, "units": int(batches), "seconds": f"{seconds:.4g}"}
-
-
-def check_convergence(specs: Sequence[Path], *, zoo: str, models: int, command: str, progress: Progress) -> Convergence:
+def check_convergence(specs: Sequence[Path], *, models: int, progress: Progress) -> list[Record]:
     """Ascend again from models drawn from a zoo, one a part in turn, with more steps and starts.
 
-    That is in every geometry that a spec takes at several radii, at the middle one of the first three.
+    That is in every geometry that a spec takes at several radii, at the middle one of the first three. Returns the
+    values in nats, as in the zoo and with more of what `MORE` says.
     """
     draw = np.random.default_rng(0)
     order = [specs[place] for place in draw.permutation(len(specs))]
-    ascents: list[Ascent] = []
+    ascents = []
     for number in range(models):
         spec = read_spec(order[number % len(order)])
         checkpoint = spec.checkpoints[int(draw.integers(len(spec.checkpoints)))]
         model, known = load_checkpoint(checkpoint), KnownSymmetries()
-        batches = spec.data.batches(model, checkpoint)
+        batches = list(spec.data.batches(model, checkpoint))
         for label, measure in _middles(spec.measures).items():
-            values = [
+            value, *more = (
                 WorstCase(measure.geometry, measure.radius, steps=times * measure.steps, restarts=restarts)
                 .of(model, cross_entropy, batches, known=known)
                 .mean
                 for times, restarts in ((1, 0), *MORE.values())
-            ]
-            ascents.append(Ascent(checkpoint.name, label, values[0], tuple(values[1:])))
+            )
+            ascents.append({"model": checkpoint.name, "measure": label, "value": value, "more": more})
         progress("models", number + 1, models)
-    return Convergence(zoo, command, tuple(ascents))
+    return ascents
 
 
-def _middles(entries: Iterable[MeasureEntry]) -> dict[str, WorstCase]:
-    """Return by label the measures to climb again."""
+def _middles(entries: Iterable[Any]) -> dict[str, WorstCase]:
+    """Return by label the measures to ascend again."""
     families: dict[str, dict[str, WorstCase]] = {}
     for each in entries:
         measure = each.measure
-        whole = not isinstance(measure.geometry, Quotient) or measure.geometry.symmetries == "all"
-        if isinstance(measure, WorstCase) and whole:
+        every = not isinstance(measure.geometry, Quotient) or measure.geometry.symmetries == "all"
+        if isinstance(measure, WorstCase) and every:
             families.setdefault(each.family, {})[each.label] = measure
     return dict(list(family.items())[:3][1] for family in families.values() if len(family) > 1)

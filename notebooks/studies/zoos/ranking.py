@@ -2,122 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from quotient_manifolds.compare import Comparison
 from studies.common import Estimate, Floats
 
 RESAMPLES = 1000
+GAP: Final = "error_gap"
 Pairs = NDArray[np.bool_]  # (models, models), symmetric: which of them are compared
 
 
 @final
 @dataclass(frozen=True)
-class Term:
-    """Name a tau: of a measure and a gap, over some pairs of models."""
-
-    measure: str
-    gap: str
-    pairs: Pairs
-
-
-@final
-@dataclass(frozen=True)
 class Design:
-    """Answer how measures rank the models of a factorial design; factors: the columns that make it up.
+    """Rank the models of a factorial design by measures.
+
+    frame: a row for each model, with factors, measures and gaps in columns, NaN where a value is missing. factors: the
+    columns that make up the design; along: those that the granulated coefficient is the mean over; cells: those that
+    define the task. Within a cell, models differ only in how they were trained.
 
     Intervals are bootstraps: models are drawn with replacement, the same for all taus of a design. A model that is
     drawn twice is no pair with itself.
     """
 
-    comparison: Comparison
+    frame: pd.DataFrame
     factors: tuple[str, ...]
+    along: tuple[str, ...]
+    cells: tuple[str, ...]
+    _known: dict[tuple[str, str, bytes], tuple[Floats, Floats]] = field(default_factory=dict, init=False, repr=False)
+
+    def same(self, *factors: str) -> Pairs:
+        """Return the pairs that have these factors in common: those of one stratum, all if there are no factors."""
+        columns = [self.frame[factor].to_numpy() for factor in factors]
+        everywhere = np.ones((len(self.frame), len(self.frame)), dtype=bool)
+        return np.logical_and.reduce([everywhere, *(column[:, None] == column for column in columns)])
 
     @property
-    def models(self) -> int:
-        return len(self.comparison.scores)
+    def within(self) -> Pairs:
+        """Return the pairs of models of one task."""
+        return self.same(*self.cells)
 
-    def column(self, name: str) -> Floats:
-        """Return a measure or a score, NaN where it is missing."""
-        return np.array([np.nan if each is None else each for each in self.comparison.column(name)], dtype=np.float64)
-
-    @cached_property
-    def _equal(self) -> dict[str, Pairs]:
-        """Return by factor which two models have it in common."""
-        columns = {factor: np.array(self.comparison.column(factor)) for factor in self.factors}
-        return {factor: values[:, None] == values for factor, values in columns.items()}
-
-    @property
-    def everywhere(self) -> Pairs:
-        return np.ones((self.models, self.models), dtype=bool)
-
-    def within(self, *factors: str) -> Pairs:
-        """Return the pairs that have these factors in common: those of one stratum."""
-        return np.logical_and.reduce([self.everywhere, *(self._equal[factor] for factor in factors)])
-
-    def along(self, factor: str) -> Pairs:
+    def apart(self, factor: str) -> Pairs:
         """Return the pairs that differ in this factor and agree in all others (Jiang et al., 2020)."""
-        return ~self._equal[factor] & self.within(*(other for other in self.factors if other != factor))
+        return ~self.same(factor) & self.same(*(other for other in self.factors if other != factor))
 
-    def where(self, **values: Any) -> Pairs:
-        """Return the pairs of models that both have these values."""
-        columns = [np.array(self.comparison.column(name)) == value for name, value in values.items()]
-        here = np.logical_and.reduce(columns)
+    def where(self, factor: str, value: Any) -> Pairs:
+        """Return the pairs of models that both have this value."""
+        here = self.frame[factor].to_numpy() == value
         return np.logical_and.outer(here, here)
 
-    def tau(self, measure: str, gap: str, pairs: Pairs) -> Estimate | None:
+    def tau(self, measure: str, pairs: Pairs, gap: str = GAP) -> Estimate | None:
         """Return tau over these pairs; None where it is not defined."""
-        return self.estimate([Term(measure, gap, pairs)], lambda tau: tau)
+        return _estimate(*self._drawn(measure, pairs, gap))
 
-    def granulated(self, measure: str, gap: str, along: Sequence[str]) -> Estimate | None:
+    def psi(self, measure: str) -> Estimate | None:
         """Return the mean over factors of tau along each: the granulated coefficient of Jiang et al. (2020)."""
-        return self.estimate(self.terms(measure, gap, along), lambda *taus: np.mean(taus, axis=0))
+        return _estimate(*self._granulated(measure))
 
-    def terms(self, measure: str, gap: str, along: Sequence[str]) -> list[Term]:
-        """Return the taus along each of some factors."""
-        return [Term(measure, gap, self.along(factor)) for factor in along]
+    def psi_difference(self, first: str, second: str) -> Estimate | None:
+        """Return |Psi| of the first minus |Psi| of the second."""
+        pairs = zip(self._granulated(first), self._granulated(second), strict=True)
+        return _estimate(*(np.abs(one) - np.abs(other) for one, other in pairs))
 
-    def estimate(self, terms: Sequence[Term], statistic: Callable[..., Floats]) -> Estimate | None:
-        """Return a function of some taus with its interval; None where it is not defined."""
-        values, draws = zip(*(self._drawn(term) for term in terms), strict=True)
-        value = float(statistic(*values)[0])
-        return None if np.isnan(value) else Estimate.of(value, statistic(*draws))
+    def tau_difference(self, first: str, second: str, pairs: Pairs, absolute: bool = True) -> Estimate | None:
+        """Return |tau| of the first minus |tau| of the second over some pairs, or the difference with their signs."""
+        taus = zip(self._drawn(first, pairs, GAP), self._drawn(second, pairs, GAP), strict=True)
+        return _estimate(*(np.abs(one) - np.abs(other) if absolute else one - other for one, other in taus))
 
-    def partial(self, measure: str, gap: str, given: Sequence[str]) -> Estimate | None:
-        """Return Kendall's partial tau, given some numbers: of what a linear fit leaves of the signs of differences."""
-        columns = [self.column(name) for name in (measure, gap, *given)]
-        known = ~np.isnan(columns).any(axis=0)
-        signs = [np.sign(values[known][:, None] - values[known]) for values in columns]
-        value, draws = (_partial(signs, counts[:, known]) for counts in (self._once, self._counts))
-        return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
+    def _granulated(self, measure: str) -> tuple[Floats, Floats]:
+        taus = zip(*(self._drawn(measure, self.apart(factor), GAP) for factor in self.along), strict=True)
+        value, draws = (np.mean(each, axis=0) for each in taus)
+        return value, draws
 
-    def _drawn(self, term: Term) -> tuple[Floats, Floats]:
+    def _drawn(self, measure: str, pairs: Pairs, gap: str) -> tuple[Floats, Floats]:
         """Return a tau, (1,), and its value for every resample, (RESAMPLES,); computed once, asked for often."""
-        key = (term.measure, term.gap, term.pairs.tobytes())
+        key = (measure, gap, pairs.tobytes())
         if key not in self._known:
-            x, y = self.column(term.measure), self.column(term.gap)
-            once, draws = (masked_tau(x, y, term.pairs, counts) for counts in (self._once, self._counts))
+            x, y = (self.frame[name].to_numpy(dtype=np.float64) for name in (measure, gap))
+            once, draws = (masked_tau(x, y, pairs, counts) for counts in (np.ones((1, len(x))), self._counts))
             self._known[key] = once, draws
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str, bytes], tuple[Floats, Floats]]:
-        return {}
-
-    @property
-    def _once(self) -> Floats:
-        return np.ones((1, self.models))
-
-    @cached_property
     def _counts(self) -> Floats:
-        share = np.full(self.models, 1 / self.models)
-        return np.random.default_rng(0).multinomial(self.models, share, size=RESAMPLES).astype(np.float64)
+        models = len(self.frame)
+        draws = np.random.default_rng(0).multinomial(models, np.full(models, 1 / models), size=RESAMPLES)
+        return draws.astype(np.float64)
+
+
+def _estimate(value: Floats, draws: Floats) -> Estimate | None:
+    return None if np.isnan(value[0]) else Estimate.of(float(value[0]), draws)
 
 
 def masked_tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
@@ -129,25 +108,6 @@ def masked_tau(x: Floats, y: Floats, pairs: Pairs, counts: Floats) -> Floats:
     known = ~(np.isnan(x) | np.isnan(y))
     a, b = (np.sign(values[known][:, None] - values[known]) for values in (x, y))
     kept, mask = counts[..., known], pairs[np.ix_(known, known)]
-    both, left, right = (_summed(mask * signs, kept) for signs in (a * b, a * a, b * b))
+    both, left, right = (((kept @ (mask * signs)) * kept).sum(axis=-1) for signs in (a * b, a * a, b * b))
     norm = np.sqrt(left * right)
     return np.where(norm > 0, both / np.where(norm > 0, norm, 1), np.nan)
-
-
-def _summed(signs: Floats, counts: Floats) -> Floats:
-    """Compute sum_ij c_i c_j s_ij for every row of counts."""
-    found: Floats = ((counts @ signs) * counts).sum(axis=-1)
-    return found
-
-
-def _partial(signs: Sequence[Floats], counts: Floats) -> Floats:
-    """Compute the partial coefficient of the first two of k matrices of signs, given the others."""
-    size = len(signs)
-    gram = np.empty((len(counts), size, size))
-    for i in range(size):
-        for j in range(i + 1):
-            gram[:, i, j] = gram[:, j, i] = _summed(signs[i] * signs[j], counts)
-    fit = gram[:, :2, 2:] @ np.linalg.pinv(gram[:, 2:, 2:])
-    left = gram[:, :2, :2] - fit @ gram[:, 2:, :2]
-    norm = np.sqrt(np.maximum(left[:, 0, 0] * left[:, 1, 1], 0))
-    return np.where(norm > 0, left[:, 0, 1] / np.where(norm > 0, norm, 1), np.nan)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
 
 import numpy as np
+import pandas as pd
 
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.plots import STYLES, Interval, Plot, interval_figure
-from quotient_manifolds.report import Table
-from studies.common import Estimate, figure, numbers, percent
-from studies.zoos.catalogue import COMPETITORS, Catalogue
-from studies.zoos.ranking import Design, Pairs, Term
+from quotient_manifolds.sharpness.result import CONVERGED
+from studies.common import Estimate, figure, percent, table
+from studies.zoos.measuring import MORE, Zoo
+from studies.zoos.ranking import Design, Pairs
 
-GAP: Final = "error_gap"
-LOSS_GAP: Final = "loss_gap"
 MAIN: Final = ("euclidean", "adaptive", "inv", "mix")
 WORST: Final = (
     *("euclidean", "adaptive", "adaptive, linf", "adaptive, released ascent", "adaptive, released ascent, linf"),
@@ -30,16 +27,35 @@ PARTS: Final = {
     "mix": ("mix, first order", "mix, exact geodesics", "mix, adaptive norm"),
 }
 """By metric, what is measured with one part changed, on the models of the first seed."""
+COMPETITORS: Final = {
+    "norm of the weights": "weight_norm",
+    "training loss": "train_loss",
+    "margin": "margin",
+    "steps of training": "steps",
+}
+"""What is known of models without measuring sharpness, and its column."""
+
+
+def words(measure: pd.Series) -> str:
+    """Return what a measure is, without its radius: its geometry first, and only what is not as usual."""
+    settings = {name.removeprefix("geometry."): value for name, value in measure.dropna().items()}
+    short = {"worst-case sharpness": "", "legacy worst-case sharpness": "released ascent"}
+    kind, what = settings["kind"], short.get(measure["measure"], measure["measure"])
+    if what == "relative flatness":
+        return what
+    if kind != "quotient":
+        return ", ".join(filter(None, (kind, what, "linf" if settings.get("norm") == "linf" else "")))
+    parts = {"paper": "pairs with biases as rows", "pairs": "pairs alone"}.get(settings["symmetries"], "")
+    order = {"first": "first order", "exact": "exact geodesics"}.get(settings["geodesic"], "")
+    norm = "adaptive norm" if settings.get("norm") == "adaptive" else ""
+    eps = f"eps {settings['eps']:g}" if settings["eps"] else ""
+    return ", ".join(filter(None, (settings["metric"], what, parts, order, norm, eps)))
 
 
 @final
 @dataclass(frozen=True)
 class Ranked:
-    """Hold a zoo's models and its design.
-
-    factors: the columns of the design; along: those that the granulated coefficient is the mean over. cells: the
-    factors that define the task; within a cell, models differ only in how they were trained.
-    """
+    """Hold a zoo's models and its design, see `Design`."""
 
     comparison: Comparison
     factors: tuple[str, ...]
@@ -47,136 +63,103 @@ class Ranked:
     cells: tuple[str, ...]
 
     @cached_property
-    def design(self) -> Design:
-        return Design(self.comparison, self.factors)
-
-    @cached_property
-    def catalogue(self) -> Catalogue:
-        return Catalogue(self.comparison)
-
-    @property
-    def within(self) -> Pairs:
-        """Return the pairs of models of one task."""
-        return self.design.within(*self.cells)
+    def labels(self) -> dict[str, dict[float, str]]:
+        """Return by words, and radius in ascending order, the label of a measure; no radius: 0."""
+        found: dict[str, dict[float, str]] = {}
+        measures = self.comparison.measures.sort_values("radius", kind="stable", na_position="first")
+        for label, each in measures.iterrows():
+            found.setdefault(words(each), {})[float(np.nan_to_num(each["radius"]))] = str(label)
+        return found
 
     @cached_property
     def measures(self) -> dict[str, str]:
-        """Return by words the columns that rank models: measures at their middle radii, and what costs nothing."""
-        scores = self.comparison.scores
-        varying = (words for column, words in COMPETITORS.items() if column in scores and scores[column].nunique() > 1)
+        """Return by words the columns that rank models: measures at the middle of three radii, and scores."""
         parts = {part for parts in PARTS.values() for part in parts}
-        known = [*self.catalogue.labels, *varying]
-        names = [*(name for name in WORST if name in known), *(name for name in known if name not in WORST)]
-        return {name: self.catalogue.middle(name) for name in names if name not in parts}
+        found = {name: list(radii.values())[:3] for name, radii in self.labels.items() if name not in parts}
+        middle = {name: labels[len(labels) // 2] for name, labels in found.items()}
+        scores = self.comparison.scores
+        middle |= {
+            name: column for name, column in COMPETITORS.items() if column in scores and scores[column].nunique() > 1
+        }
+        return {name: middle[name] for name in (*WORST, *middle) if name in middle}
 
-    def tau(self, name: str, pairs: Pairs, gap: str = GAP) -> Estimate | None:
-        """Return tau of a measure over some pairs of models."""
-        return self.design.tau(self.measures[name], gap, pairs)
+    @property
+    def shown(self) -> list[str]:
+        """Return the measures that pages show: worst cases, and what costs nothing."""
+        return [name for name in self.measures if name in WORST or name in COMPETITORS]
 
-    def psi(self, name: str) -> Estimate | None:
-        """Return the granulated coefficient of a measure [Jiang et al., 2020]."""
-        return self.design.granulated(self.measures[name], GAP, self.along)
+    @cached_property
+    def design(self) -> Design:
+        """Return the design, whose frame has a column for each label and one for each name in `measures`."""
+        frame = self.comparison.frame()
+        named = pd.DataFrame({name: frame[label] for name, label in self.measures.items() if name not in frame})
+        return Design(frame.join(named), self.factors, self.along, self.cells)
 
-    def psi_difference(self, first: str, second: str) -> Estimate | None:
-        """Return |Psi| of the first minus |Psi| of the second."""
-        count = len(self.along)
-        terms = [term for name in (first, second) for term in self.design.terms(self.measures[name], GAP, self.along)]
-        return self.design.estimate(
-            terms, lambda *taus: np.abs(np.mean(taus[:count], axis=0)) - np.abs(np.mean(taus[count:], axis=0))
-        )
-
-    def tau_difference(self, first: str, second: str, pairs: Pairs, gap: str = GAP) -> Estimate | None:
-        """Return |tau| of the first minus |tau| of the second over some pairs."""
-        terms = [Term(self.measures[name], gap, pairs) for name in (first, second)]
-        return self.design.estimate(terms, lambda a, b: np.abs(a) - np.abs(b))
-
-
-def pairs_table(name: str, caption: str, zoo: Ranked, columns: Mapping[str, Pairs], names: Iterable[str]) -> Table:
-    """Return tau of measures with the gap in error, a column for each set of pairs."""
-    rows = [[each, *(str(zoo.tau(each, pairs)) for pairs in columns.values())] for each in names]
-    return numbers(name, caption, ["Measure", *columns], rows)
+    def flagged(self, label: str) -> tuple[str, str]:
+        """Return the shares of values beyond reach, and of those whose ascent had not converged."""
+        values = self.comparison.values.query("label == @label")
+        return percent(values["beyond_reach"].mean()), percent((values["late_rise"] > CONVERGED).mean())
 
 
-def gaps_table(name: str, caption: str, zoo: Ranked, gaps: Mapping[str, str], names: Iterable[str]) -> Table:
-    """Return tau of measures over all pairs, a column for each gap."""
-    everywhere = zoo.design.everywhere
-    rows = [[each, *(str(zoo.tau(each, everywhere, gap)) for gap in gaps.values())] for each in names]
-    return numbers(name, caption, ["Measure", *gaps], rows)
+def tau_table(zoo: Ranked, columns: Mapping[str, tuple[Pairs, str]], names: Iterable[str]) -> pd.DataFrame:
+    """Return tau of measures, a column for each set of pairs and gap."""
+    rows = [[name, *(str(zoo.design.tau(name, *column)) for column in columns.values())] for name in names]
+    return table(["Measure", *columns], rows)
 
 
-def ranking_table(zoo: Ranked) -> Table:
-    """Return tau of every measure at its middle radius: pooled, within cells, granulated, partial."""
-    partial = (*WORST, *COMPETITORS.values())
-    rows = [
-        [
-            name,
-            str(zoo.tau(name, zoo.design.everywhere)),
-            str(zoo.tau(name, zoo.within)),
-            str(zoo.psi(name)),
-            str(zoo.design.partial(column, GAP, zoo.along)) if name in partial else "",
-            str(zoo.tau(name, zoo.within, LOSS_GAP)),
-        ]
-        for name, column in zoo.measures.items()
-    ]
-    columns = ["Measure", "Pooled", "Within cells", "Granulated", "Partial", "Within cells, gap in loss"]
-    return numbers("ranking", "", columns, rows)
+def ranking_table(zoo: Ranked, names: Iterable[str]) -> pd.DataFrame:
+    """Return tau of measures at their middle radii: pooled, within cells, granulated."""
+    design = zoo.design
+    columns: dict[str, Callable[[str], Estimate | None]] = {
+        "Pooled": lambda name: design.tau(name, design.same()),
+        "Within cells": lambda name: design.tau(name, design.within),
+        "Granulated": design.psi,
+        "Within cells, gap in loss": lambda name: design.tau(name, design.within, "loss_gap"),
+    }
+    rows = [[name, *(str(column(name)) for column in columns.values())] for name in names]
+    return table(["Measure", *columns], rows)
 
 
-def radius_table(zoo: Ranked) -> Table:
+def radius_table(zoo: Ranked) -> pd.DataFrame:
     """Return tau by radius, the median increase in loss, and the shares of values that are in doubt."""
+    design = zoo.design
     rows = []
     for name in MAIN:
-        for radius, label in list(zoo.catalogue.labels[name].items())[:3]:
-            beyond, rising = zoo.catalogue.flagged(label)
-            tau = zoo.design.tau(label, GAP, zoo.within)
-            median = figure(statistics.median(zoo.catalogue.values(label)))
-            rows.append([name, f"{radius:g}", median, str(tau), percent(beyond), percent(rising)])
-    columns = ["Measure", "Radius", "Median increase (nats)", "tau", "Beyond reach", "Still increasing"]
-    return numbers("radius", "", columns, rows)
+        for radius, label in list(zoo.labels[name].items())[:3]:
+            median, tau = design.frame[label].median(), design.tau(label, design.within)
+            rows.append([name, f"{radius:g}", figure(median), str(tau), *zoo.flagged(label)])
+    return table(["Measure", "Radius", "Median increase (nats)", "tau", "Beyond reach", "Still increasing"], rows)
 
 
-def parts_table(zoo: Ranked) -> Table:
-    """Return what the order of geodesics, the relaxation and the norm change in value and in tau within cells."""
-    rows = []
+def parts_table(zoo: Ranked) -> pd.DataFrame:
+    """Return what the order of geodesics, the relaxation and the norm change in value and in tau within cells.
+
+    Parts that the zoo does not have are left out; those of Appendix G are measured by a command of their own.
+    """
+    design, rows = zoo.design, []
     for metric, parts in PARTS.items():
-        at = {name: next(iter(zoo.catalogue.labels[name].items())) for name in parts}
+        at = {name: next(iter(zoo.labels[name].items())) for name in parts if name in zoo.labels}
         radius = at[parts[0]][0]
-        whole = zoo.catalogue.labels[metric][radius]
-        rows.append([metric, f"{radius:g}", *_against(zoo, whole, None)])
-        for name, (own, label) in at.items():
-            same = zoo.catalogue.labels[metric].get(own)
-            rows.append([name, f"{own:g}", *_against(zoo, label, same if "norm" not in name else None)])
+        for name, (own, label) in {metric: (radius, zoo.labels[metric][radius]), **at}.items():
+            found = design.frame[label]
+            known = found.notna().to_numpy()
+            pairs = design.within & np.logical_and.outer(known, known)
+            differences = ["", ""]
+            if name != metric and (same := zoo.labels[metric].get(own)) and "norm" not in name:
+                apart = 100 * (found / design.frame[same] - 1).abs().median()
+                differences = [f"{apart:.2g} %", str(design.tau_difference(label, same, pairs, absolute=False))]
+            cells = [differences[0], zoo.flagged(label)[0], str(design.tau(label, pairs)), differences[1]]
+            rows.append([name, f"{own:g}", figure(found.median()), *cells])
     columns = ["Measure", "Radius", "Median increase (nats)", "Difference", "Beyond reach", "tau", "Difference of tau"]
-    return numbers("parts", "", columns, rows)
+    return table(columns, rows)
 
 
-def _against(zoo: Ranked, label: str, whole: str | None) -> list[str]:
-    """Return value, its relative difference from another measure, share beyond reach, tau, and its difference."""
-    design = zoo.design
-    found = design.column(label)
-    known = ~np.isnan(found)
-    pairs = zoo.within & np.logical_and.outer(known, known)
-    median, beyond = figure(float(np.nanmedian(found))), percent(zoo.catalogue.flagged(label)[0])
-    tau = str(design.tau(label, GAP, pairs))
-    if whole is None:
-        return [median, "", beyond, tau, ""]
-    apart = 100 * float(np.nanmedian(np.abs(found / design.column(whole) - 1)))
-    minus = design.estimate([Term(label, GAP, pairs), Term(whole, GAP, pairs)], lambda a, b: a - b)
-    return [median, f"{apart:.2g} %", beyond, tau, str(minus)]
-
-
-def intervals_figure(columns: Mapping[str, Mapping[str, Estimate | None]], models: str) -> Plot:
-    """Draw estimates with their intervals, a panel for each column."""
-    groups = {
-        group: [
-            Interval(name, tau.value, tau.low, tau.high, STYLES[place % len(STYLES)])
-            for place, (name, tau) in enumerate(taus.items())
-            if tau is not None
-        ]
-        for group, taus in columns.items()
-    }
-    words = "; ".join(
-        f"{group}: " + ", ".join(f"{name} {tau}" for name, tau in taus.items()) for group, taus in columns.items()
-    )
-    label = "Kendall’s tau-b with the gap in error"
-    return interval_figure(groups, x_label=label, alt=f"{label}, {models}. {words}.")
+def convergence_table(found: Zoo) -> pd.DataFrame:
+    """Return what the zoo's ascents found over what longer ones found: the median over models, and the least."""
+    rows = []
+    for label, chosen in pd.DataFrame(found.convergence["climbs"]).groupby("measure", sort=False):
+        measure = found.comparison.measures.loc[label]
+        shares = chosen["value"].to_numpy()[:, None] / np.array([*chosen["more"]])
+        cells = [f"{np.median(column):.3f} ({column.min():.3f})" for column in shares.T]
+        rows.append([words(measure), f"{measure['radius']:g}", *cells])
+    return table(["Measure", "Radius", *(f"over {longer}" for longer in MORE)], rows)

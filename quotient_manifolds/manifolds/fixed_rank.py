@@ -1,0 +1,244 @@
+"""Represent the pair (G, H) of full column rank under the general linear group GL(h), and find logarithms by shooting.
+
+Where the geodesic with velocity z ends, the vector to the nearest representative of y (orthogonal Procrustes, at the
+balanced points) is what is missing, up to the square of its length. It is carried back to x by the rotations between
+the singular frames of both points, and added to z. For near points this is a contraction. The accelerated step
+[Anderson 1965; Walker and Ni 2011] goes where a linear model of the last steps has no miss, in a third of the steps.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import SingularFrame, product_gap, rank_floor, relative_singular_values, singular_frame
+from quotient_manifolds.manifolds.arguments import TOO_LONG, require_sizes
+from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
+from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power
+from quotient_manifolds.manifolds.quotient import QuotientManifold
+
+MAX_STEPS = 60
+WINDOW = 8
+"""How many of the last steps the accelerated one takes into account."""
+LONGEST = 1.0
+"""Relative speed of the longest step: further away the difference of two points says little of the way."""
+SETTLED = 1e-10
+"""Length of a step, relative to z, at which z is found."""
+TOLERANCE = 1e-9
+"""How near, relative to the product at y, the end of a geodesic has to come."""
+
+
+@final
+class FixedRankQuotient(QuotientManifold):
+    r"""Represent pairs (G, H) of full column rank, up to (G A^{-1}, H A^T) for A in GL(h): only X = G H^T matters.
+
+    Points have shape (..., n + m, h): G (n rows) stacked on H (m rows). Metrics [paper, Eq. 9, 10]:
+
+    - `inv`: tr((G^T G)^{-1} eta_G^T zeta_G) + tr((H^T H)^{-1} eta_H^T zeta_H),
+    - `mix`: tr(H^T H eta_G^T zeta_G) + tr(G^T G eta_H^T zeta_H),
+    - a number t: tr(W_G eta_G^T zeta_G) + tr(W_H eta_H^T zeta_H) with the weighted geometric means of positive definite
+      matrices W_G = (G^T G)^{-1} #_t H^T H and W_H = (H^T H)^{-1} #_t G^T G, which transform under A as both ends do.
+      t = 0 is `inv`, t = 1 is `mix`, t = 1/2 the Euclidean metric at the balanced representative.
+
+    `eps > 0` is the paper's relaxation (App. H.2): G^T G + eps I and H^T H + eps I in their place. It stands
+    rank-deficient pairs but is invariant under orthogonal A only; the default 0 keeps the whole of GL(h).
+
+    Where rank(G H^T) < h, as at the start B = 0 of LoRA, x is no point, but training may begin there or pass (`at`). In
+    directions that G lacks the metric is that of `mix`, which needs H alone, |xi_G|^2 = tr(H^T H xi_G^T xi_G): the
+    gradient there is g_G (H^T H)^-1, the limit of `mix` (that of `inv` is 0, and would stay for ever), and 0 in H.
+    Second-order geodesics are straight lines, and exact ones a `GeodesicError`. Alike for H. What both lack never
+    moves. All of this is equivariant unless G lacks a direction that only H has and H one that only G has.
+
+    `balance` gives (L S^{1/2}, R S^{1/2}) with G H^T = L S R^T the thin SVD: both Gram matrices are S, and the largest
+    entry in every column of L is positive.
+
+    The dimension of the quotient is (n + m - h) h. The examples of the methods use `manifold = FixedRankQuotient(2, 1)`
+    and `x = torch.tensor([[3.0], [4.0], [5.0]])`.
+
+    >>> manifold = FixedRankQuotient(3, 2, metric="mix")
+    >>> x = torch.tensor([[1.0], [2.0], [0.0], [1.0], [3.0]])
+    >>> manifold.same_orbit(x, manifold.action(torch.tensor([[4.0]]), x))
+    tensor(True)
+    """
+
+    name = "FixedRankQuotient"
+    settings = ("n", "m", "metric", "eps")
+    passes_lower_rank = True
+    vertical_equation = "G^T xi_G W_G = W_H xi_H^T H (horizontal space, [paper, Sec. 5.2])"
+
+    def __init__(self, n: int, m: int, metric: Metric = "inv", eps: float = 0.0) -> None:
+        super().__init__()
+        require_sizes(n, m, eps)
+        self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
+
+    def _space(self, x: Tensor, dtype: torch.dtype) -> FixedRankSpace:
+        try:
+            return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            largest = float(x.detach().abs().max())
+            raise ValueError(
+                f"products of a point's entries must be finite. Found entries up to {largest:.3g}: {TOO_LONG}"
+            ) from None
+
+    def _element(self, x: Tensor) -> tuple[int, ...]:
+        return x.shape[-1], x.shape[-1]
+
+    def _act(self, A: Tensor, x: Tensor) -> Tensor:
+        G, H = self.split(x)
+        return torch.cat([torch.linalg.solve(A, G, left=False), H @ A.mT], dim=-2)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return G (..., n, h) and H (..., m, h) of a point or a tangent vector.
+
+        >>> manifold.split(x)[1]
+        tensor([[5.]])
+        """
+        self._require(x=x)
+        return x[..., : self.n, :], x[..., self.n :, :]
+
+    def _balanced(self, x: Tensor) -> Tensor:
+        return balanced(singular_frame(*self.split(x)).to(x.dtype))
+
+    def _orbit_gap(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Compare G H^T, with the accuracy |G| |H| that the factors allow."""
+        (G, H), (P, Q) = self.split(x.double()), self.split(y.double())
+        norm = torch.linalg.matrix_norm
+        return product_gap(G, H, P, Q), torch.maximum(norm(G) * norm(H), norm(P) * norm(Q))
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        """Find the horizontal vector at x whose exact geodesic ends on the orbit of y at t = 1.
+
+        Found by shooting, for a whole batch at once: the shortest geodesic if the points are near. In `inv`, where a
+        length of 1.6 may be a turn of G by 90 degrees, and in `mix`, about the norm of G H^T away, searches with h > 1
+        begin to fail. In float64; not differentiable. Raises `GeodesicError` if no geodesic is found. (..., n + m, h)
+
+        >>> manifold.logmap(x, 4 * x) / x  # the product grows 16-fold: log(16) / 2
+        tensor([[1.3863],
+                [1.3863],
+                [1.3863]])
+        """
+        if self.eps:
+            raise ValueError(f"eps must be 0 for logmap and dist, an invariant metric. Found eps = {self.eps:g}")
+        self._require_points(x=x, y=y)
+        batch = torch.broadcast_shapes(x.shape, y.shape)
+        if 0 in batch:
+            return x.new_empty(batch)
+        pairs = (p.detach().expand(batch).reshape(-1, *batch[-2:]) for p in (x, y))
+        return logarithms(self.n, self.t, *pairs).reshape(batch)
+
+    def _misfit(self, shape: tuple[int, ...]) -> str | None:
+        rows, most = self.n + self.m, min(self.n, self.m)
+        if len(shape) >= 2 and shape[-2] == rows and 1 <= shape[-1] <= most:
+            return None
+        return f"FixedRankQuotient({self.n}, {self.m}) must have shape (..., {rows}, h) with 1 <= h <= {most}"
+
+    def _fault(self, x: Tensor) -> str | None:
+        """Judge the rank of G H^T by its singular values relative to the largest, which are invariants of the orbit."""
+        if self.eps or x.numel() == 0:
+            return None
+        ratio = float(relative_singular_values(*self.split(x))[..., -1].min())
+        if ratio > rank_floor(self.n, self.m):
+            return None
+        zero = [name for name, part in zip("GH", self.split(x), strict=True) if not bool(part.any(-1).any(-1).all())]
+        found = f"{zero[0]} is 0" if zero else f"its smallest singular value is {ratio:.3g} times its largest"
+        cure = "nothing but training begins there: train first" if zero else "use a smaller h"
+        return f"rank(G H^T) = h = {x.shape[-1]} fails: {found}; {cure}, or use the relaxation eps > 0"
+
+
+def logarithms(n: int, t: float, x: Tensor, y: Tensor) -> Tensor:
+    """Find horizontal vectors at x whose exact geodesics end on the orbits of y. Shapes (batch, n + m, h).
+
+    A geodesic stays in the span of the columns of both points (it is fixed by an isometry, the reflection through that
+    span), so the search runs in at most 2h + 2h rows. Raises GeodesicError where it does not settle.
+    """
+    here, there = (singular_frame(p[:, :n].double(), p[:, n:].double()) for p in (x, y))
+    bases = common_span(here.left, there.left), common_span(here.right, there.right)
+    start, end = (_reduced(frame, bases) for frame in (here, there))
+    rows = bases[0].shape[-1]
+    space = FixedRankSpace(start, rows, t, 0.0, start.dtype)
+    a, b = space.vector(_shoot(space, rows, t, start, end)).split([rows, bases[1].shape[-1]], dim=-2)
+    unroot = here.s[:, :, None] ** -0.5  # from the balanced representative in the bases back to x
+    parts = bases[0] @ a @ (unroot * here.from_left), bases[1] @ b @ (unroot * here.from_right)
+    return torch.cat(parts, dim=-2).to(x)
+
+
+def _shoot(space: FixedRankSpace, n: int, t: float, x: Tensor, y: Tensor) -> Tensor:
+    here, there = (singular_frame(p[:, :n], p[:, n:]) for p in (x, y))
+    z, end, norm = torch.zeros_like(x), x, torch.linalg.matrix_norm
+    rounding = 1e-13 * torch.linalg.vector_norm(here.s**t, dim=-1)
+    past: list[tuple[Tensor, Tensor]] = []
+    for _ in range(MAX_STEPS):
+        miss, step = _aim(n, t, end, here, there)
+        step = space.project(step)
+        settled = (norm(step) <= SETTLED * norm(z) + rounding) & (miss <= TOLERANCE)
+        if bool(settled.all()):
+            return z
+        past = [*past[1 - WINDOW :], (z, step)]
+        z = torch.where(settled[:, None, None], z, z + step - _acceleration(past))
+        end, reached = space.follow(z, "exact")
+        while bool((left := reached < 1).any()):  # the geodesic leaves the manifold before it ends
+            z, past = torch.where(left[:, None, None], 0.7 * z, z), []
+            end, reached = space.follow(z, "exact")
+    raise GeodesicError(
+        f"the points must be near enough to find a geodesic from x to the orbit of y. Found none within {MAX_STEPS} "
+        f"steps: the best one misses by {float(miss.max()):.2g} of the product at y"
+    )
+
+
+def _aim(n: int, t: float, end: Tensor, here: SingularFrame, there: SingularFrame) -> tuple[Tensor, Tensor]:
+    """Return the miss at `end`, relative to y, and what is to be added to z at x."""
+    now = singular_frame(end[:, :n], end[:, n:])
+    miss = product_gap(now.left * now.s[:, None, :], now.right, there.left * there.s[:, None, :], there.right)
+    relative = (nearest(now, there) - balanced(now)) / now.s.sqrt()[:, None, :]
+    velocities = relative.split([n, end.shape[-2] - n], dim=-2)
+    speed = torch.stack([torch.linalg.matrix_norm(v, 2) for v in velocities]).amax(0)
+    weight = (now.s**t / (speed / LONGEST).clamp_min(1.0)[:, None])[:, None, :]
+    turns = [polar(now.left.mT @ here.left), polar(now.right.mT @ here.right)]
+    # inv acts on the columns of G as left does, mix as H does: there a change of xi_G H^T is carried as it is.
+    turns = turns if t < 0.5 else turns[::-1]
+    step = torch.cat([v * weight @ turn for v, turn in zip(velocities, turns, strict=True)], dim=-2)
+    return miss / torch.linalg.vector_norm(there.s, dim=-1), step
+
+
+def _acceleration(past: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Compute by how much the next z differs from the last one plus its step: least squares in differences."""
+    if len(past) == 1:
+        return torch.zeros_like(past[0][0])
+    z, steps = (torch.stack(column, dim=-1).flatten(-3, -2) for column in zip(*past, strict=True))
+    change_z, change = z.diff(dim=-1), steps.diff(dim=-1)
+    size = torch.linalg.vector_norm(change, dim=-2, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    weights = torch.linalg.pinv(change / size, rtol=1e-10) @ steps[..., -1:]  # directions below are rounding's
+    return ((change_z + change) / size @ weights)[..., 0].unflatten(-1, past[0][0].shape[-2:])
+
+
+def balanced(frame: SingularFrame) -> Tensor:
+    """Return the representative (left s^(1/2), right s^(1/2))."""
+    return torch.cat([frame.left, frame.right], dim=-2) * frame.s.sqrt()[..., None, :]
+
+
+def nearest(here: SingularFrame, there: SingularFrame) -> Tensor:
+    """Return the rotation of the balanced representative of `there` that is nearest to that of `here`."""
+    P, R = balanced(here), balanced(there)
+    return R @ polar(R.mT @ P)
+
+
+def polar(M: Tensor) -> Tensor:
+    """Find the orthogonal polar factor of square matrices: the nearest rotation."""
+    U, _, Vh = torch.linalg.svd(M)
+    return U @ Vh
+
+
+def common_span(here: Tensor, there: Tensor) -> Tensor:
+    """Build an orthonormal basis (..., n, k), k <= 2h, of the columns of two (..., n, h) of orthonormal columns."""
+    rest = there - here @ (here.mT @ there)
+    rest = rest - here @ (here.mT @ rest)
+    k = min(rest.shape[-1], here.shape[-2] - here.shape[-1])
+    Q = torch.linalg.svd(rest, full_matrices=False).U[..., :k]
+    return torch.linalg.qr(torch.cat([here, Q], dim=-1)).Q
+
+
+def _reduced(frame: SingularFrame, bases: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the balanced representative in the bases."""
+    return torch.cat([bases[0].mT @ frame.left, bases[1].mT @ frame.right], dim=-2) * frame.s.sqrt()[..., None, :]

@@ -1,0 +1,235 @@
+"""Represent the horizontal space of pairs (G, H), in orthonormal coordinates of the singular frame of G H^T."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
+from quotient_manifolds.manifolds import exact
+from quotient_manifolds.manifolds.arguments import has_values, require_vector, some
+from quotient_manifolds.manifolds.horizontal import (
+    GeodesicError,
+    HorizontalSpace,
+    Linearised,
+    PullBack,
+    Rows,
+    join_rows,
+    require_finite_velocity,
+)
+from quotient_manifolds.manifolds.second_order import (
+    Both,
+    Pairing,
+    adjoint,
+    cores,
+    expand,
+    plus,
+    split,
+    times,
+)
+
+FASTEST = 1.0
+"""The relative speed up to which an optimizer's step follows the second-order geodesic."""
+
+_FAR = 32
+"""Powers of 2 up to which coordinates may be large or small; their squares and inverses then are single precision."""
+
+
+@final
+class FixedRankSpace(HorizontalSpace):
+    """Hold relative velocities a = xi_G to_left, b = xi_H to_right in the singular frame; z = (a, b) s^t, columnwise.
+
+    t = 0 for `inv`, 1 for `mix`. A vertical vector is (left k, -right s k^T s^-1), so in coordinates, with
+    y = s^(t-1) k s^t, it is (left s^(1-t) y, -right s^(1-t) y^T): the entries (i, j) of left^T z_G and (j, i) of
+    right^T z_H form planes of their own, and the projection takes away one direction in each.
+    Where the rank of G H^T is below h the frame is that of `pair_frame`, and geodesics are straight lines.
+    With eps > 0, left and right are not orthonormal; their SVDs rotate the coordinates so that the same holds.
+    """
+
+    def __init__(self, x: Tensor, n: int, t: float, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(x.to(dtype))
+        self._t, self._relaxed = t, eps > 0
+        # Everything below is derived in float64 and rounded once, at the end. A representative may be as badly balanced
+        # as it likes, and the frame then is ill-conditioned; what it is used for, products of z with it, is not.
+        # In single precision Gram matrices may serve; x in double is there to be factored as exactly as that allows.
+        accuracy = dtype if x.dtype == torch.float32 else torch.float64
+        frame, lost = pair_frame(x[..., :n, :], x[..., n:, :], eps, accuracy)
+        self._lower: Tensor | None = None  # which of the batch have a rank below h, if any (..., 1, 1)
+        if some(lost):
+            if not in_no_graph(x):
+                raise ValueError(
+                    "rank(G H^T) must be h where the point itself is differentiated. Found a lower rank: detach it"
+                )
+            self._lower = lost.any(dim=-1)[..., None, None]
+        left, right = frame.left, frame.right
+        alpha = beta = (frame.s / frame.s[..., :1]) ** (1 - t)  # of any size: only their ratios count
+        weights = [(frame.s**power).diag_embed()[..., None, :, :] for power in (t, -t)]
+        absolute, relative = (w.expand(*w.shape[:-3], 2, *w.shape[-2:]) for w in weights)
+        self._turns: Tensor | None = None
+        if self._relaxed:
+            left, alpha, turn_H = torch.linalg.svd(left * alpha[..., None, :], full_matrices=False)
+            right, beta, turn_G = torch.linalg.svd(right * beta[..., None, :], full_matrices=False)
+            turns = torch.stack([turn_G, turn_H], dim=-3)
+            absolute, relative = absolute @ turns.mT, turns @ relative
+            self._turns = turns.to(dtype)
+        # Coordinates have the size s^t, and their squares may leave the range of floating point: they are then taken in
+        # units of a power of 2, and the singular values, of which geodesics need the ratios, to go with them.
+        self._s: Tensor = frame.s  # in float64: slopes of the metric divide by differences of singular values
+        self._size: Tensor | None = None
+        if t and some((exponent := t * frame.s[..., :1, None].detach().log2()).abs() > _FAR):
+            self._size = exponent.round().exp2()
+            self._s = frame.s / self._size[..., 0] ** (1 / t)
+        self._frame = frame.to(dtype)
+        self._basis: Both = (self._frame.left, self._frame.right)
+        if self._relaxed:
+            self._basis = left.to(dtype), right.to(dtype)
+        self._relative = relative.to(dtype)  # velocities a, b from coordinates
+        self._to = (torch.stack([frame.to_left, frame.to_right], dim=-3) @ absolute).to(dtype)
+        self._from = (relative @ torch.stack([frame.from_left, frame.from_right], dim=-3)).to(dtype)
+        # A vertical y moves entry (i, j) of left^T z_G by alpha_i y_ij and (j, i) of right^T z_H by -beta_j y_ij: all
+        # that a projection needs are the cosine and the sine of that direction in the plane of the two entries.
+        hypotenuse = torch.hypot(alpha[..., :, None], beta[..., None, :]).clamp_min(torch.finfo(dtype).tiny)
+        self._cos, self._sin = (alpha[..., :, None] / hypotenuse).to(dtype), (beta[..., None, :] / hypotenuse).to(dtype)
+
+    def coordinates(self, eta: Tensor) -> Tensor:
+        require_vector(self.point, eta)
+        return times(self._split(eta), self._to)
+
+    def vector(self, z: Tensor) -> Tensor:
+        return times(self._split(z), self._from)
+
+    def covector(self, egrad: Tensor) -> Tensor:
+        require_vector(self.point, egrad)
+        return times(self._split(egrad), self._from.mT)
+
+    def project(self, z: Tensor) -> Tensor:
+        return plus(z, self._basis, -self._vertical(self._inside(z)))
+
+    def _retract(self, xi: Tensor) -> Tensor:
+        """Follow the second-order geodesic, no faster than at relative speed 1; at a lower rank the straight line.
+
+        Near lower rank relative speeds have no bound, nor has the parabola; a shorter step is as invariant.
+        """
+        # Where that is slow enough, the formula of the base class by fewer copies of tall matrices.
+        require_vector(self.point, xi)
+        z = times(self._split(xi), self._to)
+        z = plus(z, self._basis, -self._vertical(self._inside(z)), mine=True)
+        require_finite_velocity(z)
+        pairing, parts = self._pairing(), self._turned(z)
+        step = expand(pairing, parts)
+        squares = (pairing.unit.mT * step.square * pairing.unit).diagonal(dim1=-2, dim2=-1).sum(-1)
+        if not self._relaxed and (not has_values(squares) or some(squares > FASTEST**2)):  # bounds of the speed
+            speed = (self._speed(z) / FASTEST).clamp_min(1.0).to(z.dtype)[..., None, None]
+            parts = parts[0] / speed, parts[1] / speed
+            step = expand(pairing, parts)
+        y = plus(plus(self.point, parts, step.turn), pairing.basis, step.bend, mine=True)
+        return y if self._lower is None else torch.where(self._lower, self.point + self.vector(z), y)
+
+    def proju(self, eta: Tensor) -> Tensor:
+        # The formula of the base class by fewer products with tall matrices.
+        require_vector(self.point, eta)
+        for mine in (False, True):
+            inside = self._inside(eta) @ self._to
+            eta = plus(eta, self._basis, -(self._vertical(inside) @ self._from), mine=mine)
+        return eta
+
+    def inner(self, eta: Tensor, zeta: Tensor) -> Tensor:
+        z = self.coordinates(eta)
+        w = z if zeta is eta else self.coordinates(zeta)
+        return (z.mT @ w).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def _inside(self, z: Tensor) -> Tensor:
+        """Compute left^T z_G and right^T z_H."""
+        return cores(self._basis, self._split(z))
+
+    def _vertical(self, inside: Tensor) -> Tensor:
+        """Compute c (..., 2, h, h) of the vertical part (left c_G, right c_H) of z, from left^T z_G and right^T z_H."""
+        # Entries (i, j) of left^T z_G and (j, i) of right^T z_H: y is their part along the vertical (cos, -sin).
+        in_G, in_H = inside.unbind(-3)
+        y = self._cos * in_G - self._sin * in_H.mT
+        return torch.stack([self._cos * y, -(self._sin * y).mT], dim=-3)
+
+    def relative_speed(self, z: Tensor) -> Tensor:
+        """Compute max over c in R^h of |xi_G c| / |G c| and |xi_H c| / |H c|: the spectral norms of a and b.
+
+        c -> A c takes the orbit to itself. For square pairs in `mix` no geodesic ends before t = 1 while this is below
+        1/2: with N^T = s^-2 M s^2 (horizontality) for M = left^T a, N = right^T b, the product moves on a line with
+        relative velocity M + s N^T s^-1 = M + s^-1 M s, and |s^-1 M s| <= sqrt(|M| |N|). Infinite at a lower rank.
+        """
+        speed = self._speed(z)
+        return speed if self._lower is None else torch.where(self._lower[..., 0, 0], torch.inf, speed)
+
+    def _speed(self, z: Tensor) -> Tensor:
+        return torch.maximum(*map(spectral_norm, self._split(times(self._split(z), self._relative))))
+
+    def _step(self, z: Tensor, order: str) -> Tensor:
+        if order == "first":
+            return self.vector(z)
+        pairing, parts = self._pairing(), self._turned(z)
+        way = expand(pairing, parts).way(pairing, parts)
+        return way if self._lower is None else torch.where(self._lower, self.vector(z), way)
+
+    def _exact(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        if self._lower is not None:
+            raise GeodesicError(
+                "an exact geodesic must start where rank(G H^T) = h. Found a lower rank, where only training may be: "
+                "take order='second', a straight line there"
+            )
+        frame, reached = self._frame, torch.ones(z.shape[:-2], dtype=z.dtype, device=z.device)
+        if self._relaxed or (self._t != 0 and self.point.shape[-1] > 1):  # no closed form
+            way, reached = exact.expand(self._pairing(), self._s, self._t, self._turned(z), self._relaxed)
+            return self.point + way, reached
+        # In the frame the point is orthonormal, so series and exponentials act on well-scaled matrices; the last line
+        # goes back to the representative, however badly balanced that is.
+        a, b = self._split(times(self._split(z), self._relative))
+        if self._t == 0:
+            left, right = exact.inv_exponential(frame.left, a), exact.inv_exponential(frame.right, b)
+        else:
+            left, right, reached = (x.to(z.dtype) for x in exact.rank_one(self._t, frame.left, frame.right, a, b))
+        return torch.cat([left @ frame.from_left, right @ frame.from_right], dim=-2), reached
+
+    def linearised(self, order: str) -> Linearised:
+        if order == "second" and self._lower is None:
+            return partial(
+                self._linearise, self._pairing()
+            )  # autograd takes longer, its graph holds more tall matrices
+        return super().linearised(order)
+
+    def _pairing(self) -> Pairing:
+        return Pairing.of(self._frame, self._s, self._t)
+
+    @full_precision
+    def _linearise(self, pairing: Pairing, z: Tensor, out: Rows) -> PullBack:
+        with torch.no_grad():
+            parts = self._turned(z)
+            step = expand(pairing, parts)
+            way, sizes = step.way(pairing, parts), [part.shape[-2] for part in out]
+            for part, start, end in zip(out, self.point.split(sizes, -2), way.split(sizes, -2), strict=True):
+                torch.add(start, end, out=part)
+
+        @full_precision
+        def pull_back(egrad: Rows, into: Tensor) -> None:
+            with torch.no_grad():
+                of_factors = [part.shape[-2] for part in egrad] == [part.shape[-2] for part in parts]
+                grad = [part.to(z.dtype) for part in egrad] if of_factors else self._split(join_rows(egrad, z))
+                v = adjoint(pairing, parts, step, (grad[0], grad[1]))
+                if self._turns is None:  # `project` of what is known by its products with the basis already
+                    into.copy_(plus(v.tall, self._basis, v.core - self._vertical(v.inside + v.core), mine=True))
+                else:  # left and right are not orthonormal
+                    tall = self._split(plus(v.tall, pairing.basis, v.core, mine=True))
+                    into.copy_(self.project(times(tall, self._turns.mT)))
+                if self._size is not None:
+                    into.div_(self._size.to(into))
+
+        return pull_back
+
+    def _turned(self, z: Tensor) -> Both:
+        """Return z in the singular frame and its units; the relaxed metric's coordinates are in another basis."""
+        z = z if self._size is None else z / self._size.to(z)
+        return self._split(z if self._turns is None else times(self._split(z), self._turns))
+
+    def _split(self, x: Tensor) -> Both:
+        return split(x, self._basis)

@@ -1,0 +1,153 @@
+"""The symmetries of networks that the small quotients represent, and what is particular to each of these."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from quotient_manifolds.manifolds import (
+    DiagonalQuotient,
+    FixedRankQuotient,
+    RotaryQuotient,
+    ScaleQuotient,
+    TranslationQuotient,
+)
+from quotient_manifolds.symmetries import find_symmetries
+from tests.cases import VECTORS, Case
+from tests.models import IDS, llama
+
+exact = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def point(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_a_llama_does_not_notice_complex_numbers() -> None:
+    """One number for every frequency plane, to its queries and keys; not to one side, nor all of GL(2) on a plane."""
+    model = llama().double()
+    weights = {name: w.detach() for name, w in model.named_parameters()}
+    pair = next(pair for pair in find_symmetries(model, IDS).pairs if pair.group.startswith("GL(1, C)"))
+    manifold, x = pair.manifold(), pair.read(weights)
+    assert isinstance(manifold, RotaryQuotient)
+    A = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.complex128)
+
+    def logits(y: Tensor) -> Tensor:
+        out = {name: w.clone() for name, w in weights.items()}
+        pair.write(out, y)
+        return functional_call(model, out, (), IDS).logits
+
+    before, y = logits(x), manifold.action(A, x)
+    torch.testing.assert_close(logits(y), before, rtol=1e-9, atol=1e-9)
+    one_side = torch.cat([y[:, : manifold.n], x[:, manifold.n :]], dim=1)
+    real = FixedRankQuotient(manifold.n, manifold.m)  # all of GL(2) on a plane
+    for changed in (one_side, real.action(torch.tensor([[1.0, 0.3], [0.0, 1.0]], dtype=torch.float64), x)):
+        assert (logits(changed) - before).norm() > 1e-3 * before.norm()
+
+
+def test_the_rotary_orbit_is_larger_than_that_of_real_numbers() -> None:
+    manifold, column, x = RotaryQuotient(3, 2), FixedRankQuotient(6, 4), point(5)
+    turned = manifold.action(torch.tensor(1j), x)
+    assert bool(manifold.same_orbit(x, turned))
+    assert not bool(column.same_orbit(x.reshape(-1, 1), turned.reshape(-1, 1)))
+    conjugated = x * torch.tensor([1.0, -1.0])  # g k^H becomes its conjugate
+    assert not bool(manifold.same_orbit(x, conjugated))
+
+
+def test_the_canonical_rotary_point() -> None:
+    manifold, x = RotaryQuotient(3, 2), point(4, 5)
+    g, k = manifold.split(manifold.balance(x))
+    torch.testing.assert_close(g.norm(dim=-1), k.norm(dim=-1))
+    peak = g.gather(-1, g.abs().argmax(-1, keepdim=True))
+    assert bool((peak.real > 0).all())
+    torch.testing.assert_close(peak.imag, torch.zeros_like(peak.imag), rtol=0, atol=1e-12)
+
+
+def test_coordinates_at_the_canonical_rotary_point_are_those_here() -> None:
+    """`from_balanced` takes coordinates of a vector there to those of the same quotient vector here."""
+    manifold, x = RotaryQuotient(3, 2), point(4, 5)
+    balanced = manifold.balance(x)
+    A = manifold.split(balanced)[0][..., 0] / manifold.split(x)[0][..., 0]  # from the balanced point to x
+    there, here = manifold.at(balanced), manifold.at(x)
+    z = there.project(there.coordinates(point(4, 5, seed=1)))
+    torch.testing.assert_close(manifold.action(A, balanced), x, **exact)
+    torch.testing.assert_close(here.vector(here.from_balanced(z)), manifold.action(A, there.vector(z)), **exact)
+
+
+def test_the_relaxed_rotary_metric_stays_invariant_under_phases() -> None:
+    manifold, x, eta = RotaryQuotient(3, 2, "mix", eps=0.4), point(5), point(5, seed=1)
+    phase = torch.polar(torch.tensor(1.0).double(), torch.tensor(0.7).double())
+    there = manifold.at(manifold.action(phase, x))
+    torch.testing.assert_close(there.norm(manifold.action(phase, eta)), manifold.at(x).norm(eta))
+    double = manifold.at(manifold.action(torch.tensor(2.0), x))
+    assert abs(double.norm(manifold.action(torch.tensor(2.0), eta)) - manifold.at(x).norm(eta)) > 1e-3
+
+
+@pytest.mark.parametrize("t", [1e-10, 1e-14])
+def test_diagonal_metrics_near_inv_are_near_inv(t: float) -> None:
+    x, y = 1 + torch.rand(2, 2, 3, dtype=torch.float64)
+    inv, near = DiagonalQuotient("inv"), DiagonalQuotient(t)
+    torch.testing.assert_close(near.logmap(x, y), inv.logmap(x, y), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(near.expmap(x, 0.1 * x), inv.expmap(x, 0.1 * x), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", VECTORS, ids=str)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31), t=st.floats(-10, 10))
+def test_curves_of_vectors_have_the_acceleration_and_speed_they_should(case: Case, seed: int, t: float) -> None:
+    """x'' by automatic differentiation of the curve, at any time, far around the circle."""
+    manifold, x = case.manifold, case.point(seed)
+    xi, time = manifold.proju(x, case.vector(seed + 1)), torch.tensor(t, dtype=torch.float64)
+
+    def velocity(t: Tensor) -> Tensor:
+        return torch.func.jacfwd(lambda t: manifold.geodesic(x, xi, t, "exact"))(t)
+
+    y, v, bend = manifold.geodesic(x, xi, t, "exact"), velocity(time), torch.func.jacfwd(velocity)(time)
+    torch.testing.assert_close(bend, case.acceleration(y, v), rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(manifold.norm(y, v), manifold.norm(x, xi), **exact)
+    torch.testing.assert_close(manifold.proju(y, v), v, **exact)
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-5, 9e-3, 1.1e-2, 5.0])
+def test_circles_are_accurate_to_rounding_and_smooth_at_rest(length: float) -> None:
+    x = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    y = ScaleQuotient().expmap(x, torch.tensor([0.0, 2.0 * length], dtype=torch.float64))
+    expected = torch.tensor([2 * math.cos(length), 2 * math.sin(length)], dtype=torch.float64)
+    torch.testing.assert_close(y, expected, rtol=2e-15, atol=0)
+    space, z = ScaleQuotient().at(x), torch.tensor([0.0, length], dtype=torch.float64, requires_grad=True)
+    for order in ("second", "exact"):
+        torch.autograd.gradgradcheck(lambda z, order=order: space.follow(z, order)[0], z)
+
+
+def test_weights_in_front_of_a_normalisation_lie_on_the_scale_quotient() -> None:
+    data, target = torch.randn(20, 4, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
+
+    def loss(w: Tensor) -> Tensor:  # three units, one point each
+        return ((F.batch_norm(data @ w.T, None, None, training=True, eps=1e-100) - target) ** 2).mean()
+
+    w = torch.randn(3, 4, dtype=torch.float64)
+    a = torch.tensor([0.1, 2.0, 30.0], dtype=torch.float64)
+    manifold = ScaleQuotient()
+    torch.testing.assert_close(loss(manifold.action(a, w)), loss(w), **exact)
+    assert abs(loss(-w) - loss(w)) > 1e-3
+    assert manifold.check_vector_on_tangent(w, manifold.at(w).vector(manifold.at(w).covector(torch.func.grad(loss)(w))))
+
+
+def test_biases_of_a_softmax_lie_on_the_translation_quotient() -> None:
+    data, target = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 4, (20,))
+
+    def loss(b: Tensor) -> Tensor:
+        return F.cross_entropy(data + b, target)
+
+    b = torch.randn(4, dtype=torch.float64)
+    manifold = TranslationQuotient()
+    torch.testing.assert_close(loss(manifold.action(torch.tensor(5.0, dtype=torch.float64), b)), loss(b), **exact)
+    assert abs(loss(2 * b) - loss(b)) > 1e-3
+    assert manifold.check_vector_on_tangent(b, torch.func.grad(loss)(b))

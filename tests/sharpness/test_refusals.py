@@ -1,0 +1,316 @@
+"""What a measure cannot take is refused in one sentence, and the model is left as it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import quotient_manifolds as qm
+from quotient_manifolds.replica import replica
+from quotient_manifolds.sharpness import QuasiNewton, WorstCase
+from quotient_manifolds.sharpness.losses import next_token_logits_and_labels
+from tests.classifiers import Batch
+from tests.sharpness.test_ascent import Plain, generator
+
+X, Y = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double(), torch.tensor([0, 2, 1, 0])
+ENTROPY = qm.cross_entropy
+
+
+class Net(nn.Module):
+    """Two layers; `change` is applied to what the first returns, in the forward pass."""
+
+    def __init__(self, change: Callable[[Any, Tensor], Tensor] = lambda self, z: z) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.drop, self.last, self.change = nn.Linear(3, 5), nn.Dropout(0.1), nn.Linear(5, 3), change
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(torch.tanh(self.change(self, self.first(x)))))
+
+
+class Closure(nn.Module):
+    """Holds a function that closes over the module itself, as a copy of it would still do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = Net()
+        self.function = lambda x: self.body(x)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.first, x, use_reentrant=True).tanh())
+
+
+class Locked(Net):
+    """Holds what cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def with_nan() -> nn.Module:
+    model = Net()
+    model.last.bias.data[0] = math.nan
+    return model
+
+
+def dropping() -> nn.Module:
+    model = Net()
+    model.drop.train()
+    return model
+
+
+def clamped(model: Any, z: Tensor) -> Tensor:
+    model.first.weight.data.clamp_(-0.3, 0.3)
+    return z
+
+
+def renormalised() -> nn.Module:
+    """An embedding whose rows the forward pass shortens in place: not here, but in a ball around its weights."""
+    return nn.Sequential(nn.Embedding(7, 3, max_norm=100.0), nn.Flatten(), nn.Linear(6, 3)).double().eval()
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(3, 3).double().eval())
+
+
+def scaled(factor: Any) -> Callable[[nn.Module, Any], Any]:
+    return lambda model, batch: ENTROPY(model, batch) * factor
+
+
+def noisy_later(model: nn.Module, batch: Batch) -> Tensor:
+    return ENTROPY(model, batch) + (0.0 if len(batch[1]) == 4 else torch.rand(()))
+
+
+def infinite_later(model: nn.Module, batch: Batch) -> Tensor:
+    loss = ENTROPY(model, batch)
+    return loss * torch.where(loss > 1.3, torch.inf, 1.0)
+
+
+ORIGINAL = Net()
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "text": (lambda: "linear", "torch.nn.Module. Found str"),
+    "function": (lambda: lambda x: x, "torch.nn.Module. Found function"),
+    "complex": (lambda: nn.Linear(3, 3, dtype=torch.complex64).eval(), "complex"),
+    "meta": (lambda: nn.Linear(3, 3, device="meta").eval(), "meta device"),
+    "lazy": (lambda: nn.LazyLinear(3).eval(), "no values|initialized"),
+    "empty": (lambda: nn.Identity().eval(), "no parameter to measure"),
+    "training": (lambda: Net().train(), "must be in eval mode. Found the model itself"),
+    "part of it training": (dropping, r"Found drop \(Dropout\) in train mode; call model\.eval\(\)"),
+    "nan weight": (with_nan, r"Parameter last\.bias holds NaN or infinity"),
+    "writes its weights": (lambda: Net(clamped), r"must leave the weights alone\. Found .* first\.weight"),
+    "closes over itself": (Closure, "a closure"),
+    "reentrant": (Checkpointed, r"first runs with gradients turned off .* use_reentrant=False"),
+    "scripted": (scripted, "before scripting"),
+    "lock": (Locked, "must be copyable.*lock"),
+}
+LOSSES: dict[str, tuple[Any, str]] = {
+    "noisy": (lambda m, b: ENTROPY(m, b) + 1e-3 * torch.rand(()), "must be deterministic"),
+    "noisy later": (noisy_later, r"must be deterministic.*batch 1"),
+    "nan": (scaled(math.nan), "unperturbed model must be finite"),
+    "infinite later": (infinite_later, r"finite in the whole ball\. Found inf on batch"),
+    "vector": (scaled(torch.ones(2)), r"one element\. Found shape \(2,\)"),
+    "number": (lambda m, b: ENTROPY(m, b).item(), r"one element\. Found float"),
+    "bool": (lambda m, b: ENTROPY(m, b) > 0, "real floating point"),
+    "complex": (scaled(1j), "real floating point"),
+    "meta": (scaled(torch.ones(1, device="meta")[0]), "meta device"),
+    "sparse": (lambda m, b: ENTROPY(m, b).reshape(1).to_sparse(), "dense"),
+    "text": ("cross_entropy", "callable"),
+    "detached": (lambda m, b: ENTROPY(m, b).detach(), "depend on any measured parameter"),
+    "of another model": (lambda m, b: nn.Parameter(torch.ones(1)).sum(), "depend on any measured parameter"),
+    "closes over the model": (lambda _, b: ENTROPY(ORIGINAL, b), r"\.weight of the original is reached"),
+    "lost in rounding": (lambda m, b: ENTROPY(m, b).float() * 1e-9 + 1, "to its last digit"),
+    "normalised, not called": (qm.normalised_logits(lambda m, b: m.model.last.bias.sum()), "never does"),
+}
+BATCHES: dict[str, tuple[Any, str]] = {
+    "none": ([], "at least one batch"),
+    "a single one": ((X, Y), "list of batches"),
+    "a mapping": ({"x": X, "labels": Y}, "list of batches"),
+    "a number": (3, "list of batches"),
+    "numbers": ([3], "Cross-entropies take batches .* Found int"),
+    "labels of another shape": ([(X, Y[:, None])], r"without their last axis, \(4,\)\. Found \(4, 1\)"),
+    "labels out of range": ([(X, Y + 1)], r"Labels must lie in 0 \.\.\. 2, .* Found 3"),
+    "float labels": ([(X, Y.double())], r"class indices \(integers\)\. Found torch\.float64"),
+    "no labels": ([{"input": X}], 'needs a "labels" entry'),
+}
+
+
+def measured(
+    model: Any = None, loss: Any = ENTROPY, batches: Any = None, geometry: Any = "adaptive", **others: Any
+) -> None:
+    model = (ORIGINAL if "closes" in str(loss) else Net()) if model is None else model
+    batches = [(X, Y), (X[:3], Y[:3])] if batches is None else batches
+    qm.worst_case_sharpness(model, loss, batches, geometry, **{"radius": 0.5, "steps": 5, **others})
+
+
+def refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:Lazy modules")
+@pytest.mark.parametrize("what", MODELS)
+def test_models(what: str) -> None:
+    made, words = MODELS[what]
+    model = made()
+    before = copy.deepcopy(model.state_dict()) if what in ("training", "writes its weights", "reentrant") else {}
+    refused(lambda: measured(model), words)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_losses(what: str) -> None:
+    loss, words = LOSSES[what]
+    model = ORIGINAL if what == "closes over the model" else Net()
+    radius = 1e-3 if what == "lost in rounding" else 2.0
+    refused(lambda: measured(model, loss, radius=radius), words)
+
+
+@pytest.mark.parametrize("what", BATCHES)
+def test_batches(what: str) -> None:
+    batches, words = BATCHES[what]
+    refused(lambda: measured(batches=batches), words)
+
+
+@pytest.mark.parametrize("geometry", ["geodesic", None, True, qm.Quotient, 3 + 1j, math.nan])
+def test_geometries(geometry: Any) -> None:
+    refused(lambda: measured(geometry=geometry), "geometry|metric")
+
+
+MEASURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "worst case": (qm.worst_case_sharpness, {"radius": 0.1}),
+    "average": (qm.average_case_sharpness, {"sigma": 0.1}),
+    "legacy": (qm.legacy_sharpness, {"radius": 0.1}),
+    "trace": (qm.hessian_trace, {}),
+    "eigenvalue": (qm.top_eigenvalue, {}),
+}
+SETTINGS: list[tuple[str, str, Any, str]] = [
+    *(("worst case average legacy trace eigenvalue", name, value, words) for name, value, words in (
+        ("seed", 1.5, "seed must be a whole number, at least 0"),
+        ("seed", True, "seed must be a whole number"),
+        ("radius", 0, "radius must be a positive finite number"),
+        ("radius", math.nan, "radius must be a positive finite number"),
+        ("sigma", -1.0, "sigma must be a positive finite number"),
+        ("sigma", math.inf, "sigma must be a positive finite number"),
+        ("samples", 1, "samples must be a whole number, at least 2"),
+        ("steps", 0, "steps must be a whole number, at least 1"),
+        ("restarts", 0.5, "restarts must be a whole number"),
+        ("restarts", -1, "restarts must be a whole number"),
+        ("products", "guess", "products must be one of exact, difference"),
+        ("tolerance", -0.1, "tolerance must"),
+        ("tolerance", 1.0, "tolerance must"),
+    )),
+    ("trace eigenvalue", "geometry", qm.Euclidean(norm="linf"), "needs an inner product"),
+    ("legacy", "geometry", qm.Quotient(), r"knows Euclidean\(\) and Adaptive\(\)\. Found Quotient"),
+    ("worst case", "method", "newton", r"method must be one of auto_pgd, quasi_newton\. Found 'newton'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "setting", "value", "words"), SETTINGS)
+def test_settings(names: str, setting: str, value: Any, words: str) -> None:
+    """Settings of one name are checked alike in all measures that have it."""
+    tried = 0
+    for name, (measure, given) in MEASURES.items():
+        takes = {*measure.__signature__.parameters}  # type: ignore[attr-defined]
+        if name in names and setting in takes:
+            tried += 1
+            call = partial(measure, Net(), ENTROPY, [(X, Y)], **{"geometry": "adaptive", **given, setting: value})
+            refused(call, words)
+    assert tried
+
+
+bowl = nn.Linear(1000, 1, bias=False).double().eval()
+
+
+def wide(model: nn.Module, batch: Tensor) -> Tensor:
+    return (torch.linspace(0, 1, 1000).double() * model.weight[0] ** 2).sum() / 2 + batch  # type: ignore[index,operator]
+
+
+OTHERS: dict[str, tuple[Callable[[], object], str]] = {
+    "radii that descend": (
+        lambda: qm.worst_case_profile(Net(), ENTROPY, [(X, Y)], "adaptive", radii=(0.2, 0.1)),
+        r"Radii must ascend\. Found 0\.1 after",
+    ),
+    "no radii": (lambda: qm.worst_case_profile(Net(), ENTROPY, [(X, Y)], "inv", radii=()), "at least one radius"),
+    "a box, quasi-Newton": (lambda: WorstCase(qm.Euclidean("linf"), 0.1, method="quasi_newton"), "of the norm l2"),
+    "a norm": (lambda: qm.AutoPGD().maximise(Plain(torch.sum, (2,)), 1.0, generator(), norm="l1"), "one of l2, linf"),
+    "a radius": (lambda: qm.AutoPGD().maximise(Plain(torch.sum, (2,)), 0.0, generator()), "radius must be"),
+    "a slope": (
+        lambda: qm.AutoPGD().maximise(Plain(lambda z: z.sqrt().sum(), (2,)), 1.0, generator()),
+        "gradient of the loss must be finite",
+    ),
+    "no memory": (lambda: QuasiNewton(memory=0), "memory must be a whole number, at least 1"),
+    "no restarts of Lanczos": (
+        lambda: qm.top_eigenvalue(Net(), ENTROPY, [(X, Y)], "adaptive", restarts=0),
+        "restarts must be a whole number, at least 1",
+    ),
+    "Lanczos": (
+        lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
+        r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
+    ),
+    "two classes": (
+        lambda: qm.gradient_norm(
+            nn.Linear(3, 2).double().eval(), qm.normalised_logits(ENTROPY), [(X, Y % 2)], "adaptive"
+        ),
+        "Normalised logits of two classes are always ±1/√2",
+    ),
+    "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be 'all', 'first' or 'none'"),  # type: ignore[arg-type]
+    "a name": (lambda: replica(nn.Linear(2, 2), {"0.weight": torch.zeros(2)}), r"Linear has no parameter 0\.weight"),
+    "max_norm": (
+        lambda: qm.gradient_norm(renormalised(), ENTROPY, [(torch.ones(4, 2).long(), Y)], "adaptive"),
+        r"writes to 0\.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_others(what: str) -> None:
+    refused(*OTHERS[what])
+
+
+@pytest.mark.parametrize("measure", [qm.gradient_norm, qm.hessian_trace, qm.top_eigenvalue])
+def test_a_detached_loss_has_neither_slope_nor_curvature(measure: Callable[..., Any]) -> None:
+    loss, words = LOSSES["detached"]
+    refused(lambda: measure(Net(), loss, [(X, Y)], geometry="adaptive"), words)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"pixel_values": torch.ones(1, 2)}, 'needs "labels" or "input_ids"'),
+        ((torch.tensor([[1]]), torch.tensor([[1]])), "at least 2 tokens"),
+        ((torch.tensor([1, 2]), torch.tensor([1, 2])), "logits of shape"),
+        ((torch.tensor([[1, 2]]), torch.tensor([[1, 9]])), r"Labels must lie in 0 \.\.\. 2"),
+    ],
+)
+def test_batches_of_tokens(batch: Any, words: str) -> None:
+    for function in (qm.next_token_cross_entropy, next_token_logits_and_labels):
+        refused(partial(function, nn.Embedding(5, 3), batch), words)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"mean": 1}', '{"batches": 1}'])
+def test_files_that_are_no_result(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    refused(lambda: qm.Result.load(tmp_path / "x.json"), "x.json must be JSON that holds measurements")
