@@ -29,7 +29,7 @@ STUDIES: Final = {
     "passes": "Study how many passes each ascent needs for 99 % of the maximum. A quarter of an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
-    "toy": "Study the scalar network f(x) = G H x along its orbits, and the claims about it. Half a minute.",
+    "toy": "Compare ascents and expansions with the closed forms of the scalar network f(x) = G H x. Half a minute.",
     "training": "Study whether quotient optimizers and geodesic SAM train better than others. Three and a half hours.",
 }
 """By name what a study does, and how long it takes on one core."""

@@ -100,11 +100,6 @@ def figure(value: float) -> str:
     return f"{value:.4g}"
 
 
-def change(value: float) -> str:
-    """Return a relative change, small and large ones with two digits."""
-    return f"{value:.1e}" if 0 < value < 1e-3 or value >= 1e4 else f"{value:.3g}"
-
-
 def signed(value: float | None) -> str:
     """Return a correlation with its sign."""
     return "undefined" if value is None else minus(f"{value:+.2f}")

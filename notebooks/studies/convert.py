@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -61,7 +62,8 @@ class ClipClassifier(nn.Module):
 def clip_classifier(path: Path) -> nn.Module:
     """Return the classifier in a directory that `convert_soup` wrote, in eval mode: the loader of a spec."""
     tensors = load_file(path / HEAD)
-    head = nn.Linear(*reversed(tensors["weight"].shape))
+    classes, features = tensors["weight"].shape
+    head = nn.Linear(features, classes)
     head.load_state_dict(tensors)
     return ClipClassifier(load_model(path), head).eval()
 
@@ -164,10 +166,9 @@ def convert_bert(source: Path, target: Path) -> None:
     model.save_pretrained(target, safe_serialization=True)
     if "vocab.txt" in beside:
         shutil.copyfile(beside["vocab.txt"], target / "vocab.txt")
-        tokenizer = transformers.BertTokenizerFast(
-            vocab=str(target / "vocab.txt"), do_lower_case=True, model_max_length=config.max_position_embeddings
-        )
-        tokenizer.save_pretrained(target)
+        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
+        settings["model_max_length"] = config.max_position_embeddings
+        (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def _parameter(variable: str) -> str:

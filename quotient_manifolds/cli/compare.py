@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ import click
 
 from quotient_manifolds.cli import common
 from quotient_manifolds.cli.orbit import orbit
-from quotient_manifolds.report import Table
 
 if TYPE_CHECKING:
     import torch
@@ -157,31 +157,17 @@ def _say_failures(failures: Sequence[str]) -> None:
 
 def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
     terminal = common.Terminal()
+    names = [each.name for each in wanted.checkpoints]
+    shown = ", ".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
+    terminal.show(f"{len(names)} checkpoints: {shown}. A task is a measure on a checkpoint and a batch.")
     if found.timed is not None:
-        rows = [
-            [label, *(str(row[name]) for name in ("tasks", "left")), f"{row['passes']:g}", duration(row["time"])]
-            for label, row in found.measures.astype(object).iterrows()
-        ]
-        columns = ["Measure", "Tasks", "Left", "Passes each", "Time left"]
         terminal.show(
-            Table("plan", "What there is to measure", columns, rows, [False] + [True] * 4),
-            f"About {duration(found.seconds)} in one process, with {duration(found.loading)} to load each of "
-            f"{found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry. Checks of symmetries and "
-            "correlations are not counted.",
+            found.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
+            f"About {timedelta(seconds=round(found.seconds))} (h:mm:ss) in one process, with {found.loading:.3g} s to "
+            f"load each of {found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry, in seconds. "
+            "Checks of symmetries and correlations are not counted.",
         )
-    names = ", ".join(each.name for each in wanted.checkpoints)
-    terminal.show(f"{len(wanted.checkpoints)} checkpoints: {names}. A task is a measure on a checkpoint and a batch.")
     terminal.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")
-
-
-def duration(seconds: float) -> str:
-    """Return the time in the unit that suits it."""
-    if seconds != seconds:  # NaN
-        return "unknown"
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def print_comparison(comparison: Comparison, folder: Path | None) -> None:

@@ -157,16 +157,10 @@ def _table(title: str, symmetries: Symmetries, proof: Proof, count: Count) -> Ta
         for each in symmetries.freedoms
     ]
     checks = [*proof.pairs, *proof.translations, *proof.freedoms]
+    verdicts = [f"{each.verdict}: {each.reason}" if each.reason else each.verdict for each in checks]
     rows = [
-        [
-            *place,
-            f"{seen.change:.1e}",
-            f"{seen.control:.1e}",
-            f"{seen.verdict}: {seen.reason}" if seen.reason else seen.verdict,
-        ]
-        for place, seen in zip([*pairs, *shifts, *freedoms], checks, strict=True)
+        [*place, f"{seen.change:.1e}", f"{seen.control:.1e}", verdict]
+        for place, seen, verdict in zip([*pairs, *shifts, *freedoms], checks, verdicts, strict=True)
     ]
     columns = ["symmetry", "group", "largest s", "smallest s", "output change", "one side only", "verdict"]
-    return Table(
-        "symmetries", title, columns, rows, [column not in ("symmetry", "group", "verdict") for column in columns]
-    )
+    return Table("symmetries", title, columns, rows, [False] * 2 + [True] * 4 + [False])

@@ -35,14 +35,8 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Itera
 
     Say in one sentence if the model does not take them, inside.
     """
-    kind, config = type(network).__name__, getattr(network, "config", None)
     if reference is not None:
         given = call_object(reference, "a function that returns inputs")
-    elif config is not None and not hasattr(config, "get_text_config"):
-        raise common.BadInput(
-            f"No example inputs can be made for {kind}, whose config is of type {type(config).__name__} and not a "
-            "Hugging Face configuration: give inputs by --inputs package.module:function."
-        )
     else:
         try:
             given = example_inputs(network, seed=seed)
@@ -55,7 +49,9 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Itera
         if not isinstance(cause, UNFIT):
             raise
         what = f"the inputs made from {reference or 'its configuration'}"
-        raise common.BadInput(f"{kind} does not take {what}: {sentence(cause)}; give others with --inputs.") from raised
+        raise common.BadInput(
+            f"{type(network).__name__} does not take {what}: {sentence(cause)}; give others with --inputs."
+        ) from raised
 
 
 def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> dict[str, Any]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.files import write_text
-from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.losses import Loss, inputs_and_labels
 from quotient_manifolds.symmetries import SymmetricPair, Symmetries, find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element
@@ -33,8 +29,8 @@ class OrbitAudit:
     """Hold how far runs of an optimizer from moved weights ended from the run of the weights as they were.
 
     drifts: for every move |f - f'| / |f - f_0| with f and f' the outputs after both runs and f_0 those before: 1 is as
-    far as training went. NaN where a run ended in numbers that are not finite. starts: |f_0 - f_0'| / |f_0|, which is
-    rounding. losses, moved_losses: the first batch's loss at the end, of the run and of those from moved weights.
+    far as training went; not finite where a run ended so. starts: |f_0 - f_0'| / |f_0|, which is rounding. loss,
+    moved_losses: the first batch's loss at the end, of the run and of those from moved weights.
     """
 
     optimizer: str
@@ -48,21 +44,8 @@ class OrbitAudit:
 
     @property
     def drift(self) -> float:
-        """Return the median drift; NaN counts as infinite."""
-        return statistics.median(math.inf if math.isnan(each) else each for each in self.drifts)
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file that `load` reads."""
-        write_text(Path(path), json.dumps(asdict(self), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> OrbitAudit:
-        """Read what `save` wrote; ValueError for any other file."""
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or set(found) != set(cls.__dataclass_fields__):
-            raise ValueError(f"{path} must hold an audit as OrbitAudit.save writes it")
-        held: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in found.items()}
-        return cls(**held)
+        """Return the median drift; what is not finite counts as infinite."""
+        return statistics.median(each if math.isfinite(each) else math.inf for each in self.drifts)
 
 
 def orbit_audit(
@@ -77,7 +60,6 @@ def orbit_audit(
     moves: int = 3,
     outputs: Outputs | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
 ) -> OrbitAudit:
     """Train copies of a model from several points of its orbit, and compare the functions that come out.
 
@@ -102,23 +84,20 @@ def orbit_audit(
     if moves < 1 or (steps is not None and steps < 1) or not 1 <= condition < math.inf:
         raise ValueError(f"moves, steps and condition must be at least 1. Found {moves}, {steps} and {condition}")
     steps = len(listed) if steps is None else steps
-    found = _symmetries(model, listed[0]) if symmetries is None else symmetries
+    found = find_symmetries(copy.deepcopy(model).eval(), _inputs(listed[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
         raise ValueError(f"{type(model).__name__} must have a symmetric pair that is trained, to move. Found none")
     outputs = outputs or (lambda network, batch: answer(network, _inputs(batch)))
     generator = torch.Generator().manual_seed(seed)
-    tell = progress or (lambda what, done, total: None)
     runs = []
     for index in range(1 + moves):
-        tell("runs from points of the orbit", index, 1 + moves)
         network = copy.deepcopy(model)
         if index:
             _move(network, pairs, condition, generator)
         with torch.random.fork_rng():  # the caller's random numbers stay
             runs.append(_run(network, make_optimizer, loss, listed, steps, outputs, seed))
-    tell("runs from points of the orbit", 1 + moves, 1 + moves)
     first, *others = runs
     travelled = float(torch.linalg.vector_norm(first.after - first.before))
     if travelled == 0:
@@ -129,15 +108,14 @@ def orbit_audit(
         steps,
         float(condition),
         len(pairs),
-        tuple(_finite(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others),
+        tuple(float(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others),
         tuple(float(torch.linalg.vector_norm(other.before - first.before)) / (size or 1.0) for other in others),
         first.loss,
         tuple(other.loss for other in others),
     )
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     optimizer: str
     before: Tensor
     after: Tensor
@@ -145,16 +123,10 @@ class _Run:
 
 
 def _run(
-    model: nn.Module,
-    make_optimizer: MakeOptimizer,
-    loss: Loss,
-    batches: list[Any],
-    steps: int,
-    outputs: Outputs,
-    seed: int,
+    model: nn.Module, make: MakeOptimizer, loss: Loss, batches: list[Any], steps: int, outputs: Outputs, seed: int
 ) -> _Run:
     torch.manual_seed(seed)
-    optimizer = make_optimizer(model)
+    optimizer = make(model)
     before = _seen(model, batches, outputs)
     for step in range(steps):
         batch = batches[step % len(batches)]
@@ -173,14 +145,9 @@ def _run(
 
 def _seen(model: nn.Module, batches: list[Any], outputs: Outputs) -> Tensor:
     """Return the outputs for all batches in one vector, in eval mode and float64."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            parts = [part for batch in batches for part in floating(outputs(model, batch))]
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    model = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        parts = [part for batch in batches for part in floating(outputs(model, batch))]
     return torch.cat([part.detach().double().flatten() for part in parts])
 
 
@@ -190,16 +157,8 @@ def _move(model: nn.Module, pairs: list[SymmetricPair], condition: float, genera
         pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
 
 
-def _symmetries(model: nn.Module, batch: Any) -> Symmetries:
-    return find_symmetries(copy.deepcopy(model).eval(), _inputs(batch))
-
-
 def _inputs(batch: Any) -> Any:
     """Return what the model is called with: a batch of inputs and targets without its targets."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key != "labels"}
     return inputs_and_labels(batch)[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
-
-
-def _finite(size: Tensor) -> float:
-    return float(size) if bool(size.isfinite()) else math.nan

@@ -180,17 +180,13 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     def _recalled(self, batch: PairBatch, name: str, like: Tensor) -> Tensor:
         """Return what is remembered under the name of all pairs, (heads of all, n + m, columns)."""
         parts = [self._state[pair.name][name] for pair in batch.pairs]
-        whole = parts[0]._base
-        if (
-            whole is not None
-            and len(whole) == len(like)
-            and all(
-                part._base is whole and part.storage_offset() == begin * whole.stride(0)
-                for part, begin in zip(parts, accumulate(batch.heads, initial=0), strict=False)
-            )
-        ):
-            return whole.to(like)  # they are still what was split after the step before
-        return torch.cat(parts).to(like)
+        whole, begins = parts[0]._base, accumulate(batch.heads, initial=0)
+        if whole is None or len(whole) != len(like):
+            return torch.cat(parts).to(like)
+        same = (
+            p._base is whole and p.storage_offset() == b * whole.stride(0) for p, b in zip(parts, begins, strict=False)
+        )
+        return (whole if all(same) else torch.cat(parts)).to(like)  # whole: split after the step before
 
     def _remember(self, job: Job) -> None:
         step = torch.tensor(job.steps + 1.0)
@@ -240,9 +236,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                     "skip this batch, or take a smaller lr"
                 )
 
-    def _with_requirement(self) -> frozenset[str]:
-        """Return the parameters of pairs that require a gradient."""
-        return frozenset(name for name, p in self._of_pairs.items() if p.requires_grad)
+    def _with_requirement(self) -> set[str]:
+        return {name for name, p in self._of_pairs.items() if p.requires_grad}
 
     def _named(self) -> list[tuple[str, Tensor]]:
         groups = self.param_groups
@@ -263,9 +258,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         named = {name for pair in self._symmetries.pairs for name in pair.names}
         if named and named.isdisjoint(params):
             raise ValueError(
-                f"symmetries must be of the model whose parameters these are. Found no name like "
-                f"{min(named)!r}, but {next(iter(params))!r}, say: take names and symmetries from one module, the one "
-                "inside of any wrapper"
+                f"symmetries must be of the model whose parameters these are. Found {min(named)!r} there and "
+                f"{next(iter(params))!r} here: take names and symmetries from one module, the one inside of any wrapper"
             )
         self._of_pairs = {name: params[name] for name in named if name in params}
         required = self._with_requirement()
@@ -284,8 +278,8 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return [(place[batch.pairs[0].names[0]], batch) for batch in in_batches(chosen, apart)]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")}
-        return {**super().__getstate__(), **own}
+        own = ("_symmetries", "_max_norm", "_plain", "_ready", "_settings")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -308,29 +302,23 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                     f"{min(other)!r}: make the optimizer with the symmetries it had"
                 )
         for pair in self._symmetries.pairs:
-            shapes = (value.shape for value in state_dict["state"].get(pair.name, {}).values() if value.ndim)
+            shapes = [value.shape for value in state_dict["state"].get(pair.name, {}).values() if value.ndim]
             if any(shape[:2] != (pair.heads, pair.n + pair.m) or shape[2] not in (1, pair.h) for shape in shapes):
                 raise ValueError(
-                    f"the state must be that of a {kind} of the same model. Found another shape of the pair "
-                    f"{pair.name!r}"
+                    f"the state must be that of a {kind} of the same model. Found another shape of {pair.name!r}"
                 )
         super().load_state_dict(state_dict)
 
 
-def _require_one_place(pair: SymmetricPair, params: Mapping[str, Tensor], place: Mapping[str, int]) -> None:
+def _require_one_place(pair: SymmetricPair, params: Params, place: Mapping[str, int]) -> None:
     """Raise ValueError for a pair that cannot be read as one tensor, or has no product of its rank."""
-    cure = "or pass symmetries without it (Symmetries.without)"
-    if len({place[name] for name in pair.names}) > 1:
-        raise ValueError(
-            f"the pair {pair.name!r} must be in one group of parameters. Found {', '.join(pair.names)} in several: put "
-            f"them together, {cure}"
-        )
     kinds = {f"{params[name].dtype} on {params[name].device}" for name in pair.names}
-    if len(kinds) > 1:
-        found = " and ".join(sorted(kinds))
-        raise ValueError(f"the pair {pair.name!r} must be on one device in one dtype. Found {found}: move it, {cure}")
-    if pair.h > min(pair.n, pair.m):
-        raise ValueError(
-            f"the pair {pair.name!r} must have at most as many columns as rows. Found {pair.h} columns and "
-            f"{min(pair.n, pair.m)} rows: take a smaller rank, {cure}"
-        )
+    if len({place[name] for name in pair.names}) > 1:
+        reason = f"in one group of parameters. Found {', '.join(pair.names)} in several: put them together"
+    elif len(kinds) > 1:
+        reason = f"on one device in one dtype. Found {' and '.join(sorted(kinds))}: move it"
+    elif pair.h > min(pair.n, pair.m):
+        reason = f"of no more columns than rows. Found {pair.h} x {min(pair.n, pair.m)}: take a smaller rank"
+    else:
+        return
+    raise ValueError(f"the pair {pair.name!r} must be {reason}, or pass symmetries without it (Symmetries.without)")

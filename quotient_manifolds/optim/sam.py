@@ -102,21 +102,19 @@ class SAM(torch.optim.Optimizer):
         stepped = {id(p) for group in self.base.param_groups for p in group["params"]}
         named = dict(self._model.named_parameters())
         grads = {name: named[name].grad if id(named[name]) in stepped else None for name in params}
+        if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
+            return
         space = self._geometry.around(self._model)
         z = space.gradient(grads)
         length = space.length(z)
         if not math.isfinite(length):
-            if not all(grad is None or bool(grad.isfinite().all()) for grad in grads.values()):
-                return
             raise ValueError(
                 f"the gradient must be finite in the coordinates of {self._geometry.name}. Found NaN or infinity: "
                 "leave out pairs that lack rank (Symmetries.without)"
             )
-        if length == 0:
-            return
-        if space.norm == "linf":
+        if length and space.norm == "linf":
             space.move({key: block.sign() for key, block in z.items()}, params, times=self.radius)
-        else:
+        elif length:
             space.move(z, params, times=self.radius / length)
 
     def state_dict(self) -> dict[str, Any]:

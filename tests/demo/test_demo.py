@@ -44,18 +44,6 @@ def test_split_is_stratified_and_disjoint(digits: Digits) -> None:
     assert abs(float(digits.train_images.std()) - 1) < 1e-6
 
 
-def test_shifted_images_are_cut_out_of_a_padded_one(digits: Digits) -> None:
-    images = digits.train_images[:20]
-    moved = zoo.shifted(images, 1, -7.0, torch.Generator().manual_seed(0))
-    seen = set()
-    for before, after in zip(images[:, 0], moved[:, 0], strict=True):
-        padded = torch.full((10, 10), -7.0)
-        padded[1:9, 1:9] = before
-        offsets = itertools.product(range(3), range(3))
-        seen.add(next((i, j) for i, j in offsets if torch.equal(padded[i : i + 8, j : j + 8], after)))
-    assert len(seen) > 3
-
-
 def trained(
     folder: Path, data: Path, recipes: Mapping[str, TrainingRecipe] = RECIPES, **settings: object
 ) -> dict[str, Weights]:
