@@ -1,4 +1,4 @@
-"""List batches with what was done to make them, choose rows, and find the class of a label."""
+"""List batches with notes on them, choose rows, and find the class of a label."""
 
 from __future__ import annotations
 
@@ -12,38 +12,15 @@ from torch import nn
 from quotient_manifolds.messages import brief
 
 Labels = Mapping[str, int]  # the class of each label, by how the label is written
-NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
 
 
 @final
 class Batches(list[Any]):
-    """List batches in order, and say what was done to make them.
+    """List batches in order; notes: sentences that belong beside any number measured on them."""
 
-    examples: how many there are in all. Of text, truncated: how many were cut at max_length tokens, and unknown: the
-    share of their tokens that the tokenizer does not know.
-    """
-
-    def __init__(
-        self,
-        batches: Sequence[Any],
-        *,
-        examples: int,
-        truncated: int = 0,
-        max_length: int | None = None,
-        unknown: float = 0.0,
-    ) -> None:
+    def __init__(self, batches: Sequence[Any], notes: Sequence[str] = ()) -> None:
         super().__init__(batches)
-        self.examples, self.truncated, self.max_length, self.unknown = examples, truncated, max_length, unknown
-
-    @property
-    def notes(self) -> list[str]:
-        """Return sentences that belong beside any number measured on these batches."""
-        said = []
-        if self.truncated:
-            said.append(f"{self.truncated} of {self.examples} texts were cut at {self.max_length} tokens (max_length).")
-        if self.unknown > NOTABLE:
-            said.append(f"{self.unknown:.0%} of the tokens are unknown to the tokenizer.")
-        return said
+        self.notes = list(notes)
 
 
 def drawn(count: int, most: int | None, seed: int | None) -> list[int]:

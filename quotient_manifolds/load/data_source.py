@@ -103,23 +103,23 @@ class DataSource:
         path, homes = expanded(self.path), _homes(model, checkpoint)
         if self.is_language:
             how: Any = {"columns": self.columns, "batch_size": self.batch_size, "most": self._most, "seed": self.seed}
-            made, said = language_batches(path, str(self.task), self._encoder(model, homes), model, **how)
-            return Batches([_batch(model, "input_ids", each, each.pop("labels")) for each in made], **said)
+            made, notes = language_batches(path, str(self.task), self._encoder(model, homes), model, **how)
+            return Batches([_batch(model, "input_ids", each, each.pop("labels")) for each in made], notes)
         found, where, examples = self._labels()
         rows = drawn(len(found), self._most, self.seed)
         count, names = known_classes(model)
         classes = torch.tensor([class_of(found[row], where(row), self.labels, count, names) for row in rows])
         chunks = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
-        said, keyword = {}, "pixel_values"
+        notes, keyword = [], "pixel_values"
         if self.kind == "npz":
             images, given = read_images(path, len(found)), figures(self.mean, self.std)
             inputs = [{keyword: prepared(images[chunk], given, homes, path)} for chunk in chunks]
         else:
             encode, keyword = self._encoder(model, homes, pairs=are_pairs(examples)), "input_ids"
             inputs = [encode([examples[row] for row in chunk]) for chunk in chunks]
-            said = encode.summary()
+            notes = encode.notes(len(rows))
         labelled = zip(inputs, classes.split(self.batch_size), strict=True)
-        return Batches([_batch(model, keyword, *each) for each in labelled], examples=len(rows), **said)
+        return Batches([_batch(model, keyword, *each) for each in labelled], notes)
 
     def check(self) -> None:
         """Raise ValueError naming the line or row of what cannot be read, or of a label that no model has.

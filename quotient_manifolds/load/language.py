@@ -39,8 +39,8 @@ def language_batches(
     batch_size: int,
     most: int | None,
     seed: int | None,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return batches, dicts of the model's keywords and labels, and what `Batches` says of them.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return batches, dicts of the model's keywords and labels, and the notes on them.
 
     A causal model tells every token from those before it: of a .txt file in blocks of max_length tokens, one behind the
     other; of rows of other files each cut at max_length. A masked one tells about 15 % of the tokens of every row (of a
@@ -77,8 +77,8 @@ def language_batches(
         batches = [dict(collate([row for row, _ in chunk])) for chunk in chunks]
     if any(bool((batch["labels"] < 0).all()) for batch in batches):
         raise ValueError(f"Each batch of the task {task} must tell a token. Found one without. Use larger batches.")
-    truncated = sum(cut for _, cut in chosen)
-    return batches, {"examples": len(chosen), "truncated": truncated, "max_length": encoder.max_length}
+    encoder.truncated = sum(cut for _, cut in chosen)
+    return batches, encoder.notes(len(chosen))
 
 
 def _rows(

@@ -16,6 +16,7 @@ from quotient_manifolds.load.text import LabelledText
 from quotient_manifolds.messages import brief
 
 MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set their own
+NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
 MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's, or the text in a script it has not
 
 
@@ -69,15 +70,17 @@ class TextEncoder:
                 f"The tokenizer in {self.home} gives token {largest}, but the model knows {self.vocabulary} tokens."
             )
 
-    def summary(self) -> dict[str, Any]:
-        """Return what `Batches` says of all calls; ValueError if most of the words mean nothing to the tokenizer."""
+    def notes(self, examples: int) -> list[str]:
+        """Return what must be said of so many texts: how many were cut, which share of the tokens is unknown."""
         unknown = self.unknown / max(1, self.tokens)
         if unknown > MOST_UNKNOWN:
             raise ValueError(
                 f"{unknown:.0%} of the tokens are unknown to the tokenizer in {self.home}: its vocabulary is damaged "
                 "or another model's, or the texts are in a script that it does not have."
             )
-        return {"truncated": self.truncated, "max_length": self.max_length, "unknown": unknown}
+        cut = f"{self.truncated} of {examples} texts were cut at {self.max_length} tokens (max_length)."
+        rare = f"{unknown:.0%} of the tokens are unknown to the tokenizer."
+        return [cut] * bool(self.truncated) + [rare] * (unknown > NOTABLE)
 
 
 def tokenised_batches(
@@ -87,9 +90,9 @@ def tokenised_batches(
     labels.
 
     Texts are cut at `max_length` tokens (128, or the positions the model has, if fewer) and padded to the longest of
-    their batch; the last batch may be smaller. The answer is a list that says how many texts were cut (`truncated`,
-    `notes`). Raises ValueError if the directory has no tokenizer, one whose tokens or positions the model beside it
-    does not have, or one that knows less than half of the words.
+    their batch; the last batch may be smaller. The `notes` of the answer say how many texts were cut. Raises ValueError
+    if the directory has no tokenizer, one whose tokens or positions the model beside it does not have, or one that
+    knows less than half of the words.
     """
     path = Path(directory)
     if batch_size < 1:
@@ -97,7 +100,7 @@ def tokenised_batches(
     encode = TextEncoder(path, SimpleNamespace(**read_config(path)), max_length, pairs=are_pairs(examples))
     chunks = [examples[start : start + batch_size] for start in range(0, len(examples), batch_size)]
     batches = [{**encode(chunk), "labels": torch.tensor([each.label for each in chunk])} for chunk in chunks]
-    return Batches(batches, examples=len(examples), **encode.summary())
+    return Batches(batches, encode.notes(len(examples)))
 
 
 def are_pairs(examples: Sequence[LabelledText]) -> bool:
