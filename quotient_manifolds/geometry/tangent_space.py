@@ -44,7 +44,7 @@ class TangentSpace:
         point = self._point | {name: _empty(self._point[name]) for name in owned - self.scale.keys()}
         point |= {name: point[name].clone() for name in owned & self.scale.keys()}
         for block in self.pairs:
-            block.write(block.space.point, point)
+            block.batch.write(block.space.point, point)
         return point
 
     def zero(self) -> Params:
