@@ -116,3 +116,10 @@ def test_pieces_of_a_batch_are_put_together_again() -> None:
     leaf = G.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(singular_frame(leaf, H, dtype=torch.float32).s.log().sum(), leaf)
     assert bool(gradient.isfinite().all())
+
+
+def test_rough_triangles_are_near_and_leave_bad_conditions_to_better_ones() -> None:
+    good, poor = factor(50, 4, 3.0, 1), factor(50, 4, 1e3, 2)
+    R = triangle(torch.stack([good, poor]), rough=True)
+    torch.testing.assert_close(R[0].mT @ R[0], good.double().mT @ good.double(), rtol=1e-5, atol=0)
+    assert torch.equal(R[1], triangle(poor))

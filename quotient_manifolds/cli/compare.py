@@ -184,8 +184,6 @@ def print_comparison(comparison: Comparison, folder: Path | None) -> None:
     measured = comparison.measured_now
     now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
     terminal.show(f"{now} Known: {known} of {values} values.", *(f"Note: {note}" for note in comparison.notes))
-    if comparison.few_models:
-        terminal.show(comparison.few_models)
     terminal.show(*(f"Caution: {sentence}" for sentence in comparison.cautions))
     if folder is not None:
         terminal.show(f"Report: {folder / 'report.html'}")

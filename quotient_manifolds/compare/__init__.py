@@ -5,14 +5,13 @@ from __future__ import annotations
 try:
     from quotient_manifolds.compare.comparison import Comparison
     from quotient_manifolds.compare.forecast import Forecast, forecast
-    from quotient_manifolds.compare.measure_entries import MeasureEntry, measures_of
     from quotient_manifolds.compare.report import summary_tables
     from quotient_manifolds.compare.run import run_comparison
-    from quotient_manifolds.compare.spec import BatchFunction, Spec
+    from quotient_manifolds.compare.spec import BatchFunction, MeasureEntry, Spec, measures_of
     from quotient_manifolds.compare.spec_file import read_spec
     from quotient_manifolds.compare.store import Store, StoreError
 except ModuleNotFoundError as error:
-    if error.name not in {"ruamel", "ruamel.yaml", "pydantic", "pandas"}:
+    if error.name not in {"ruamel", "ruamel.yaml", "pandas"}:
         raise
     raise ImportError(
         f'Comparing checkpoints needs {error.name}, which is not installed: pip install "quotient-manifolds[compare]".'

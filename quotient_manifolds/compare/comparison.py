@@ -11,10 +11,9 @@ from typing import Any, final
 
 import pandas as pd
 
-from quotient_manifolds.compare.scores import listing
 from quotient_manifolds.files import write_text
 from quotient_manifolds.sharpness.result import CONVERGED
-from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, agreement, tau_deviation
+from quotient_manifolds.statistics import FEW_MODELS, Correlation, Kind, tau_deviation
 
 FORMAT = 2  # of comparison.json
 NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if there is none at all
@@ -39,8 +38,8 @@ class Comparison:
     - values, a row for each measure of a checkpoint that is known on all batches: `checkpoint`, `label`, `mean` over
       batches, its `standard_error` (NaN for one batch of what is not random), how many `batches`, the `seconds` they
       took, `reach` (the largest relative speed of truncated geodesics), `beyond_reach` (on some batch that is where
-      they may be far from the exact ones), `late_rise` (the share of the rise that ascents made in the last quarter of
-      their steps), `rounded` (the loss changes by so little that rounding may decide).
+      they may be far from the exact ones), `late_rise` (the share of the increase in the last quarter of the steps),
+      `rounded` (the loss changes by so little that rounding may decide).
     - rankings, a row for each correlation of a `measure` with a score (`against`): `given` (the hyperparameter held
       fixed, "" for none), the fields of `Correlation`, and `p_holm`, corrected by Holm for all of its kind that hold
       nothing fixed.
@@ -60,6 +59,9 @@ class Comparison:
     failures: pd.DataFrame
     notes: tuple[str, ...] = ()
     measured_now: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Comparison) and self.to_dict() == other.to_dict()
 
     @property
     def labels(self) -> list[str]:
@@ -83,40 +85,17 @@ class Comparison:
         return [None if pd.isna(value) else value for value in column]
 
     def frame(self, column: str = "mean") -> pd.DataFrame:
-        """Return a row for each checkpoint: its scores, then each measure by its label.
-
-        column: the column of `values` that stands under the labels. A value that is not known is NaN.
-        """
+        """Return a row for each checkpoint: its scores, then a column of `values` by measure; NaN: not known."""
         wide = self.values.pivot(index="checkpoint", columns="label", values=column)
         return self.scores.join(wide.reindex(index=self.scores.index, columns=pd.Index(self.labels)))
-
-    def settled_values(self) -> pd.DataFrame:
-        """Return `values` with all that `measures` says of each, as values.csv has it."""
-        return self.values.join(self.measures, on="label")
-
-    def agreement(self) -> Agreement:
-        """Return Kendall's tau-b between every two measures, over the checkpoints that have both."""
-        columns = self.frame()
-        return agreement({label: columns[label].tolist() for label in self.labels})
 
     def ranking(self, kind: Kind = "kendall-b") -> pd.DataFrame:
         """Return the correlations of one kind that hold nothing fixed."""
         return self.rankings[(self.rankings["kind"] == kind) & (self.rankings["given"] == "")]
 
     @property
-    def few_models(self) -> str | None:
-        """Return a sentence where correlations are of so few models that chance alone makes large ones; else None."""
-        fewest = self.rankings["models"].min()
-        if not fewest < FEW_MODELS:
-            return None
-        return (
-            f"Correlations over few models: with {fewest:g} models, tau has standard deviation "
-            f"{tau_deviation(int(fewest)):.2f} under the null hypothesis."
-        )
-
-    @property
     def cautions(self) -> list[str]:
-        """Return a sentence for each measure some of whose values must be read with care, and why."""
+        """Return a sentence for each reason to read some values, or correlations, with care."""
         said: list[str] = []
         for label in self.labels:
             values = self.values[self.values["label"] == label]
@@ -129,16 +108,16 @@ class Comparison:
                 "near rounding: take a larger radius, or dtype: float64": values["rounded"].sum(),
             }
             said += [f"{label}, {some} of {len(values)} values {words}." for words, some in problems.items() if some]
+        if (fewest := self.rankings["models"].min()) < FEW_MODELS:
+            deviation = f"tau has standard deviation {tau_deviation(int(fewest)):.2f} under the null hypothesis"
+            said.append(f"Correlations over few models: with {fewest:g} models, {deviation}.")
         return said
 
     def failure_groups(self) -> list[tuple[str, str, str]]:
         """Return checkpoints, what failed on them, and why; what failed for one reason is put together."""
         by_checkpoint = self.failures.groupby(["checkpoint", "message"], sort=False)["what"].agg("; ".join)
         groups = by_checkpoint.reset_index().groupby(["what", "message"], sort=False)["checkpoint"].agg(list)
-        return [
-            (listing(checkpoints, 3), what or "the whole checkpoint", message)
-            for (what, message), checkpoints in groups.items()
-        ]
+        return [(listing(names), what or "the whole checkpoint", why) for (what, why), names in groups.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON, of which `from_dict` makes the same again."""
@@ -147,8 +126,7 @@ class Comparison:
 
     def save(self, path: str | Path) -> None:
         """Write comparison.json, atomically."""
-        text = json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":"))
-        write_text(Path(path), text + "\n")
+        write_text(Path(path), json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Comparison:
@@ -168,6 +146,11 @@ class Comparison:
         return cls(record["spec"], record["version"], record["command"], **tables, notes=tuple(record["notes"]))
 
 
+def listing(names: Sequence[str], most: int = 3) -> str:
+    """Return the names in one line, the first of them where they are many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """Return the rows as a table of a comparison, which has these columns also where there is no row."""
     frame = pd.DataFrame(list(rows), columns=list(columns))
@@ -175,9 +158,8 @@ def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> 
 
 
 def _plain(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return index, columns and rows, None for NaN."""
-    split = frame.astype(object).where(frame.notna(), None).to_dict("split")
-    return {"name": frame.index.name, **split}
+    """Return the name of the index, index, columns and rows, None for NaN."""
+    return {"name": frame.index.name, **frame.astype(object).where(frame.notna(), None).to_dict("split")}
 
 
 def _table(table: str, name: str | None, index: list[Any], columns: list[str], data: list[list[Any]]) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,33 +15,24 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten_with_path
 
 from quotient_manifolds.load.adapters import base_of
-from quotient_manifolds.messages import is_users
 from quotient_manifolds.symmetries import Evaluate
 from quotient_manifolds.symmetries.verify import BatchLosses, jittered
-
-SHARED = ("vocab.txt", "bert_config.json")  # of several checkpoints, in a directory of theirs
 
 
 def model_hash(model: nn.Module) -> str:
     """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
 
-    The classes of its modules, their plain attributes (numbers, text), the source of those that are not installed
-    packages'; its configuration; name, shape, dtype and bytes of its whole state. What it calls, and what else it
-    holds, `computed` tells.
+    The classes of its modules and their plain attributes (numbers, text); its configuration; name, shape, dtype and
+    bytes of its whole state. What it calls, and what else it holds, `computed` tells.
     """
     config: Any = getattr(model, "config", None)
     settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
     for passing in ("transformers_version", "_name_or_path"):  # who wrote it, and where it lies
         settings.pop(passing, None)
-    modules = [f"{name}: {_kind(module)} {_settings(module)}" for name, module in model.named_modules()]
-    sources = sorted({_source(kind) for kind in {type(module) for module in model.modules()}})
+    modules = [f"{name}: {type(module)} {_settings(module)}" for name, module in model.named_modules()]
     frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _hash([*modules, *sources, json.dumps(settings, sort_keys=True), repr(frozen)], state)
-
-
-def _kind(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
+    return _hash([*modules, json.dumps(settings, sort_keys=True), repr(frozen)], state)
 
 
 def _settings(module: nn.Module) -> str:
@@ -55,14 +45,6 @@ def _plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _source(kind: type) -> str:
-    """Return the text of a class of the user's, who may change it; of others the version decides."""
-    try:
-        return inspect.getsource(kind) if is_users(inspect.getfile(kind)) else ""
-    except (OSError, TypeError):  # made in a console
-        return ""
 
 
 def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
@@ -107,22 +89,17 @@ def files_fingerprint(path: Path | None) -> str:
 
     The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot.
 
-    Those of a file are also all beside it that share its stem; of a directory, the files in it (not below, where
-    conversions lie), and in that of the base model if it is an adapter's. And what a checkpoint may take from the
-    directory it is in, or the one above.
+    Those of a file are also all beside it that begin with its stem; of a directory, the files in it (not below), and in
+    that of the base model if it is an adapter's.
     """
     if path is None:
         return "no files"
     folders = [path, *filter(None, [base_of(path)])] if path.is_dir() else []
-    found = (
-        {each for folder in folders for each in folder.glob("*")}
-        if folders
-        else set(path.parent.glob(f"{glob.escape(path.stem)}*"))
-    )
-    found |= {folder / name for folder in path.parents[:2] for name in SHARED}
-    stats = [(str(each), each.stat()) for each in sorted(found) if each.is_file()]
-    seen = [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino) for _, stat in stats]
-    return _hash([f"{path} {name} {one}" for (name, _), one in zip(stats, seen, strict=True)], {})
+    beside = path.parent.glob(f"{glob.escape(path.stem)}*")
+    found = sorted(each for folder in folders for each in folder.glob("*")) if folders else sorted(beside)
+    stats = [(each, each.stat()) for each in found if each.is_file()]
+    seen = [f"{each} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}" for each, stat in stats]
+    return _hash([str(path), *seen], {})
 
 
 def _hash(texts: Iterable[str], tensors: Mapping[str, Tensor]) -> str:

@@ -2,46 +2,159 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from torch import nn
 
-from quotient_manifolds.compare.measure_entries import MeasureEntry
-from quotient_manifolds.compare.scores import Scores, check_named, measured_scores
-from quotient_manifolds.load import Checkpoint, call_object, load_object
+from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
+from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.language import CAUSAL
-from quotient_manifolds.sharpness import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
+from quotient_manifolds.sharpness import (
+    AverageCase,
+    GradientNorm,
+    HessianTrace,
+    LegacyWorstCase,
+    Loss,
+    Measure,
+    TopEigenvalue,
+    WorstCase,
+    cross_entropy,
+    next_token_cross_entropy,
+    normalised_logits,
+)
 
+MEASURES: dict[str, type[Measure]] = {
+    "worst-case": WorstCase,
+    "average-case": AverageCase,
+    "legacy-worst-case": LegacyWorstCase,
+    "gradient-norm": GradientNorm,
+    "hessian-trace": HessianTrace,
+    "top-eigenvalue": TopEigenvalue,
+}
 DTYPES = ("float32", "float64")
-
+GAPS = ("error_gap", "loss_gap")
+_OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
 # One object each, so that what was found for it is known again.
 _LOSSES: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
 _NORMALISED = {causal: normalised_logits(loss) for causal, loss in _LOSSES.items()}
 
+Scores = dict[str, float | str | None]
 
-class Data(Protocol):
-    """Give the batches that models are measured on; `DataSource` and `BatchFunction` do."""
+
+@final
+@dataclass(frozen=True)
+class MeasureEntry:
+    """Pair a measure with how its loss is computed, and say how tables call it.
+
+    normalise_logits: the loss is that of centred logits of length 1. warm_start: the ascent begins where that at the
+    next smaller radius ended.
+    """
+
+    measure: Measure
+    normalise_logits: bool = False
+    warm_start: bool = False
 
     @property
-    def task(self) -> str | None:
-        """Return what models of text predict, see `DataSource`."""
+    def label(self) -> str:
+        """Return name, geometry, radius, and every option that is not as it is by default."""
+        return self.family if self.radius is None else f"{self.family}, radius {_shortest(self.radius)}"
 
-    def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Sequence[Any]:
-        """Return the batches of a model."""
+    @property
+    def family(self) -> str:
+        """Return the label without the radius."""
+        geometry = self.measure.geometry
+        eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
+        own = {each.name: (getattr(self.measure, each.name), each.default) for each in fields(self.measure)}
+        chosen = [(name, value) for name, (value, usual) in own.items() if name not in _OF_THE_RUN and value != usual]
+        options = [f"{name} {_shortest(value)}" for name, value in ([("eps", eps)] if eps else []) + chosen]
+        warm, normalised = ["warm start"] * self.warm_start, ["normalised logits"] * self.normalise_logits
+        return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm, *normalised])
 
-    def fingerprint(self) -> str:
-        """Return what changes with the batches, found without making them."""
+    @property
+    def radius(self) -> float | None:
+        """Return the radius of the ball; None where the measure has none."""
+        radius: float | None = getattr(self.measure, "radius", None)
+        return radius
+
+    @property
+    def setting(self) -> tuple[str, bool]:
+        """Return what two measures must agree in to be measured on one `PreparedModel`."""
+        return repr(self.measure.geometry), self.normalise_logits
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
+        settings = {**self.measure.settings, "normalise_logits": self.normalise_logits, "warm_start": self.warm_start}
+        geometry = self.measure.geometry
+        names = {"measure": self.measure.name, "geometry": geometry.name, "radius": self.radius, "family": self.family}
+        return {
+            **names,
+            **{f"geometry.{key}": value for key, value in geometry.to_dict().items()},
+            **{f"settings.{key}": value for key, value in settings.items() if key != "radius"},
+        }
+
+
+def _shortest(value: Any) -> str:
+    """Return 0.1 as such, and all digits where six do not tell a number from its neighbours."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def measures_of(
+    kind: str,
+    geometries: Sequence[str | float],
+    sizes: Mapping[str, Sequence[float]],
+    *,
+    warm_start: bool = False,
+    normalise_logits: bool = False,
+    options: Mapping[str, Any],
+) -> Iterator[MeasureEntry]:
+    """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
+
+    kind: a key of `MEASURES`. options: of the measure and of its geometries. Raises ValueError or TypeError for what
+    does not go together.
+    """
+    made = MEASURES[kind]
+    names = {each.name for each in fields(made) if each.name != "progress"}
+    own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
+    if foreign := sorted(set(own) - names):
+        allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
+        near = difflib.get_close_matches(foreign[0], [*names, *GEOMETRY_OPTIONS], n=1, cutoff=0.8)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{foreign[0]} is no option of {kind}{meant}; it has {allowed}")
+    given = {*own, *sizes, *(["geometry"] if geometries else [])}
+    needed = {each.name for each in fields(made) if each.default is MISSING}
+    lacking, unused = sorted(needed - given), sorted(given - names)
+    if lacking or unused:
+        wrong = [*(f"takes no {each}" for each in unused[:1]), *(f"needs a {each}" for each in lacking[:1])]
+        raise ValueError(f"{kind} {'; it '.join(wrong)}")
+    if warm_start and "after" not in names:
+        raise ValueError(f"{kind} has no warm_start")
+    for name in geometries:
+        geometry = geometry_of(name, {key: value for key, value in options.items() if key not in own})
+        balls: list[dict[str, Any]] = [{}] if not sizes else []
+        for size, values in sizes.items():
+            smaller = sorted(values)
+            balls += [
+                {size: value, **({"after": tuple(smaller[:place])} if warm_start else {})}
+                for place, value in enumerate(smaller)
+            ]
+        for ball in balls:
+            yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
 
 
 @final
 @dataclass(frozen=True)
 class BatchFunction:
-    """Take the batches that a function package.module:function of no arguments returns, for models of any kind."""
+    """Take the batches that a function package.module:function of no arguments returns, for models of any kind.
+
+    task: "causal" for models that predict the next token. It is called in every run, for nobody knows what it reads.
+    """
 
     reference: str
     task: str | None = None
@@ -54,7 +167,7 @@ class BatchFunction:
         return found
 
     def fingerprint(self) -> str:
-        """Return what no other call returns: nobody knows what a function reads, so it is called in every run."""
+        """Return what no other call returns."""
         return uuid.uuid4().hex
 
 
@@ -63,21 +176,21 @@ class BatchFunction:
 class Spec:
     """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
 
-    checkpoints: as `find_checkpoints` returns them, or one `Checkpoint`. data: what measures are computed on, a
-    `DataSource` or a `BatchFunction`. measures: such as `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what
-    the gaps are taken to. scores: by name of checkpoint, numbers or text by name of score. against: scores the measures
-    are correlated with; if none is named, the gaps, or without test data every number that varies. given:
-    hyperparameters held fixed in partial correlations. loss: package.module:function, a function loss(model, batch);
-    None: cross-entropy, of the next token for a causal language model. dtype: "float32" or "float64". name: what the
-    report calls it; path: the file that it was read from.
+    checkpoints: as `find_checkpoints` returns them, or a single `Checkpoint` in a list. data: what measures are
+    computed on. measures: such as `MeasureEntry(WorstCase(Quotient("inv"), 0.1))`. test: what the gaps are taken to.
+    scores: by name of checkpoint, numbers or text by name of score. against: scores the measures are correlated with;
+    if none is named, the gaps, or without test data every number that varies. given: hyperparameters held fixed in
+    partial correlations. loss: package.module:function, a function loss(model, batch); None: cross-entropy, of the next
+    token for a causal language model. dtype: "float32" or "float64". name: what the report calls it; path: the file
+    that it was read from.
 
     Raises ValueError or TypeError for names that are given twice or not known, and settings that mean nothing.
     """
 
     checkpoints: Sequence[Checkpoint]
-    data: Data
+    data: DataSource | BatchFunction
     measures: Sequence[MeasureEntry]
-    test: Data | None = None
+    test: DataSource | BatchFunction | None = None
     scores: Mapping[str, Scores] = field(default_factory=dict)
     against: Sequence[str] = ()
     given: Sequence[str] = ()
@@ -101,9 +214,16 @@ class Spec:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}. Found {self.dtype!r}")
         if self.test is not None and self.test.task != self.data.task:
             raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
+        listed = dict.fromkeys(name for row in self.scores.values() for name in row)
+        if taken := [name for name in listed if name in (*self.measured_scores, *self.labels)]:
+            raise ValueError(f"scores must not have names that are measured. Found {taken[0]}; rename it")
+        known = [*self.measured_scores, *listed]
         for key, wanted in (("against", self.against), ("given", self.given)):
             for name in wanted:
-                check_named(key, name, self.known_scores, self.scores, number=key == "against")
+                if name not in known:
+                    raise ValueError(f"{key} must name scores: {', '.join(known)}. Found {name!r}")
+                if key == "against" and any(isinstance(row.get(name), str) for row in self.scores.values()):
+                    raise ValueError(f"{key} must name scores that are numbers. Found {name!r}, which is text")
 
     @property
     def labels(self) -> list[str]:
@@ -111,24 +231,23 @@ class Spec:
         return [each.label for each in self.measures]
 
     @property
-    def known_scores(self) -> tuple[str, ...]:
-        """Return the names of the scores that are measured, and of those that are listed."""
-        listed = dict.fromkeys(name for row in self.scores.values() for name in row)
-        return (*measured_scores(test=self.test is not None, error=self.loss is None), *listed)
+    def measured_scores(self) -> list[str]:
+        """Return the names of the scores that are measured: errors of cross-entropy alone, which has labels."""
+        names = ("loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS)))
+        return [name for name in names if self.loss is None or "error" not in name]
 
     @property
-    def folders(self) -> tuple[str, ...]:
+    def folders(self) -> list[str]:
         """Return where functions of the user's are imported from, besides where Python looks."""
-        return (os.getcwd(),) if self.path is None else (os.getcwd(), str(self.path.resolve().parent))
+        return [os.getcwd(), *([] if self.path is None else [str(self.path.resolve().parent)])]
 
     @property
     def calls_functions(self) -> bool:
         """Return whether a function of the user's decides what a number is: nobody knows what it reads."""
         return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
-    def loss_of(self, entry: MeasureEntry | None) -> Callable[[nn.Module, Any], Any]:
-        """Return the loss that a measure is computed on; that of the scores for None."""
-        normalised = entry is not None and entry.normalise_logits
+    def loss_of(self, *, normalised: bool = False) -> Loss:
+        """Return the loss that measures are computed on."""
         if self.loss is None:
             return (_NORMALISED if normalised else _LOSSES)[self.data.task == CAUSAL]
         own: Loss = load_object(self.loss, "a function loss(model, batch) that returns a scalar")

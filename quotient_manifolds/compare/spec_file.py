@@ -3,117 +3,31 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PositiveFloat, ValidationError
-from pydantic_core import ErrorDetails
+import pandas as pd
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from quotient_manifolds.compare.measure_entries import MeasureEntry, measures_of
-from quotient_manifolds.compare.scores import Scores, measured_scores, read_scores
-from quotient_manifolds.compare.spec import BatchFunction, Data, Spec
+from quotient_manifolds.compare.spec import MEASURES, BatchFunction, MeasureEntry, Scores, Spec, measures_of
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load import DataSource, find_checkpoints, load_object
 from quotient_manifolds.messages import brief, sentence
+from quotient_manifolds.sharpness.result import SIZES
 
 LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth of it
-SIZES = ("radius", "sigma")
+KEYS = [each.name for each in fields(Spec) if each.name not in ("name", "path")]
+DATA_KEYS = [each.name for each in fields(DataSource)]
+NAME = "checkpoint"
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")  # no score
 
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-def _as_section(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Count = Annotated[int, Field(gt=0, lt=2**31)]  # more would never be done
-AsList = BeforeValidator(_as_list)  # one or several
-Names = Annotated[list[str], AsList]
-Sizes = Annotated[list[PositiveFloat], AsList]
-
-
-class _Section(BaseModel):
-    """Refuse unknown keys, and take nothing for what it is not."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-@final
-class CheckpointSection(_Section):
-    """Say which checkpoints, by patterns of paths, and how they are loaded."""
-
-    paths: Names = Field(default_factory=list)
-    loader: str = "huggingface"
-
-
-@final
-class DataSection(_Section):
-    """Hold the settings of a `DataSource`, which checks their values; or package.module:function as the path."""
-
-    path: str
-    batch_size: Count | None = None
-    max_batches: Count | None = None
-    max_examples: Count | None = None
-    seed: Seed | None = None
-    labels: dict[str | int, int] | None = None
-    max_length: Count | None = None
-    tokenizer: str | None = None
-    columns: dict[str, str] | None = None
-    mean: list[FiniteFloat] | str | None = None
-    std: list[FiniteFloat] | None = None
-    task: str | None = None
-
-
-@final
-class MeasureSection(_Section):
-    """Ask for a kind of measure, in one or several geometries, at one or several sizes, with the options of both."""
-
-    measure: Literal[
-        "worst-case", "average-case", "legacy-worst-case", "gradient-norm", "hessian-trace", "top-eigenvalue"
-    ]
-    geometry: Annotated[list[str | float], AsList] = Field(default_factory=list)
-    radius: Sizes = Field(default_factory=list)
-    sigma: Sizes = Field(default_factory=list)
-    warm_start: bool = False
-    normalise_logits: bool = False
-    norm: str | None = None
-    eta: float | None = None
-    geodesic: str | None = None
-    eps: float | None = None
-    symmetries: str | None = None
-    steps: Count | None = None
-    restarts: Annotated[int, Field(lt=2**31)] | None = None
-    tolerance: float | None = None
-    samples: Count | None = None
-    products: str | None = None
-    method: str | None = None
-    seed: Seed | None = None
-
-
-Source = Annotated[DataSection, BeforeValidator(_as_section)]
-
-
-@final
-class Schema(_Section):
-    """Describe a whole spec."""
-
-    checkpoints: CheckpointSection
-    data: Source
-    test: Source | None = None
-    scores: str | None = None
-    measures: list[MeasureSection] = Field(min_length=1)
-    loss: str | None = None
-    against: Names = Field(default_factory=list)
-    given: Names = Field(default_factory=list)
-    dtype: Literal["float32", "float64"] = "float32"
+Made = TypeVar("Made")
 
 
 def read_spec(path: str | Path) -> Spec:
@@ -123,47 +37,35 @@ def read_spec(path: str | Path) -> Spec:
     together, patterns that match nothing, data and scores that are not there or not readable, and names of no score.
     """
     path = Path(path)
-    top = _validated(path, _content(path))
     base = path.resolve().parent
     if str(base) not in sys.path:
         sys.path.insert(0, str(base))  # modules beside a spec are found wherever the command is given
-    with _about(path, "loss"):
-        if top.loss is not None:
-            load_object(top.loss, "a function loss(model, batch) that returns a scalar")
-    with _about(path, "checkpoints"):
-        if ":" in top.checkpoints.loader:  # found now, not once for every checkpoint
-            load_object(top.checkpoints.loader, "a function that returns an nn.Module")
-        checkpoints = find_checkpoints(top.checkpoints.paths, top.checkpoints.loader, base)
-    with _about(path, "data"):
-        data = _source(top.data, base)
-    with _about(path, "test"):
-        test = None if top.test is None else _source(top.test, base)
-    measures: list[MeasureEntry] = []
-    for index, section in enumerate(top.measures):
-        with _about(path, f"measures.{index}"):
-            measures += _measures(section)
-    scores: Mapping[str, Scores] = {}
-    with _about(path, "scores"):
-        if top.scores is not None:
-            taken = [
-                *measured_scores(test=test is not None, error=top.loss is None),
-                *(each.label for each in measures),
-            ]
-            scores = read_scores(base / expanded(top.scores), [each.name for each in checkpoints], taken)
-    with _about(path):
-        return Spec(
-            checkpoints,
-            data,
-            measures,
-            test,
-            scores,
-            top.against,
-            top.given,
-            loss=top.loss,
-            dtype=top.dtype,
-            name=path.name,
-            path=path,
-        )
+
+    def about(key: str, make: Callable[..., Made], *arguments: Any) -> Made:
+        try:
+            return make(*arguments)
+        except (ValueError, TypeError, SystemExit) as error:  # which a module may raise while it is imported
+            said = sentence(error) if isinstance(error, SystemExit) else error
+            raise ValueError(": ".join(filter(None, (str(path), key, str(said))))) from error
+
+    top = about("", _checked, "", _content(path), KEYS, ("checkpoints", "data", "measures"))
+    found = about("", _checked, "checkpoints", top["checkpoints"], ("paths", "loader"), ())
+    patterns, loader = _listed(found.get("paths", [])), str(found.get("loader", "huggingface"))
+    for key, reference in (("loss", top.get("loss")), ("checkpoints", loader if ":" in loader else None)):
+        if reference is not None:  # found now, not once for every checkpoint
+            about(key, load_object, reference, "a function")
+    checkpoints = about("checkpoints", find_checkpoints, patterns, loader, base)
+    settings: dict[str, Any] = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
+    asked = enumerate(_listed(top["measures"]))
+    measures = [each for number, section in asked for each in about(f"measures.{number}", _measures, section)]
+    names = [each.name for each in checkpoints]
+    scores = about("scores", read_scores, base / expanded(top["scores"]), names) if "scores" in top else {}
+    settings |= {key: top[key] for key in ("loss", "dtype") if key in top}
+    settings |= {key: _listed(top[key]) for key in ("against", "given") if key in top}
+    return about(
+        "",
+        lambda: Spec(checkpoints, measures=measures, scores=scores, path=path, name=path.name, **settings),
+    )
 
 
 def _content(path: Path) -> Any:
@@ -180,76 +82,95 @@ def _content(path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         why = "a tab, where YAML indents with spaces" if "'\\t'" in str(error.problem) else error.problem
         raise ValueError(f"{path}, line {mark.line + 1 if mark else 1}, must be valid YAML. Found: {why}") from error
-    except (YAMLError, ValueError) as error:
+    except YAMLError as error:
         raise ValueError(f"{path} must be valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _validated(path: Path, content: Any) -> Schema:
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be YAML with the keys {', '.join(Schema.model_fields)}. Found none")
-    try:
-        return Schema.model_validate(content)
-    except ValidationError as error:
-        # A key that is misspelt is missing too: what is there says more than what is not.
-        found = sorted(error.errors(include_url=False), key=lambda each: each["type"] == "missing")
-        raise ValueError(f"{path}: {_said(found[0])}") from None
+def _checked(place: str, section: Any, keys: Collection[str], needed: Collection[str]) -> Mapping[str, Any]:
+    """Return the section, once it has no unknown key, and all that are needed."""
+    if not isinstance(section, dict):
+        raise ValueError(f"{place or 'a spec'} must have the keys {', '.join(keys)}. Found {brief(section)}")
+    names = {key: f"{place}.{key}" if place else str(key) for key in (*section, *needed)}
+    for key in section:  # before those that are missing: a key that is misspelt is missing too
+        if key not in keys:
+            near = difflib.get_close_matches(str(key), keys, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            raise ValueError(f"unknown key {names[key]!r}{meant} The keys here: {', '.join(keys)}")
+    if lacking := [names[key] for key in needed if key not in section]:
+        raise ValueError(f"{lacking[0]} is missing")
+    return section
 
 
-def _said(error: ErrorDetails) -> str:
-    """Return what is wrong with which key: pydantic's words, but for keys that are not there."""
-    place, key = ".".join(map(str, error["loc"])), str(error["loc"][-1])
-    if error["type"] == "extra_forbidden":
-        sections = {"checkpoints": CheckpointSection, "measures": MeasureSection}
-        top = str(error["loc"][0])
-        section = Schema if len(error["loc"]) == 1 else sections.get(top, DataSection)
-        near = difflib.get_close_matches(key, section.model_fields, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        return f"unknown key {place!r}{meant} The keys here are {', '.join(section.model_fields)}"
-    if error["type"] == "missing":
-        return f"{place} is missing"
-    return f"{place}: {error['msg'][0].lower()}{error['msg'][1:]}. Found {brief(error['input'], 80)}"
+def _listed(value: Any) -> list[Any]:
+    """Return one or several values as a list."""
+    return value if isinstance(value, list) else [value]
 
 
-@contextmanager
-def _about(path: Path, key: str = "") -> Iterator[None]:
-    """Say what is wrong inside with the file and the key."""
-    where = f"{path}: {key}: " if key else f"{path}: "
-    try:
-        yield
-    except SystemExit as error:  # of a module of the user's, while it is imported
-        raise ValueError(f"{where}{sentence(error)}") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{where}{error}") from error
+def _numbers(value: Any) -> list[Any]:
+    """Return one or several values as a list, whole numbers as floats: 1 and 1.0 are one radius."""
+    return [float(each) if type(each) is int else each for each in _listed(value)]
 
 
-def _measures(section: MeasureSection) -> Iterator[MeasureEntry]:
-    given = {key: value for key, value in section if value is not None}
-    apart = {"measure", "geometry", "warm_start", "normalise_logits", *SIZES}
-    yield from measures_of(
-        section.measure,
-        section.geometry,
-        {name: given[name] for name in SIZES if given[name]},
-        warm_start=section.warm_start,
-        normalise_logits=section.normalise_logits,
-        options={key: value for key, value in given.items() if key not in apart},
-    )
+def _measures(section: Any) -> list[MeasureEntry]:
+    given = dict(section)
+    kind, geometries = given.pop("measure", None), _numbers(given.pop("geometry", []))
+    if kind not in MEASURES:
+        raise ValueError(f"measure must be one of {', '.join(MEASURES)}. Found {kind!r}")
+    sizes = {name: _numbers(given.pop(name)) for name in SIZES if name in given}
+    flags = {name: given.pop(name, False) for name in ("warm_start", "normalise_logits")}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{name} must be true or false. Found {flag!r}")
+    return list(measures_of(kind, geometries, sizes, options=given, **flags))
 
 
-def _source(section: DataSection, base: Path) -> Data:
+def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
     """Return the data, once its files and labels have been looked at: what fails for all checkpoints is said once."""
-    settings = {key: value for key, value in section if value is not None}
-    if ":" in section.path and not (base / section.path).exists():
-        unused = sorted(set(settings) - {"path", "task"})
-        if unused:
-            raise ValueError(f"{unused[0]} means nothing for batches that {section.path} makes; leave it out")
-        load_object(section.path, "a function that returns batches")
-        return BatchFunction(section.path, section.task)
-    for key in ("path", "tokenizer"):
-        if key in settings:
-            settings[key] = base / expanded(settings[key])
-    if section.labels is not None:
-        settings["labels"] = {str(label): number for label, number in section.labels.items()}
+    settings = dict(_checked(key, {"path": section} if isinstance(section, str) else section, DATA_KEYS, ("path",)))
+    path = str(settings["path"])
+    if ":" in path and not (base / path).exists():
+        if unused := sorted(set(settings) - {"path", "task"}):
+            raise ValueError(f"{unused[0]} means nothing for batches that {path} makes; leave it out")
+        load_object(path, "a function that returns batches")
+        return BatchFunction(path, settings.get("task"))
+    settings |= {key: base / expanded(settings[key]) for key in ("path", "tokenizer") if key in settings}
+    if isinstance(labels := settings.get("labels"), dict):
+        settings["labels"] = {str(label): number for label, number in labels.items()}
     source = DataSource(**settings)
     source.fingerprint()
     source.check()
     return source
+
+
+def read_scores(path: Path, checkpoints: Sequence[str]) -> Mapping[str, Scores]:
+    """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
+
+    Raises ValueError for a file that cannot be read so, lacks a name or has it twice, names none of the checkpoints,
+    or has an infinite number.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
+            missing: Any = {each: list(MISSING) for each in pd.read_csv(path, nrows=0).columns if each != NAME}
+            # A checkpoint may be called NA, null or 007.
+            frame = pd.read_csv(path, dtype={NAME: str}, index_col=False, keep_default_na=False, na_values=missing)
+    except (OSError, ValueError, OverflowError, pd.errors.ParserWarning) as error:
+        raise ValueError(f"{path} must be readable as CSV: {' '.join(str(error).split())}") from error
+    if NAME not in frame:
+        raise ValueError(f"{path} must have a column {NAME}. Found {', '.join(frame.columns)}")
+    names = frame.pop(NAME)
+    if not names.all() or names.duplicated().any():
+        twice = names[names.duplicated()]
+        raise ValueError(
+            f"{path} must name each checkpoint once. Found {f'{twice.iloc[0]} twice' if len(twice) else ''!r}"
+        )
+    if not set(checkpoints) & set(names):
+        raise ValueError(
+            f"{path} must name checkpoints, such as {checkpoints[0]}. Found {', '.join(names[:1]) or 'none'}"
+        )
+    for name in frame.select_dtypes("number"):
+        if frame[name].abs().eq(math.inf).any():
+            raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {name}")
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    plain = [{key: float(x) if isinstance(x, (bool, int)) else x for key, x in row.items()} for row in rows]
+    return {str(name): row for name, row in zip(names, plain, strict=True)}

@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 FORMAT = 3  # of the tables
@@ -29,16 +28,17 @@ TABLES = (
 AMONG = "IN (SELECT value FROM json_each(?))"  # keys travel as one JSON list: a query has room for few parameters
 
 # What SQLite says, and what that means here. Its error codes reach Python from 3.11 on only, its words always.
-SENTENCES = (
-    ("full", "has no room left on its disk: free some and run again. What was finished before is kept."),
-    ("readonly", "cannot be written: allow writing to the file and to its folder, or give another place."),
-    ("locked", "has been locked by another program for long: see what holds it, and run again."),
-    ("not a database", "is not a store: give the path of one, or of a file that does not exist yet."),
-    ("malformed", "is damaged: restore a copy, or move it away and run again; nothing was changed in it."),
-    ("no such", "is damaged: restore a copy, or move it away and run again; nothing was changed in it."),
-    ("unable to open", "cannot be opened: check that it is a file and that its folder exists and can be written."),
-    ("disk I/O", "could not be read or written: check the disk, and run again. What was finished before is kept."),
-)
+_DAMAGED = "is damaged: restore a copy, or move it away and run again; nothing was changed in it."
+SENTENCES = {
+    "full": "has no room left on its disk: free some and run again. What was finished before is kept.",
+    "readonly": "cannot be written: allow writing to the file and to its folder, or give another place.",
+    "locked": "has been locked by another program for long: see what holds it, and run again.",
+    "not a database": "is not a store: give the path of one, or of a file that does not exist yet.",
+    "malformed": _DAMAGED,
+    "no such": _DAMAGED,
+    "unable to open": "cannot be opened: check that it is a file and that its folder exists and can be written.",
+    "disk I/O": "could not be read or written: check the disk, and run again. What was finished before is kept.",
+}
 
 
 class StoreError(OSError):
@@ -70,7 +70,6 @@ class Store:
 
     def __init__(self, path: str | Path, *, alone: bool = True) -> None:
         self.path = Path(path).resolve()
-        self._connection: sqlite3.Connection | None = None
         if not alone and not self.path.exists():
             raise StoreError(f"A store must exist to be read. Found none at {self.path}")
         self._lock = _only_owner(self.path) if alone else None
@@ -78,25 +77,23 @@ class Store:
             with self._sentences():
                 self._connection = self._opened(alone)
         except BaseException:
-            self.close()
+            self._release()
             raise
 
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the file, and let another process own it."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
-            self._lock = None
 
     def finished(self, keys: Iterable[str]) -> set[str]:
         """Return those of the keys that have a value."""
@@ -158,27 +155,20 @@ class Store:
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._sentences():
-            return self._alive().execute(sql, parameters).fetchall()
+            return self._connection.execute(sql, parameters).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Run what is inside as one transaction: all of it or nothing, and on disk when this returns."""
-        connection = self._alive()
         with self._sentences():
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                yield connection
-                connection.execute("COMMIT")
+                yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # SQLite may have taken it back itself
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
+                with suppress(sqlite3.Error):  # SQLite may have taken it back itself
+                    self._connection.execute("ROLLBACK")
                 raise
-
-    def _alive(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise StoreError(f"The store {self.path} is closed: open it again.")
-        return self._connection
 
     def _opened(self, make: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
@@ -215,40 +205,36 @@ class Store:
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # a mistake in the program, such as a second thread: not about the file
+            raise  # a mistake in the program, such as a closed store: not about the file
         except sqlite3.Error as error:
             words = str(error)
-            meaning = next((means for says, means in SENTENCES if says in words), "failed: see the words of SQLite.")
+            meaning = next(
+                (means for says, means in SENTENCES.items() if says in words), "failed: see the words of SQLite."
+            )
             raise StoreError(f"The store {self.path} {meaning} ({words})") from error
 
     def _read(self, text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise StoreError(
-                f"The store {self.path} is damaged ({error}): restore a copy, or move it away and run again."
-            ) from error
+            raise StoreError(f"The store {self.path} {_DAMAGED} ({error})") from error
 
 
 def _only_owner(path: Path) -> Any:
     """Take the lock beside a store; a second process is told at once that there is a first."""
     from filelock import FileLock, Timeout
 
-    with suppress(OSError):  # SQLite says it better when it cannot open the file
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
     if not path.parent.is_dir():
-        return None
+        return None  # SQLite says it better when it cannot open the file
     # A lock that is a mere marker would outlive its process.
     lock = FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise StoreError(
-            f"Another process is measuring into {path}: wait until it has ended, stop it, or give another directory."
-        ) from error
+        why = "wait until it has ended, stop it, or give another directory"
+        raise StoreError(f"Another process is measuring into {path}: {why}.") from error
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: no file could be locked beside it ({error}); put the store where files can be "
-            "written and locked."
-        ) from error
+        raise StoreError(f"{path} cannot be written: no file could be locked beside it ({error}).") from error
     return lock

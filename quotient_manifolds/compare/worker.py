@@ -8,20 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
-from typing import Any, final
+from functools import partial
+from itertools import groupby, product
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from quotient_manifolds.compare.identity import batch_hash, computed, model_hash
-from quotient_manifolds.compare.measure_entries import MeasureEntry
-from quotient_manifolds.compare.spec import Spec
+from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.geometry import KnownSymmetries
-from quotient_manifolds.load import Batches, Checkpoint, load_checkpoint
+from quotient_manifolds.load import Checkpoint, load_checkpoint
 from quotient_manifolds.load.language import CAUSAL
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.progress import Progress
@@ -32,6 +32,7 @@ from quotient_manifolds.sharpness.measure import KnownAscents, counted
 from quotient_manifolds.version import MEANING, VERSION
 
 SPLITS = ("data", "test")
+Made = TypeVar("Made")
 _ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
 
 
@@ -97,13 +98,9 @@ class Loaded:
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
         """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured."""
-        try:
-            loss, geometry = self.spec.loss_of(entry), entry.measure.geometry
-            return PreparedModel.of(self.model, loss, self.batches["data"], geometry, some=True, known=self.known)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the model is the user's
-            return sentence(error)
+        loss, geometry = self.spec.loss_of(normalised=entry.normalise_logits), entry.measure.geometry
+        batches, known = self.batches["data"], self.known
+        return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known))
 
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute the mean loss over the labels that count, their number, and the error, if the loss is cross-entropy.
@@ -113,9 +110,9 @@ class Loaded:
         model, batch = replica(self.model, {}), private_batch(self.batches[split][index])
         with torch.no_grad():
             if self.spec.loss is not None:
-                found = {"loss": float(self.spec.loss_of(None)(model, batch)), "examples": 1}
+                found = {"loss": float(self.spec.loss_of()(model, batch)), "examples": 1}
             else:
-                logits, labels = logits_of(self.spec)(model, batch)
+                logits, labels = _logits_and_labels(self.spec)(model, batch)
                 wrong = (logits.argmax(-1) != labels).double().mean()
                 found = {"error": float(wrong), "loss": float(F.cross_entropy(logits, labels)), "examples": len(labels)}
         if not math.isfinite(found["loss"]):
@@ -123,8 +120,17 @@ class Loaded:
         return found
 
 
-def logits_of(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
-    """Return the function that gives logits and labels of a batch."""
+def attempt(work: Callable[[], Made]) -> Made | str:
+    """Return what `work` returns, or a sentence on whatever the user's code raised or exited with."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the model is the user's
+        return sentence(error)
+
+
+def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
     return next_token_logits_and_labels if spec.data.task == CAUSAL else logits_and_labels
 
 
@@ -135,20 +141,17 @@ def load(job: Job) -> Loaded:
     model = load_checkpoint(job.checkpoint)
     dtype, device = getattr(torch, spec.dtype), torch.device(job.device)
 
-    def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
+    def placed(leaf: Tensor) -> Tensor:
         return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+
+    def outputs(model: nn.Module, batch: Any) -> Any:
+        return spec.loss_of()(model, batch) if spec.loss else _logits_and_labels(spec)(model, batch)[0]
 
     sources = {"data": spec.data, **({} if spec.test is None else {"test": spec.test})}
     made = {split: source.batches(model, job.checkpoint) for split, source in sources.items()}
-    notes = {split: tuple(found.notes) for split, found in made.items() if isinstance(found, Batches)}
-    batches = {split: [tree_map(placed, batch) for batch in found] for split, found in made.items()}
+    notes = {split: tuple(getattr(found, "notes", ())) for split, found in made.items()}
+    batches = {split: [tree_map_only(Tensor, placed, batch) for batch in found] for split, found in made.items()}
     model = model.to(device, dtype)
-
-    def outputs(model: nn.Module, batch: Any) -> Any:
-        return logits_of(spec)(model, batch)[0] if spec.loss is None else spec.loss_of(None)(model, batch)
-
     probes = {split: [computed(model, outputs, batch) for batch in given] for split, given in batches.items()}
     hashes = {split: [batch_hash(batch) for batch in batches.get(split, [])] for split in SPLITS}
     return Loaded(model, batches, Identity(model_hash(model), **hashes, computed=probes, notes=notes), spec)
@@ -161,25 +164,22 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
     """
     name = job.checkpoint.name
     with _ONE_AT_A_TIME:
-        try:
-            loaded = load(job)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the model is the user's
-            store.fail(name, None, sentence(error))
+        loaded = attempt(lambda: load(job))
+        if isinstance(loaded, str):
+            store.fail(name, None, loaded)
             return 0
         store.mend(name)
         store.remember(job.fingerprint, asdict(loaded.identity))
         tasks = tasks_of(job.spec, loaded.identity)
         finished = store.finished(each.key for each in tasks)
-        left = [each for each in tasks if each.key not in finished]
+        left = (each for each in tasks if each.key not in finished)
         measured = 0
         for _, alike in groupby(left, key=lambda each: None if each.entry is None else each.entry.setting):
-            for task, payload, seconds in _measured(loaded, alike, progress):
+            for task, found, seconds in _measured(loaded, alike, progress):
                 try:
-                    if isinstance(payload, str):
-                        raise ValueError(payload)
-                    measured += store.finish(task.key, name, task.label, task.batch, payload, seconds)
+                    if isinstance(found, str):
+                        raise ValueError(found)
+                    measured += store.finish(task.key, name, task.label, task.batch, found, seconds)
                 except ValueError as error:  # also of a number that is not finite
                     store.fail(name, task.key, str(error))
         return measured
@@ -190,63 +190,47 @@ def _measured(
 ) -> Iterator[tuple[Task, dict[str, Any] | str, float]]:
     """Yield tasks of one setting with their values, or what went wrong, and the seconds they took."""
     ascents: KnownAscents = {}  # tasks that go on from where the one before them ended follow it
-    prepared: PreparedModel | str | None = None
+    prepared: PreparedModel | str | None = None  # or what is wrong, found once
+
+    def value(task: Task) -> dict[str, Any]:
+        nonlocal prepared
+        if task.entry is None:
+            return loaded.score(task.split, task.batch)
+        prepared = loaded.prepared(task.entry) if prepared is None else prepared
+        if isinstance(prepared, str):
+            raise ValueError(prepared)
+        measure = task.entry.measure
+        tick = counted(progress, task.label, measure.ticks(prepared.model))
+        return measure.on(prepared, task.batch, tick, ascents).to_dict()
+
     for task in tasks:
         start = time.perf_counter()
-        try:
-            if task.entry is None:
-                payload: dict[str, Any] | str = loaded.score(task.split, task.batch)
-            else:
-                prepared = loaded.prepared(task.entry) if prepared is None else prepared  # or what is wrong, found once
-                if isinstance(prepared, str):
-                    raise ValueError(prepared)
-                measure = task.entry.measure
-                tick = counted(progress, task.label, measure.ticks(prepared.model))
-                payload = measure.on(prepared, task.batch, tick, ascents).to_dict()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the model is the user's
-            payload = sentence(error)
-        yield task, payload, time.perf_counter() - start
+        found = attempt(partial(value, task))
+        yield task, found, time.perf_counter() - start
 
 
 def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
     """Return what there is to measure, ordered so that tasks of one setting follow each other, and radii ascend."""
-    found = [
-        _task({"what": "score", "loss": spec.loss}, identity, split, index, None)
-        for split in SPLITS
-        for index in range(len(getattr(identity, split)))
-    ]
     settings = list(dict.fromkeys(each.setting for each in spec.measures))
     families = list(dict.fromkeys(each.family for each in spec.measures))
-    entries = sorted(
-        spec.measures,
-        key=lambda each: (settings.index(each.setting), families.index(each.family), each.radius or 0.0),
-    )
-    for _, family in groupby(entries, key=lambda each: each.family):
-        radii = list(family)
-        for index in range(len(identity.data)):
+
+    def task(split: str, index: int, entry: MeasureEntry | None) -> Task:
+        decides = {
             # The index of the batch seeds what is random, so it decides the number too.
-            found += [
-                _task(
-                    {"what": repr((each.measure, each.normalise_logits)), "loss": spec.loss, "index": index},
-                    identity,
-                    "data",
-                    index,
-                    each,
-                )
-                for each in radii
-            ]
-    return found
+            "what": "score" if entry is None else repr((entry.measure, entry.normalise_logits, index)),
+            "loss": spec.loss,
+            "model": identity.model,
+            "computed": identity.computed[split][index],
+            "batch": getattr(identity, split)[index],
+            "version": VERSION,
+            "meaning": MEANING,
+        }
+        return Task(task_key(decides), split, index, entry)
 
+    def place(asked: tuple[int, MeasureEntry]) -> tuple[float, ...]:
+        index, entry = asked
+        return settings.index(entry.setting), families.index(entry.family), index, entry.radius or 0.0
 
-def _task(what: dict[str, Any], identity: Identity, split: str, index: int, entry: MeasureEntry | None) -> Task:
-    decides = {
-        **what,
-        "model": identity.model,
-        "computed": identity.computed[split][index],
-        "batch": getattr(identity, split)[index],
-        "version": VERSION,
-        "meaning": MEANING,
-    }
-    return Task(task_key(decides), split, index, entry)
+    scores = [task(split, index, None) for split in SPLITS for index in range(len(getattr(identity, split)))]
+    asked = sorted(product(range(len(identity.data)), spec.measures), key=place)
+    return [*scores, *(task("data", index, entry) for index, entry in asked)]

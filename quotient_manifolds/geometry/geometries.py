@@ -95,22 +95,10 @@ class Geometry(ABC):
         return {"kind": type(self).__name__.lower(), **{name: getattr(self, name) for name in own}}
 
 
-@final
-@dataclass(frozen=True)
-class Euclidean(Geometry):
-    """Measure as plain sharpness does: all weights are measured alike, <xi, eta> = sum xi eta.
+class _Elementwise(Geometry, ABC):
+    """Measure every weight by itself."""
 
-    norm: the ball of moves xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
-    """
-
-    norm: Norm = "l2"
-
-    def __post_init__(self) -> None:
-        _check_norm(self.norm)
-
-    @property
-    def name(self) -> str:
-        return _named("euclidean", self.norm)
+    norm: Norm
 
     def at(self, model: nn.Module) -> TangentSpace:
         return self._space(measured_parameters(model))
@@ -121,13 +109,41 @@ class Euclidean(Geometry):
     def over(self, model: ShardedModel) -> ShardedSpace:
         return elementwise(model, self._space)
 
+    def _named(self, name: str) -> str:
+        return name if self.norm == "l2" else f"{name} {self.norm}"
+
+    def _check_norm(self) -> None:
+        if self.norm not in ("l2", "linf"):
+            raise ValueError(f"norm must be 'l2' or 'linf'. Found {self.norm!r}")
+
+    @abstractmethod
+    def _space(self, point: Params) -> TangentSpace: ...
+
+
+@final
+@dataclass(frozen=True)
+class Euclidean(_Elementwise):
+    """Measure as plain sharpness does: all weights are measured alike, <xi, eta> = sum xi eta.
+
+    norm: the ball of moves xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
+    """
+
+    norm: Norm = "l2"
+
+    def __post_init__(self) -> None:
+        self._check_norm()
+
+    @property
+    def name(self) -> str:
+        return self._named("euclidean")
+
     def _space(self, point: Params) -> TangentSpace:
         return TangentSpace(point, dict.fromkeys(point), (), self.norm)
 
 
 @final
 @dataclass(frozen=True)
-class Adaptive(Geometry):
+class Adaptive(_Elementwise):
     """Measure as adaptive sharpness does: every weight w is measured against its own size.
 
     <xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta. eta: 0 leaves weights that are 0 where
@@ -141,20 +157,11 @@ class Adaptive(Geometry):
         number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
         if not number or not 0 <= self.eta < math.inf:
             raise ValueError(f"eta must be a finite number, at least 0. Found {self.eta!r}")
-        _check_norm(self.norm)
+        self._check_norm()
 
     @property
     def name(self) -> str:
-        return _named("adaptive", self.norm) + (f" (eta {self.eta:g})" if self.eta else "")
-
-    def at(self, model: nn.Module) -> TangentSpace:
-        return self._space(measured_parameters(model))
-
-    def around(self, model: nn.Module) -> TangentSpace:
-        return self._space(trained_parameters(model))
-
-    def over(self, model: ShardedModel) -> ShardedSpace:
-        return elementwise(model, self._space)
+        return self._named("adaptive") + (f" (eta {self.eta:g})" if self.eta else "")
 
     def _space(self, point: Params) -> TangentSpace:
         # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
@@ -388,12 +395,3 @@ def _why(symmetries: Symmetries) -> str:
     if symmetries.unrecognised:
         return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
     return f" ({symmetries.refused[0]})" if symmetries.refused else ""
-
-
-def _check_norm(norm: str) -> None:
-    if norm not in ("l2", "linf"):
-        raise ValueError(f"norm must be 'l2' or 'linf'. Found {norm!r}")
-
-
-def _named(name: str, norm: Norm) -> str:
-    return name if norm == "l2" else f"{name} {norm}"

@@ -51,8 +51,6 @@ def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None 
     """Return the geometry of which `record` is `to_dict()`.
 
     A record says of symmetries only which of the model's they were, or that they were given: those must be given again.
-    Records of versions that knew pairs and needless biases alone say so by "found" and `biases`, and `trust` of those
-    that proved symmetries on the first batch says nothing here; nor does the `norm` that quotients once had.
     Raises ValueError for a record of no known geometry, and for given symmetries that are missing.
 
     >>> geometry_from_dict({"kind": "adaptive", "eta": 0.01, "norm": "linf"})
@@ -61,15 +59,12 @@ def geometry_from_dict(record: Mapping[str, Any], symmetries: Symmetries | None 
     kinds: dict[str, type[Geometry]] = {**_GEOMETRIES, "quotient": Quotient}
     kind = kinds.get(str(record.get("kind")))
     if kind is None:
-        raise ValueError(f"The kind of a geometry must be one of {', '.join(kinds)}. Found {record.get('kind')!r}")
-    left = ("kind", "biases", "trust", "norm") if kind is Quotient else ("kind",)
-    settings = {key: value for key, value in record.items() if key not in left}
-    if settings.get("symmetries") == "found":
-        settings["symmetries"] = "paper" if record.get("biases") == "paper" else "pairs"
+        raise ValueError(f"the kind of a geometry must be one of {', '.join(kinds)}. Found {record.get('kind')!r}")
+    settings = {key: value for key, value in record.items() if key != "kind"}
     if unknown := sorted(set(settings) - {each.name for each in fields(kind)}):  # type: ignore[arg-type]
         raise ValueError(f"{unknown[0]} is no setting of the geometry {record['kind']}")
-    if settings.get("symmetries") == "given" and symmetries is None:
-        raise ValueError("This geometry was made with symmetries that were given to it: pass them as symmetries=")
-    if symmetries is not None:
-        settings["symmetries"] = symmetries.within("paper") if record.get("biases") == "paper" else symmetries
+    if settings.get("symmetries") == "given":
+        if symmetries is None:
+            raise ValueError("this geometry was made with symmetries that were given to it: pass them as symmetries=")
+        settings["symmetries"] = symmetries
     return kind(**settings)

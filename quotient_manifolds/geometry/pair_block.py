@@ -120,7 +120,7 @@ class PairBlock:
 
     @property
     def pairs(self) -> tuple[SymmetricPair, ...]:
-        """Return the pairs of the block."""
+        """Return the pairs that share the block."""
         return self.batch.pairs
 
     @property
@@ -148,14 +148,14 @@ class PairBlock:
 
     def move(self, z: Tensor, out: Params, order: str | None = None) -> None:
         """Write the pairs, moved along the geodesic of z, into `out`."""
-        self.write(self.space.follow(z, order or self.order)[0], out)
+        self.batch.write(self.space.follow(z, order or self.order)[0], out)
 
     def linearise(self, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
         """Write the pairs, moved as `move` does, into `out`; return the pull-back of gradients there to z."""
         rows = self._rows(out)
         pull_back = self._linearised(z, rows)
         if len(self.pairs) > 1:
-            self.write(rows[0], out)
+            self.batch.write(rows[0], out)
         else:  # what is no view of `out` goes where it belongs
             for part, moved in zip(self.pairs[0].views, rows, strict=True):
                 if address(moved) != address(out[part.name]):
@@ -178,10 +178,6 @@ class PairBlock:
     def _rows(self, params: Params) -> list[Tensor]:
         """Return the rows of one pair part by part, views where strides allow; those of several stacked, as a copy."""
         return self.batch.views(params) if len(self.pairs) == 1 else [self.batch.read(params)]
-
-    def write(self, moved: Tensor, out: Params) -> None:
-        """Write points of the pairs, (heads of all pairs, n + m, h), where they belong in `out`."""
-        self.batch.write(moved, out)
 
 
 def in_batches(pairs: Iterable[SymmetricPair], apart: Callable[[SymmetricPair], object]) -> list[PairBatch]:

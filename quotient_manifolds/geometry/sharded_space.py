@@ -74,11 +74,6 @@ class ShardedSpace(TangentSpace):
         lengths = self._numbers(super().length(z) if any(block.numel() for block in z.values()) else 0.0)
         return math.hypot(*lengths) if self.norm == "l2" else max(lengths)
 
-    @property
-    def reach_limit(self) -> float | None:
-        """Return the reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
-        return min(self._given(super().reach_limit), default=None)
-
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
         return max(self._given(super().reach(z)), default=None)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quotient_manifolds.geometry.pair_block import REACH, Gradients, PairBlock, address
+from quotient_manifolds.geometry.pair_block import Gradients, PairBlock, address
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.symmetries import Params
 
@@ -44,7 +44,7 @@ class TangentSpace:
         point = self._point | {name: _empty(self._point[name]) for name in owned - self.scale.keys()}
         point |= {name: point[name].clone() for name in owned & self.scale.keys()}
         for block in self.pairs:
-            block.write(block.space.point, point)
+            block.batch.write(block.space.point, point)
         return point
 
     def zero(self) -> Params:
@@ -94,11 +94,6 @@ class TangentSpace:
         """Shorten z to where its geodesic leaves the manifold, pair by pair, if that is before t = 1."""
         with self._undisturbed():
             return z | {block.key: block.reached(z[block.key]) for block in self.pairs}
-
-    @property
-    def reach_limit(self) -> float | None:
-        """Return the reach up to which truncated geodesics are near the exact ones; None where none is truncated."""
-        return min((REACH[block.order] for block in self._truncated), default=None)
 
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""

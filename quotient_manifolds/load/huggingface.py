@@ -40,6 +40,8 @@ def load_pretrained(
     layers or classes than the files have, and anything that would have to be fetched from a network.
     """
     settings, instead, config = settings or {}, instead or {}, read_config(path)
+    if config.get("transformers_weights") not in (None, WEIGHTS, INDEX):  # which may name pickles
+        raise ValueError(f"{path / 'config.json'} must leave its weights in {WEIGHTS}. Found others named there.")
     check_config({**config, **settings}, shapes_in(_weight_files(path)), str(path / "config.json"))
     named = config.get("architectures") or ["AutoModel"]
     name: Any = architecture or (named[0] if isinstance(named, list) else named)

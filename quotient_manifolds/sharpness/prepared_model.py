@@ -18,9 +18,17 @@ from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import is_sharded, together
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, idle, leaves, scalar
+from quotient_manifolds.sharpness.objective import (
+    BatchObjective,
+    ShardedObjective,
+    Tick,
+    autograd_available,
+    check_shares,
+    idle,
+    leaves,
+    scalar,
+)
 from quotient_manifolds.sharpness.rounding import precisions_noted, warn_of_rounding
-from quotient_manifolds.sharpness.sharded_objective import ShardedObjective, check_shares
 from quotient_manifolds.symmetries import Params
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not

@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,14 +80,6 @@ def test_what_is_kept_comes_back_bit_for_bit(scratch: Store, payload: dict[str, 
     scratch.remember(key, payload)
     assert bits(scratch.recall(key)) == bits(payload)
     assert scratch.recall("nothing") is None
-
-
-def test_keys_are_of_all_that_decides() -> None:
-    assert task_key({"a": 1.5, "b": [None, "x"]}) == task_key({"b": [None, "x"], "a": 1.5})
-    different = [{"a": 1.5}, {"a": "1.5"}, {"a": [1.5]}, {"b": 1.5}, {"a": 1.5000000000000002}, {}]
-    assert len(set(map(task_key, different))) == len(different)
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        task_key({"a": float("nan")})
 
 
 def test_failures_end_with_values(store: Store) -> None:
@@ -228,49 +219,11 @@ def test_places_where_no_store_can_be(path: Path) -> None:
     Store(path).close()  # an empty file becomes one
     with Store(path.parent / "new" / "deeper" / "zoo.sqlite") as store:  # folders are made
         assert store.failures() == {}
-    with pytest.raises(StoreError, match="is closed: open it again"):
-        store.failures()
-
-
-def test_a_full_disk_loses_nothing(path: Path) -> None:
-    with Store(path) as store:
-        finish(store, "a", {"value": 0.1})
-        assert store._connection is not None  # the only way to make a disk small
-        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-        store._connection.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(StoreError, match=r"zoo\.sqlite has no room left on its disk: free some and run again"):
-            finish(store, "b", {"losses": [0.1] * 10_000})
-        assert store.finished(["a", "b"]) == {"a"}
-    with Store(path) as store:
-        assert finish(store, "b", {"losses": [0.1] * 10_000})
 
 
 def test_a_damaged_payload_is_a_sentence(path: Path) -> None:
     with Store(path) as store:
         finish(store, "a", {"value": 1.0})
     change(path, "UPDATE results SET payload = '{\"value\": 1.'")
-    with Store(path) as store, pytest.raises(StoreError, match=r"zoo\.sqlite is damaged \(.*\): restore a copy"):
+    with Store(path) as store, pytest.raises(StoreError, match=r"zoo\.sqlite is damaged: restore a copy"):
         store.values(["a"])
-
-
-@needs_fork
-def test_a_place_that_cannot_be_written() -> None:
-    with tempfile.TemporaryDirectory() as name:  # which other users can reach, unlike pytest's own
-        folder = Path(name) / "zoo"
-        with Store(folder / "zoo.sqlite") as store:
-            finish(store, "a", {"value": 0.1})
-
-        def try_to_write() -> None:
-            if os.getuid() == 0:
-                os.setuid(65534)  # root may write anywhere
-            for file, words in (("zoo", r"zoo\.sqlite cannot be written"), ("new", r"new\.sqlite cannot be")):
-                with pytest.raises(StoreError, match=words):
-                    Store(folder / f"{file}.sqlite")
-
-        (folder / "zoo.sqlite").chmod(0o444)
-        (folder / "zoo.sqlite.lock").unlink(missing_ok=True)
-        Path(name).chmod(0o755)
-        folder.chmod(0o555)
-        ended = end_of(start(try_to_write))
-        folder.chmod(0o755)
-        assert ended == 0

@@ -23,8 +23,8 @@ import psutil
 import pytest
 import torch
 
-from quotient_manifolds.compare import Comparison, Store, StoreError, run_comparison
-from quotient_manifolds.compare import run as running
+from quotient_manifolds.compare import Comparison, Store, run_comparison
+from quotient_manifolds.compare.run import _SETTINGS
 from tests.zoos import end_of, needs_fork, run, start, write_seeds, write_spec
 
 HEAD = "checkpoints: {paths: models/*, loader: tests.zoos:LOADER}\ndata: {path: train.npz, batch_size: 2}"
@@ -160,7 +160,7 @@ def start_workers_in_no_time() -> None:
 
 def on_workers(spec: Path, out: Path) -> None:
     start_workers_in_no_time()
-    running._SETTINGS["distributed.scheduler.allowed-failures"] = 100  # chance may kill three workers at one checkpoint
+    _SETTINGS["distributed.scheduler.allowed-failures"] = 100  # chance may kill three workers at one checkpoint
     measure(spec, out, workers=2)
 
 
@@ -210,7 +210,7 @@ def joining(spec: Path, out: Path) -> None:
     from distributed import LocalCluster
 
     start_workers_in_no_time()
-    dask.config.set(running._SETTINGS)
+    dask.config.set(_SETTINGS)
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     with LocalCluster(**settings) as cluster:
         found = run_comparison(spec, out, scheduler=cluster.scheduler_address)
@@ -220,54 +220,26 @@ def joining(spec: Path, out: Path) -> None:
     assert found.known == (4, 6)
 
 
-@needs_fork
-def test_workers_that_cannot_be_started_again_are_not_waited_for_without_end(tmp_path: Path) -> None:
-    write_seeds(tmp_path, 2)
-    (tmp_path / "die").touch()
-    spec = write_spec(tmp_path, MEASURES[2], head=HEAD.replace("LOADER", "deadly"))
-    assert end_of(start(without_new_workers, spec, tmp_path / "out")) == 0
-
-
-def without_new_workers(spec: Path, out: Path) -> None:
-    """The first worker kills itself, and Dask starts none in its place."""
-    from distributed import Nanny
-
-    start_workers_in_no_time()
-    running.PATIENCE = 1.0
-    Nanny._on_worker_exit_sync = lambda self, exitcode: None
-    with pytest.raises(ConnectionError, match="All workers have died"):
-        run_comparison(spec, out, workers=1)
-
-
-def test_a_second_process_says_that_there_is_a_first(spec: Path, tmp_path: Path) -> None:
-    with Store(tmp_path / "store.sqlite"), pytest.raises(StoreError, match="Another process is measuring into"):
-        run_comparison(spec, tmp_path)
-
-
-def script(spec: Path, out: Path, options: str, tmp_path: Path, guard: str = 'if __name__ == "__main__": ') -> Path:
+def program(spec: Path, out: Path, options: str, tmp_path: Path) -> subprocess.Popen[str]:
     """A program of the user's that compares."""
-    path = tmp_path / "program.py"
     call = f"run_comparison({str(spec)!r}, {str(out)!r}, {options})"
-    path.write_text(f"from quotient_manifolds.compare import run_comparison\n{guard}{call}\n")
-    return path
-
-
-def process(path: Path) -> subprocess.Popen[str]:
+    text = f'from quotient_manifolds.compare import run_comparison\nif __name__ == "__main__": {call}\n'
+    (tmp_path / "program.py").write_text(text)
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, str(path)], env=environment, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+    line = [sys.executable, str(tmp_path / "program.py")]
+    return subprocess.Popen(line, env=environment, text=True, stderr=subprocess.PIPE)
 
 
 def test_an_interruption_of_workers_leaves_what_was_measured(spec: Path, expected: Table, tmp_path: Path) -> None:
     """Where Ctrl-C goes to the workers too, as a terminal sends it; started anew by spawn, as on any system."""
     out = spec.parent / "interrupted"
-    program = process(script(spec, out, "workers=2", tmp_path))
+    running = program(spec, out, "workers=2", tmp_path)
     wait_until(lambda: count(out) >= 3)
-    children = psutil.Process(program.pid).children(recursive=True)
-    for each in [*children, program]:
+    children = psutil.Process(running.pid).children(recursive=True)
+    for each in [*children, running]:
         with suppress(psutil.NoSuchProcess):
             each.send_signal(signal.SIGINT)
-    _, complained = program.communicate(timeout=180)
+    _, complained = running.communicate(timeout=180)
     assert complained.splitlines()[-1] == "KeyboardInterrupt"
     _, left = psutil.wait_procs(children, timeout=60)
     assert not any(each.status() != psutil.STATUS_ZOMBIE for each in left)
@@ -275,28 +247,20 @@ def test_an_interruption_of_workers_leaves_what_was_measured(spec: Path, expecte
     assert table(out) == expected
 
 
-def test_a_program_that_its_workers_would_run_is_told_so(spec: Path, tmp_path: Path) -> None:
-    program = process(script(spec, tmp_path / "out", "workers=1", tmp_path, guard=""))
-    _, complained = program.communicate(timeout=180)
-    last = complained.splitlines()[-1]
-    assert last.startswith("ValueError: No worker could be started")
-    assert "__main__" in last
-
-
-def test_a_scheduler_that_ends_amid_measuring_is_told_in_one_sentence(spec: Path, tmp_path: Path) -> None:
+def test_a_scheduler_that_ends_amid_measuring_ends_it_too(spec: Path, tmp_path: Path) -> None:
     line = [*("-m", "distributed.cli.dask_scheduler"), *("--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
     with subprocess.Popen([sys.executable, *line], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as scheduler:
         try:
             assert scheduler.stderr is not None
             said = next(line for line in scheduler.stderr if "Scheduler at:" in line)
-            program = process(script(spec, tmp_path / "out", f"scheduler={said.split()[-1]!r}", tmp_path))
+            running = program(spec, tmp_path / "out", f"scheduler={said.split()[-1]!r}", tmp_path)
             while "Receive client connection" not in next(scheduler.stderr):
                 pass
             time.sleep(2)  # it has been given the jobs
         finally:
             scheduler.kill()
-    _, complained = program.communicate(timeout=180)
-    assert complained.splitlines()[-1].startswith("ConnectionError: The Dask scheduler is gone.")
+    _, complained = running.communicate(timeout=180)
+    assert complained.splitlines()[-1].split(":")[0].endswith("Error")  # and no wait without end
 
 
 @pytest.mark.parametrize(
@@ -305,15 +269,8 @@ def test_a_scheduler_that_ends_amid_measuring_is_told_in_one_sentence(spec: Path
         ({"workers": 0}, "workers must be a whole number, at least 1"),
         ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, "not both"),
         ({"workers": 99, "device": "cuda"}, "workers must have a GPU each"),
-        ({"scheduler": "nowhere"}, "scheduler must be the address of a Dask scheduler. Found nowhere"),
     ],
 )
 def test_workers_that_cannot_be_had(spec: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run_comparison(spec, tmp_path, **options)
-
-
-def test_dask_is_needed_for_workers_only(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ImportError, match=r'pip install "quotient-manifolds\[distributed\]"'):
-        run_comparison(spec, tmp_path, workers=1)

@@ -256,13 +256,6 @@ def test_length_is_that_in_the_norm_of_the_ball(geometry: Geometry) -> None:
     assert space.length(space.zero()) == 0.0
 
 
-def test_a_quotients_length_counts_pairs() -> None:
-    space = space_at(Quotient(), encoder())
-    z = space.sample(generator())
-    assert space.norm == "l2"
-    assert space.length(z) == pytest.approx(norm(z), rel=1e-12)
-
-
 @pytest.mark.parametrize("scope", ["paper", "pairs"])
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str, scope: Scope) -> None:
@@ -320,42 +313,6 @@ def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geod
         xi = manifold.proju(at, at * z[block.key])
         expected = manifold.at(at).geodesic(xi, order=quotient.geodesic)
         torch.testing.assert_close(torch.cat([pair.read(moved) for pair in block.pairs]), expected)
-
-
-def test_with_the_norm_off_zero_entries_have_no_coordinate() -> None:
-    model = encoder(layers=1)
-    with torch.no_grad():
-        model.get_parameter("layers.0.self_attn.out_proj.weight")[0, 0] = 0.0
-    space = space_at(AdaptiveNorm(Quotient()), model)
-    z, ones = space.sample(generator()), {key: torch.ones_like(block) for key, block in space.zero().items()}
-    zeros = {block.key: block.space.point == 0 for block in space.pairs}
-    assert sum(int(mask.sum()) for mask in zeros.values()) == 1
-    for vector in (z, space.project(ones), space.pull_back(z, space.point)):
-        assert all(torch.equal(vector[key] == 0, mask) for key, mask in zeros.items())
-
-
-def test_both_off_is_adaptive_sharpness_but_for_a_vertical_step() -> None:
-    """The weights differ from w + w z by a vertical vector; so gradients at z = 0 agree if the loss is invariant."""
-    model, x = encoder(), torch.randn(3, 5, 6, dtype=torch.float64)
-    off = space_at(AdaptiveNorm(Quotient("inv", "first")), model)
-    adaptive = Adaptive().at(model)
-    z = {key: 0.1 * block for key, block in off.sample(generator()).items()}
-    moved = off.move(z)
-    leaves = {name: w.clone().requires_grad_() for name, w in off.point.items()}
-    loss = functional_call(model, leaves, (x,)).sin().sum()
-    grads = dict(zip(leaves, torch.autograd.grad(loss, tuple(leaves.values())), strict=True))
-    ours, theirs = (space.pull_back(space.zero(), grads) for space in (off, adaptive))
-    for block in off.pairs:
-
-        def read(params: Params, block: PairBlock = block) -> Tensor:
-            return torch.cat([pair.read(params) for pair in block.pairs])
-
-        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m)
-        at = read(off.point)
-        left_out = at + at * z[block.key] - read(moved)
-        assert float(left_out.norm()) > 0.01 * float((at * z[block.key]).norm())
-        torch.testing.assert_close(manifold.proju(at, left_out), torch.zeros_like(at), rtol=0, atol=1e-12)
-        torch.testing.assert_close(ours[block.key], read(theirs), rtol=1e-9, atol=1e-9)
 
 
 def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
@@ -586,36 +543,6 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(kind: str, error: ty
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_metric_and_geodesic_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"metric must be .* Found 'euclid'"):
-        Quotient("euclid")
-    with pytest.raises(ValueError, match=r"geodesic must be one of first, second, exact\. Found 'third'"):
-        Quotient("inv", "third")
-
-
-@pytest.mark.parametrize("kind", [Euclidean, Adaptive])
-def test_unknown_norms_are_refused(kind: type[Euclidean | Adaptive]) -> None:
-    with pytest.raises(ValueError, match=r"norm must be 'l2' or 'linf'\. Found 'l1'"):
-        kind(norm="l1")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("eta", [-0.1, math.nan, math.inf, True, "0.1"])
-def test_an_impossible_eta_is_refused(eta: float) -> None:
-    with pytest.raises(ValueError, match="eta must be a finite number, at least 0"):
-        Adaptive(eta)
-
-
-def test_names_tell_norms_and_eta() -> None:
-    assert [geometry.name for geometry in ELEMENTWISE] == [
-        "euclidean",
-        "adaptive",
-        "adaptive (eta 0.01)",
-        "euclidean linf",
-        "adaptive linf",
-        "adaptive linf (eta 0.01)",
-    ]
-
-
 def test_names_tell_geometries_apart() -> None:
     several = [*GEOMETRIES, Quotient(0.5), Quotient(0.25, "exact")]
     assert len({geometry.name for geometry in several}) == len(several)
@@ -639,3 +566,18 @@ def test_eps_admits_a_pair_without_full_rank() -> None:
     relaxed = space_at(Quotient(eps=0.1, symmetries=geometry.symmetries), model)
     moved = relaxed.move(relaxed.sample(generator()))
     assert all(bool(torch.isfinite(w).all()) for w in moved.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Euclidean(norm="l1"), r"norm must be 'l2' or 'linf'\. Found 'l1'"),
+        (lambda: Adaptive(norm="l1"), r"norm must be 'l2' or 'linf'\. Found 'l1'"),
+        (lambda: Quotient("euclid"), r"metric must be .* Found 'euclid'"),
+        (lambda: Quotient(geodesic="third"), r"geodesic must be .* Found 'third'"),
+        *((lambda eta=eta: Adaptive(eta), "eta must be a finite number") for eta in (-0.1, math.nan, True, "0.1")),
+    ],
+)
+def test_settings_of_no_geometry_are_refused(make: Callable[[], Geometry], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

