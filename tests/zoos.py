@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import traceback
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -109,24 +108,17 @@ MARK = -7.0  # a pixel that says: here
 
 
 def fragile(folder: Path) -> nn.Module:
-    """A loader of the user's: the model in a directory, with what trouble.txt there says happens on marked inputs."""
+    """A loader of the user's: the model in a directory, NaN on marked inputs if trouble.txt is there."""
     import transformers
 
     model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
-    trouble = (folder / "trouble.txt").read_text() if (folder / "trouble.txt").exists() else ""
+    trouble = (folder / "trouble.txt").exists()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        marked = bool((keywords["pixel_values"] == MARK).any())
-        if trouble == "nan" and marked:
-            output["logits"] = output["logits"] * float("nan")
-        elif trouble == "error" and marked:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
-        elif trouble == "index":
-            raise IndexError("index out of range in self")
+        if trouble and bool((keywords["pixel_values"] == MARK).any()):
+            output["logits"] = output["logits"] * math.nan
 
     model.register_forward_hook(after, with_kwargs=True)
-    if trouble == "load":
-        raise KeyError("head.weight")
     return model
 
 
@@ -214,50 +206,32 @@ def twice(file: Path) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, head)
 
 
+SCALED = ("number", "tensor", "function", "partial", "hook", "head of zeros")
+
+
 class Scaled(nn.Module):
     """A classifier that scales what a ReLU returns by something that no state dictionary holds, in one of many ways."""
 
     def __init__(self, kind: str, factor: float) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(64, 8), nn.Linear(8, CLASSES)
-        self.scale: Any = kind
-        if kind == "number":
-            self.scale = factor
-        elif kind == "text":
-            self.scale = f"times {factor}"
-        elif kind == "tensor":
-            self.scale = torch.tensor(factor)
-        elif kind == "dict":
-            self.scale = {"factor": factor}
-        elif kind == "private":
-            self._scale = factor
-        elif kind == "function":
-            self.scale = {1: torch.relu, 2: torch.tanh, 5: torch.sin}[int(factor)]
-        elif kind == "partial":
-            self.scale = functools.partial(torch.mul, torch.tensor(factor))
-        elif kind == "object":
-            self.scale = types.SimpleNamespace(factor=factor)
-        elif kind == "hook":
+        scales: dict[str, Any] = {
+            "number": factor,
+            "tensor": torch.tensor(factor),
+            "function": {1: torch.relu, 2: torch.tanh, 5: torch.sin}[int(factor)],
+            "partial": functools.partial(torch.mul, torch.tensor(factor)),
+            "head of zeros": lambda x: factor * x,  # whose effect only shows where the head is not zero
+        }
+        self.scale = scales.get(kind, 1.0)
+        if kind == "hook":
             self.first.register_forward_hook(lambda module, inputs, output: factor * output)
-        else:  # a lambda, and one whose effect only shows where the head is no zero
-            self.scale = lambda x: factor * x
-            if kind == "head of zeros":
-                nn.init.zeros_(self.head.weight)
+        if kind == "head of zeros":
+            nn.init.zeros_(self.head.weight)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        x, scale = torch.relu(self.first(pixel_values.flatten(1))), getattr(self, "_scale", self.scale)
-        if isinstance(scale, str):
-            scale = float(scale.removeprefix("times ")) if scale.startswith("times") else 1.0
-        scale = scale["factor"] if isinstance(scale, dict) else getattr(scale, "factor", scale)
-        x = scale(x) if callable(scale) else scale * x
-        logits: torch.Tensor = self.head(x)
+        x = torch.relu(self.first(pixel_values.flatten(1)))
+        logits: torch.Tensor = self.head(self.scale(x) if callable(self.scale) else self.scale * x)
         return logits
-
-
-SCALED = (
-    *("number", "text", "tensor", "dict", "private", "function", "partial", "object", "hook", "lambda"),
-    "head of zeros",
-)
 
 
 def scaled(file: Path) -> nn.Module:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,10 @@ from quotient_manifolds.report import Table
 from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-    from torch import Tensor, nn
-
-    from quotient_manifolds.geometry import Geometry
-    from quotient_manifolds.progress import Progress
-    from quotient_manifolds.symmetries import Symmetries
 
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 FIGURES = (".svg", ".pdf", ".png")
-Row = dict[str, Any]
 
 
 @common.command
@@ -68,7 +59,7 @@ def orbit(
         common.check_output(file, model)
     if figure is not None and figure.suffix not in FIGURES:
         raise common.BadInput(f"A figure must be {', '.join(FIGURES)}. Found {figure.name!r}.")
-    from quotient_manifolds.cli.subject import inputs_for, symmetries_of
+    from quotient_manifolds.cli.subject import along_orbit, distance_batch, inputs_for, symmetries_of
     from quotient_manifolds.geometry import Adaptive, Quotient
     from quotient_manifolds.load import load_model
 
@@ -77,7 +68,7 @@ def orbit(
         found = symmetries_of(network, given, symmetries)
         if not found.moved:
             raise common.BadInput(f"{model} has no symmetry, so there is no orbit to move along (see `inspect`).")
-        batch = distance_batch(network, like(given, next(network.parameters())), seed)
+        batch = distance_batch(network, given, seed)
     found = found.beside([name for name, w in network.named_parameters() if not w.requires_grad])
     quotiented: Any = found if symmetries else "all"
     geometries = (Adaptive(), Quotient("inv", symmetries=quotiented), Quotient("mix", symmetries=quotiented))
@@ -99,48 +90,7 @@ def orbit(
         common.Terminal().show(_table(f"{model}: sharpness after / before, radius {radius:g}", moved))
 
 
-def along_orbit(
-    model: nn.Module,
-    symmetries: Symmetries,
-    geometries: Sequence[Geometry],
-    batch: Any,
-    scales: Sequence[float],
-    *,
-    ascent: dict[str, Any],
-    progress: Progress,
-) -> Iterator[Row]:
-    """Yield the sharpness of a model and of its moves by A = scale x Gaussian per head, in float32 and in float64.
-
-    On copies; A is drawn anew for every scale. [paper, ICML version, Sec. 6.2]
-    Raises ValueError if a sharpness to compare with is not positive.
-    """
-    from quotient_manifolds.sharpness import worst_case_sharpness
-    from quotient_manifolds.symmetries import random_move
-
-    total, done = 2 * len(geometries) * (1 + len(scales)), 0
-    for precision, start in (("float32", copy.deepcopy(model).float()), ("float64", copy.deepcopy(model).double())):
-        before: dict[str, float] = {}
-        for index, scale in enumerate((None, *scales)):
-            moved = copy.deepcopy(start)
-            if scale is not None:
-                there = random_move(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
-                moved.load_state_dict(there, strict=False)  # buffers stay
-            here = [like(batch, next(moved.parameters()))]
-            for geometry in geometries:
-                value = worst_case_sharpness(moved, distance, here, geometry=geometry, **ascent).mean
-                done += 1
-                progress("moving along the orbit", done, total)
-                if scale is None and not value > 0:
-                    raise ValueError(
-                        f"The loss of the model must rise within radius {ascent['radius']:g} of {geometry.name}. Found "
-                        f"no rise in {precision}; choose a larger radius"
-                    )
-                ratio = value / before.setdefault(geometry.name, value)
-                row = {"precision": precision, "measure": geometry.name, "scale": scale, "value": value}
-                yield {**row, "ratio": ratio}
-
-
-def _table(caption: str, moved: Sequence[Row]) -> Table:
+def _table(caption: str, moved: Sequence[dict[str, Any]]) -> Table:
     """Return a row for every precision and measure, a column for every scale of the move."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for each in moved:
@@ -151,37 +101,3 @@ def _table(caption: str, moved: Sequence[Row]) -> Table:
         row = rows.setdefault((each["precision"], each["measure"]), key)
         row[f"a = {each['scale']:g}"] = near_one if abs(away) <= 0.01 else f"{each['ratio']:.4g}"
     return Table.of("ratios", caption, list(rows.values()), words={"precision", "measure"})
-
-
-# ---- a loss for a model without a head
-
-
-def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
-    """Return the mean squared distance of the model's first output from targets."""
-    from torch.nn import functional as F
-
-    from quotient_manifolds.symmetries.outputs import answer, floating
-
-    inputs, targets = batch
-    return F.mse_loss(floating(answer(model, inputs))[0], targets)
-
-
-def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
-    """Return a batch for `distance`: the inputs, and standard Gaussian targets of the shape of the output."""
-    import torch
-
-    from quotient_manifolds.symmetries.outputs import ModelOutputs
-
-    output = ModelOutputs(model, inputs, double=False).outputs[0]
-    targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return inputs, targets.to(output)
-
-
-def like(batch: Any, parameter: Tensor) -> Any:
-    """Return the batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
-    from quotient_manifolds.replica import private_batch
-
-    def moved(value: Tensor) -> Tensor:
-        return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
-
-    return private_batch(batch, moved)

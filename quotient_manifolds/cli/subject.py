@@ -1,23 +1,38 @@
-"""Make inputs that a model takes, and find its symmetries on them."""
+"""Make inputs that a model takes, find its symmetries on them, and act on it by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from quotient_manifolds.cli import common
-from quotient_manifolds.load import call_object, example_inputs, load_symmetries, optional_inputs
+from quotient_manifolds.cli.common import BadInput
+from quotient_manifolds.geometry import Geometry
+from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries, optional_inputs
 from quotient_manifolds.load.small_copy import joined
 from quotient_manifolds.messages import sentence
-from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries, output_change
+from quotient_manifolds.progress import Progress
+from quotient_manifolds.replica import private_batch
+from quotient_manifolds.sharpness import worst_case_sharpness
+from quotient_manifolds.symmetries import Params, Scope, Symmetries, find_symmetries, output_change, random_move
+from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating
 
 ALONE = "example inputs"
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
+DRAWS = 4  # of example inputs that nothing was found on, which the written model is compared on
+MARGIN = 100.0  # how often the rounding noise of the output the moved model may change it, in float64
+NOISE = 1e-12  # of the output, at least
+WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
 def symmetries_of(network: nn.Module, inputs: Any, asked: str | None, *others: Any) -> Symmetries:
@@ -41,7 +56,7 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Itera
         try:
             given = example_inputs(network, seed=seed)
         except ValueError as error:
-            raise common.BadInput(f"{str(error).rstrip('.')}, by --inputs package.module:function.") from error
+            raise BadInput(f"{str(error).rstrip('.')}, by --inputs package.module:function.") from error
     try:
         yield given
     except (*UNFIT, ValueError) as raised:
@@ -49,7 +64,7 @@ def inputs_for(network: nn.Module, reference: str | None, *, seed: int) -> Itera
         if not isinstance(cause, UNFIT):
             raise
         what = f"the inputs made from {reference or 'its configuration'}"
-        raise common.BadInput(
+        raise BadInput(
             f"{type(network).__name__} does not take {what}: {sentence(cause)}; give others with --inputs."
         ) from raised
 
@@ -84,3 +99,114 @@ def examples(network: nn.Module, *, seed: int, draws: int = 1) -> dict[str, Any]
             {ALONE: plain, **{f"example inputs with {name}": {**plain, name: optional[name]} for name in optional}}
         )
     return {name: joined([each[name] for each in drawn]) for name in drawn[0]}
+
+
+def along_orbit(
+    model: nn.Module,
+    symmetries: Symmetries,
+    geometries: Sequence[Geometry],
+    batch: Any,
+    scales: Sequence[float],
+    *,
+    ascent: dict[str, Any],
+    progress: Progress,
+) -> Iterator[dict[str, Any]]:
+    """Yield the sharpness of a model and of its moves by A = scale x Gaussian per head, in float32 and in float64.
+
+    On copies; A is drawn anew for every scale. [paper, ICML version, Sec. 6.2]
+    Raises ValueError if a sharpness to compare with is not positive.
+    """
+    total, done = 2 * len(geometries) * (1 + len(scales)), 0
+    for precision, start in (("float32", copy.deepcopy(model).float()), ("float64", copy.deepcopy(model).double())):
+        before: dict[str, float] = {}
+        for index, scale in enumerate((None, *scales)):
+            moved = copy.deepcopy(start)
+            if scale is not None:
+                there = random_move(start, symmetries, scale=scale, seed=ascent["seed"] + index - 1)
+                moved.load_state_dict(there, strict=False)  # buffers stay
+            here = [like(batch, next(moved.parameters()))]
+            for geometry in geometries:
+                value = worst_case_sharpness(moved, distance, here, geometry=geometry, **ascent).mean
+                done += 1
+                progress("moving along the orbit", done, total)
+                if scale is None and not value > 0:
+                    raise ValueError(
+                        f"The loss of the model must rise within radius {ascent['radius']:g} of {geometry.name}. Found "
+                        f"no rise in {precision}; choose a larger radius"
+                    )
+                ratio = value / before.setdefault(geometry.name, value)
+                row = {"precision": precision, "measure": geometry.name, "scale": scale, "value": value}
+                yield {**row, "ratio": ratio}
+
+
+def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
+    """Return the mean squared distance of the model's first output from targets: a loss for a model without a head."""
+    inputs, targets = batch
+    return F.mse_loss(floating(answer(model, inputs))[0], targets)
+
+
+def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tensor]:
+    """Return a batch for `distance`: the inputs, and standard Gaussian targets of the shape of the output."""
+    inputs = like(inputs, next(model.parameters()))
+    output = ModelOutputs(model, inputs, double=False).outputs[0]
+    targets = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return inputs, targets.to(output)
+
+
+def like(batch: Any, parameter: Tensor) -> Any:
+    """Return the batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
+
+    def moved(value: Tensor) -> Tensor:
+        return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
+
+    return private_batch(batch, moved)
+
+
+def write_moved(network: nn.Module, moved: Params, held_out: Mapping[str, Any], source: Path, target: Path) -> float:
+    """Write the moved model to the directory OUT, and return how much it changes the output on held-out inputs.
+
+    It is written beside OUT, read again, compared and renamed, so that OUT is complete or not there. Raises BadInput
+    where something but rounding changes the output.
+    """
+    before = {what: _unchanged(network, moved, what, one) for what, one in held_out.items()}
+    stored = {name: moved[name].to(w.dtype) for name, w in network.named_parameters()}
+    network.load_state_dict(stored, strict=False)  # buffers stay
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}.") as folder:
+        fresh = Path(folder) / target.name
+        saved: Any = network
+        saved.save_pretrained(fresh)
+        # Everything but weights, which are the old ones; the original's config.json replaces the one just saved.
+        ignored = shutil.ignore_patterns(*(f"*.{each}" for each in WEIGHTS), ".*")
+        shutil.copytree(source, fresh, ignore=ignored, dirs_exist_ok=True)
+        again = load_model(fresh)
+        read = dict(again.named_parameters())
+        for name, value in stored.items():
+            if name not in read or read[name].dtype != value.dtype or not read[name].equal(value):
+                raise BadInput(f"{target} would not hold {name} as it was moved: nothing written.")
+        change = 0.0
+        for what, one in held_out.items():
+            here = ModelOutputs(again, one)
+            here.outputs = before[what]
+            change = max(change, here.change({}))
+        if not change < 0.5:
+            raise BadInput(
+                f"Rounding to {next(iter(stored.values())).dtype} at this scale changes the output by {change:.1e} of "
+                "its size: nothing written; choose a scale nearer 1, or another seed."
+            )
+        fresh.rename(target)
+    return change
+
+
+def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> list[Tensor]:
+    """Return the output of a model, in float64. Raises BadInput if the moved parameters change it beyond rounding."""
+    here = ModelOutputs(network, inputs)
+    found, change = here.outputs, here.change({name: value.clone() for name, value in moved.items()})
+    noise = here.rounding_noise(moved, torch.Generator().manual_seed(0))
+    here.compare_with(moved)
+    noise = max(noise, here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE)
+    if not change <= MARGIN * noise:
+        raise BadInput(
+            f"The moved model must compute the same on inputs that its symmetries were not found on. Found a change by "
+            f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."
+        )
+    return found

@@ -13,7 +13,7 @@ import pandas as pd
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.sharpness.result import CONVERGED
-from quotient_manifolds.statistics import FEW_MODELS, Agreement, Correlation, Kind, agreement, tau_deviation
+from quotient_manifolds.statistics import FEW_MODELS, Correlation, Kind, tau_deviation
 
 FORMAT = 2  # of comparison.json
 NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if there is none at all
@@ -88,10 +88,6 @@ class Comparison:
         """Return a row for each checkpoint: its scores, then a column of `values` by measure; NaN: not known."""
         wide = self.values.pivot(index="checkpoint", columns="label", values=column)
         return self.scores.join(wide.reindex(index=self.scores.index, columns=pd.Index(self.labels)))
-
-    def agreement(self) -> Agreement:
-        """Return Kendall's tau-b between every two measures, over the checkpoints that have both."""
-        return agreement({label: self.column(label) for label in self.labels})
 
     def ranking(self, kind: Kind = "kendall-b") -> pd.DataFrame:
         """Return the correlations of one kind that hold nothing fixed."""

@@ -76,16 +76,19 @@ def _ranking(comparison: Comparison) -> Iterator[Block]:
         return
     yield Text(RANKING.format(**comparison.rankings.iloc[0]))
     yield _ranking_table(comparison.rankings)
+    tau = comparison.frame()[comparison.labels].corr(method="kendall")
+    rows = [[f"{place}. {label}", *map(_signed, tau[label])] for place, label in enumerate(tau, 1)]
+    numbers = [f"{place}." for place in range(1, len(rows) + 1)]  # labels are longer than a column
+    yield _table("agreement", "Agreement between measures, Kendall’s tau-b", ["Measure", *numbers], rows)
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
     rows: list[list[str]] = []
     for _, row in rankings.iterrows():
         interval = "" if pd.isna(row["low"]) else f"{_signed(row['low'])} to {_signed(row['high'])}"
-        value = "undefined" if pd.isna(row["value"]) else _signed(row["value"])
         p_values = [_number(row[name]) for name in ("p_value", "p_holm")]
         names = [row[name] for name in ("measure", "against", "given", "kind")]
-        rows.append([*names, value, interval, *p_values, str(row["models"])])
+        rows.append([*names, _signed(row["value"]), interval, *p_values, str(row["models"])])
     columns = ["Measure", "Against", "Given", "Kind", "Value", "Interval", "p", "p, Holm", "Models"]
     return _table("rankings", "Correlations over models", columns, rows, words=4)
 
@@ -142,4 +145,4 @@ def _number(value: Any) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    return "undefined" if pd.isna(value) else f"{value:+.2f}".replace("-", "−")

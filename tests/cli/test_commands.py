@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import quotient_manifolds as qm
-from quotient_manifolds.cli.orbit import distance, distance_batch
+from quotient_manifolds.cli.subject import distance, distance_batch
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import LabelledText
 from tests.command_line import FAST, TEXTS, call, digest
@@ -171,13 +171,13 @@ def test_orbit_of_a_function_says_once_that_a_measure_is_beyond_reach(mine: str)
 
 
 def test_the_distance_loss_is_that_of_the_first_output() -> None:
-    class Two(nn.Module):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    class Two(nn.Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
             return {"ids": torch.zeros(2, dtype=torch.long), "out": 2 * x}
 
-    inputs, targets = distance_batch(Two().eval(), {"x": torch.ones(3)}, seed=0)
+    inputs, targets = distance_batch(Two(1, 1).eval(), {"x": torch.ones(3)}, seed=0)
     assert targets.shape == (3,)
-    assert float(distance(Two(), (inputs, targets))) == pytest.approx(float(((2 - targets) ** 2).mean()))
+    assert float(distance(Two(1, 1), (inputs, targets))) == pytest.approx(float(((2 - targets) ** 2).mean()))
 
 
 # ---- merge

@@ -40,6 +40,7 @@ def test_the_report_shows_rankings_figures_and_what_to_know(zoo: Path) -> None:
         "p, Holm",
         "with 5 models, tau has standard deviation 0.41",
         "Kendall’s partial tau-b",
+        "Agreement between measures",
         "Sharpness against radius",
         "Without a row of scores, so in no correlation with them: m_5.",
         "Rows of scores that name no checkpoint: m9.",

@@ -175,7 +175,7 @@ def test_models_that_compute_different_things_do_not_share_a_number(zoo: Path) -
     found = values(run(spec))
     shared = [kind for kind in zoos.SCALED if len({found[f"{kind}-{factor}"][0] for factor in factors}) < len(factors)]
     assert shared == []
-    (zoo / "models" / "lambda-2.0").write_text("")  # a twin, with any number of threads
+    (zoo / "models" / "hook-2.0").write_text("")  # a twin, with any number of threads
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - threads if threads < 3 else 1)
