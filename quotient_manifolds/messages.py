@@ -7,8 +7,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-_INSTALLED = (sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
-_NOT_THE_USERS = tuple({Path(each).resolve() for each in (Path(__file__).parent, *_INSTALLED)})
+_INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+_NOT_THE_USERS = tuple({Path(each).resolve() for each in (str(Path(__file__).parent), *_INSTALLED)})
 
 
 def first_line(error: BaseException) -> str:

@@ -77,8 +77,8 @@ def _trained(ball: Ball, seed: int, archive: Path, sizes: tuple[int, ...]) -> Re
     subject = _images(seed) if ball.task == "images" else _sentences(seed, archive, sizes)
     below = AdamW(subject.model.parameters(), lr=few.rate, weight_decay=0.0, fused=True)
     metric: Any = ball.kind
-    geometry = {"euclidean": Euclidean(), "adaptive": Adaptive(0.01)}.get(ball.kind)
-    geometry = geometry or Quotient(metric, symmetries=subject.symmetries) if UNITS[ball.kind] else None
+    known: dict[str, Any] = {"euclidean": Euclidean(), "adaptive": Adaptive(0.01)}
+    geometry = known.get(ball.kind) or Quotient(metric, symmetries=subject.symmetries) if UNITS[ball.kind] else None
     optimizer = below if geometry is None else SAM(below, subject.model, geometry=geometry, radius=ball.radius)
     steps = ball.passes // (1 if ball.kind == BARE else 2)
     schedule = LambdaLR(below, lambda step: share_of_rate(step, steps))
