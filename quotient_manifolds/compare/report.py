@@ -72,7 +72,7 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _ranking(comparison: Comparison) -> Iterator[Block]:
-    """Yield correlations over models and agreement between measures, Kendall's tau-b over checkpoints that have both."""
+    """Yield correlations over models, and agreement between measures over the checkpoints that have both."""
     if not len(comparison.rankings):
         yield Text("No ranking: it takes five models with a score that tells them apart (test data, or scores).")
         return
