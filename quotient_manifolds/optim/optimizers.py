@@ -42,14 +42,8 @@ class QuotientSGD(QuotientOptimizer):
         max_norm: float | None = None,
         maximize: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-        }
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        defaults |= {"nesterov": nesterov, "maximize": maximize}
         super().__init__(params, symmetries, defaults, torch.optim.SGD, metric=metric, max_norm=max_norm)
 
     def _direction(self, job: Job) -> Tensor:
@@ -91,8 +85,8 @@ class QuotientAdam(QuotientOptimizer):
     shortened, so that the product of both steps is no larger than the step of H. `inv`, for which a rank is lost
     infinitely far away, steps as `mix` does where a singular value is 0, which is: below 1e-7 of the largest, or no
     more than the rounding of the factors. Where both factors lack rank, the orbit does not say how to leave: what lacks
-    in H stays. Pairs whose factors all but cancel are moved to a representative of good condition: other weights, the
-    same product up to their rounding.
+    in H stays. Pairs whose factors all but cancel are moved to a representative of good condition before a step: other
+    weights, the same product up to their rounding.
 
     As with other optimizers there are state (that of pairs under their names), groups and hooks, and schedulers and
     gradient scalers work. ValueError, with nothing changed, for gradients that are NaN, infinite or sparse, and for
