@@ -42,6 +42,7 @@ def _settings(module: nn.Module) -> str:
 
 
 def _plain(value: Any) -> bool:
+    """Return whether a value is a number, a text, or a list of such."""
     if isinstance(value, (list, tuple)):
         return all(map(_plain, value))
     return value is None or isinstance(value, (bool, int, float, str))

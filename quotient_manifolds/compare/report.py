@@ -55,6 +55,7 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def _sections(comparison: Comparison) -> Iterator[Section]:
+    """Yield what went wrong first, then rankings, figures and numbers."""
     if failures := comparison.failure_groups():
         caption = "What could not be measured; it is tried again when the comparison is run again"
         table = _table("failures", caption, ["Checkpoint", "What", "Why"], failures, words=3)
@@ -71,6 +72,7 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 
 def _ranking(comparison: Comparison) -> Iterator[Block]:
+    """Yield correlations over models, and agreement between measures over the checkpoints that have both."""
     if not len(comparison.rankings):
         yield Text("No ranking: it takes five models with a score that tells them apart (test data, or scores).")
         return
@@ -83,6 +85,7 @@ def _ranking(comparison: Comparison) -> Iterator[Block]:
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
+    """Return value, bootstrap interval, p-value and the corrected one of each correlation."""
     rows: list[list[str]] = []
     for _, row in rankings.iterrows():
         interval = "" if pd.isna(row["low"]) else f"{_signed(row['low'])} to {_signed(row['high'])}"
@@ -94,12 +97,14 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
 
 
 def _correlation(row: Any) -> Correlation:
+    """Return the correlation that a row of rankings holds."""
     values = {each.name: row[each.name] for each in fields(Correlation)}
     known: dict[str, Any] = {name: None if pd.isna(value) else value for name, value in values.items()}
     return Correlation(**known)
 
 
 def _scatter(comparison: Comparison) -> Iterator[Block]:
+    """Yield for each score a figure for each measure of which any value is known."""
     errors = comparison.frame("standard_error")
     tau = {(each["measure"], each["against"]): _correlation(each) for _, each in comparison.ranking().iterrows()}
     for target in comparison.against:
@@ -114,6 +119,7 @@ def _scatter(comparison: Comparison) -> Iterator[Block]:
 
 
 def _radius(comparison: Comparison) -> Iterator[Block]:
+    """Yield a figure for each measure that was taken at several radii."""
     figures: list[Figure] = []
     for family, measures in comparison.measures.dropna(subset="radius").sort_values("radius").groupby("family"):
         columns = {radius: comparison.column(label) for label, radius in measures["radius"].items()}
@@ -126,6 +132,7 @@ def _radius(comparison: Comparison) -> Iterator[Block]:
 
 
 def _value_table(comparison: Comparison) -> Table:
+    """Return scores and measures, a row for each checkpoint."""
     means, errors = comparison.frame(), comparison.frame("standard_error")
     text = means.map(_number)
     for label in comparison.labels:
@@ -141,8 +148,10 @@ def _table(name: str, caption: str, columns: Sequence[str], rows: Sequence[Seque
 
 
 def _number(value: Any) -> str:
+    """Return four digits of a number, a text as it is, and nothing for NaN."""
     return value if isinstance(value, str) else "" if pd.isna(value) else f"{value:.4g}".replace("-", "−")
 
 
 def _signed(value: float) -> str:
+    """Return a coefficient with its sign."""
     return "undefined" if pd.isna(value) else f"{value:+.2f}".replace("-", "−")

@@ -112,6 +112,7 @@ def _numbers(value: Any) -> list[Any]:
 
 
 def _measures(section: Any) -> list[MeasureEntry]:
+    """Return the measures that a section asks for, in each of its geometries and at each of its sizes."""
     given = dict(section)
     kind, geometries = given.pop("measure", None), _numbers(given.pop("geometry", []))
     if kind not in MEASURES:

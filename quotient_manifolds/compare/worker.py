@@ -131,6 +131,7 @@ def attempt(work: Callable[[], Made]) -> Made | str:
 
 
 def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
+    """Return the function of a model and a batch that gives logits and the labels that count."""
     return next_token_logits_and_labels if spec.data.task == CAUSAL else logits_and_labels
 
 

@@ -109,6 +109,15 @@ class Recipe(QuotientManifold):
 
         return _each(at, (self.ndim,), x)
 
+    def dimension(self, x: Tensor) -> Tensor:
+        """Compute the dimension of the quotient at x: entries less the rank of the vertical space. Shape (...,).
+
+        >>> rays.dimension(x)
+        tensor(1)
+        """
+        vertical = self.vertical(x).flatten(-self.ndim)
+        return vertical.shape[-1] - torch.linalg.matrix_rank(vertical)
+
     def _metric_matrix(self, x: Tensor) -> Tensor:
         """Compute the symmetric matrix M of the metric at x. Shape (..., d, d) for points of d entries."""
         return _each(self._matrix, (self.ndim,), x)
