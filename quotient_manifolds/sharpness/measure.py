@@ -15,7 +15,7 @@ from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
 from quotient_manifolds.progress import Progress
 from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available
+from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import SIZES, BatchResult, Result, Setting, group_key, size_of
 from quotient_manifolds.sharpness.vector import over_processes
@@ -68,6 +68,8 @@ class Measure(ABC):
         model in the same geometry were handed before this one; it saves passes and changes no value.
         """
         with autograd_available(), over_processes(prepared.processes_on):
+            if prepared.processes_on is not None:
+                check_agreed({"measure": self.name, **self.settings})
             found = self.compute(prepared.objective(index, tick), ascents)
             prepared.check_start(index, found.base_loss)
             return replace(found, group=group_key(prepared.geometry.group))

@@ -222,6 +222,14 @@ class ShardedObjective(BatchObjective):
         )
 
 
+def check_agreed(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError on all processes unless they have the same settings: they would wait for each other for ever."""
+    for name, own in settings.items():
+        every = from_all(own)
+        if any(each != own for each in every):
+            raise ValueError(f"All processes must measure the same. Found {name} {' and '.join(map(repr, every))}")
+
+
 def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -> ShardedModel:
     """Return the model with what its processes hold, after comparing what they measure.
 
@@ -230,18 +238,16 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     """
     sharded = ShardedModel(model)
     leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
+    check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
     own = [[tuple(leaf.shape) for leaf in each if isinstance(leaf, Tensor)] for each in leaves]
-    every = from_all((geometry.to_dict(), own))
-    if any(found[0] != every[0][0] or len(found[1]) != len(every[0][1]) for found in every):
-        said = " and ".join(f"{len(shapes)} in {settings}" for settings, shapes in every)
-        raise ValueError(f"All processes must measure as many batches, in one geometry. Found {said}")
-    different = [pair for _, other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
+    every = from_all(own)
+    different = [pair for other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
     if not different:
         return sharded
     found = f"Found one with tensors of shapes {different[0][0]} on this process and {different[0][1]} on another"
     if sharded.alike:
         raise ValueError(f"Under tensor parallelism all processes must have the same batches. {found}")
-    if any(shape[:1] == (0,) for _, batches in every for shapes in batches for shape in shapes):
+    if any(shape[:1] == (0,) for batches in every for shapes in batches for shape in shapes):
         raise ValueError(f"All processes must have rows of every batch. {found}")
     warnings.warn(
         f"The loss is the mean over processes, however much of a batch each of them has. {found}; give all as many "
