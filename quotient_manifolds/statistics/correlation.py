@@ -187,36 +187,6 @@ def _with_interval(found: Correlation, columns: Floats, resamples: int, seed: in
     return replace(found, low=float(low), high=float(high))
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Hold coefficients between all columns, row by row (None: not defined), and from how many models each comes."""
-
-    kind: Kind
-    names: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    models: tuple[tuple[int, ...], ...]
-    total: int
-
-
-def agreement(columns: Mapping[str, Numbers], kind: Kind = "kendall-b") -> Agreement:
-    """Return the correlation of every two columns, over the models that have both (others have None or NaN there)."""
-    _check_kind(kind)
-    _check_lengths(columns)
-    table = [_numbers(name, values) for name, values in columns.items()]
-    both = [[np.isfinite(a) & np.isfinite(b) for b in table] for a in table]
-    values = [
-        [float(_coefficient(kind, np.stack([a[has], b[has]]))) for b, has in zip(table, row, strict=True)]
-        for a, row in zip(table, both, strict=True)
-    ]
-    return Agreement(
-        kind,
-        tuple(columns),
-        tuple(tuple(None if math.isnan(value) else value for value in row) for row in values),
-        tuple(tuple(int(has.sum()) for has in row) for row in both),
-        len(table[0]) if table else 0,
-    )
-
-
 def _check_kind(kind: str) -> None:
     if kind not in COEFFICIENTS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, COEFFICIENTS))}. Found {kind!r}")

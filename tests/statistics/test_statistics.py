@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -17,10 +16,8 @@ from scipy import stats
 
 from quotient_manifolds.statistics import (
     COEFFICIENTS,
-    Agreement,
     Correlation,
     Kind,
-    agreement,
     correlation,
     holm,
     tau_deviation,
@@ -92,7 +89,6 @@ def test_models_without_a_value_are_left_out_and_counted() -> None:
         (lambda: correlation([1, 2], [1, 2], "pearson", given={"z": [1, 2]}), "'kendall-b' where covariates"),
         (lambda: correlation([1, 2], [1, 2], confidence=95), "between 0 and 1. Found 95"),
         (lambda: correlation([1, 2], [1, 2], resamples=0), "Found resamples=0"),
-        (lambda: agreement({"a": [1.0, 2.0], "b": [1.0]}), r"one length.*'b': 1"),
     ],
 )
 def test_bad_input_is_refused(call: Callable[[], Any], message: str) -> None:
@@ -253,27 +249,6 @@ def test_what_partial_correlation_does_not_define_is_none() -> None:
 
 
 # ---- many correlations, few models
-
-
-@every_kind
-def test_agreement_is_pandas_matrix_with_gaps_left_out_by_pair(kind: Kind) -> None:
-    rng = np.random.default_rng(1)
-    frame = pd.DataFrame(rng.normal(size=(14, 4)).round(1), columns=list("abcd"))
-    frame.loc[[2, 5], "a"] = np.nan
-    frame.loc[5:8, "c"] = np.nan
-    found = agreement({name: frame[name].tolist() for name in frame}, kind)
-    expected = frame.corr(method="kendall" if kind == "kendall-b" else kind).to_numpy()
-    assert np.array(found.values, dtype=float) == pytest.approx(expected)
-    assert (found.names, found.total, found.kind) == (("a", "b", "c", "d"), 14, kind)
-    present = frame.notna().to_numpy().astype(int)
-    assert np.array(found.models).tolist() == (present.T @ present).tolist()
-
-
-def test_agreement_of_what_failed_everywhere_is_not_defined() -> None:
-    found = agreement({"a": [1.0, 2.0, 3.0], "failed": [None, None, None], "same": [1.0, 1.0, 1.0]})
-    assert found.values == ((pytest.approx(1.0), None, None), (None, None, None), (None, None, None))
-    assert found.models[0] == (3, 0, 3)
-    assert agreement({}) == Agreement("kendall-b", (), (), (), 0)
 
 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=8))
