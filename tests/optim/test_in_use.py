@@ -49,6 +49,22 @@ def test_a_gradient_scaler_scales_and_skips() -> None:
     assert torch.equal(optimizer.state[name]["step"], state[name]["step"])
 
 
+def test_gradients_of_parts_of_a_batch_add_up_also_in_a_compiled_model() -> None:
+    model, inputs, targets, found = made("encoder")
+    twin = copy.deepcopy(model)
+    run = torch.compile(twin, backend="aot_eager")
+    optimizer, other = adam(model, found), adam(twin, found)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, inputs, targets).backward()
+        optimizer.step()
+        other.zero_grad()
+        for part in (slice(0, 8), slice(8, 16)):
+            (loss_of(run, inputs[part], targets[part]) / 2).backward()
+        other.step()
+    assert apart(model, twin, inputs) < 1e-9
+
+
 def _on_rank(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

@@ -101,6 +101,18 @@ def test_a_pair_has_one_group_and_one_precision() -> None:
         qm.QuotientAdam(model.named_parameters(), found)
 
 
+def test_groups_have_settings_of_their_own() -> None:
+    model, inputs, targets, found = made("low rank")
+    named = dict(model.named_parameters())
+    adapters = [(name, p) for name, p in named.items() if ".A." in name or ".B." in name]
+    head = [(name, p) for name, p in named.items() if name.startswith("4")]
+    before = weights(model)
+    optimizer = qm.QuotientSGD([{"params": adapters, "lr": 0.0}, {"params": head}], found, lr=0.1)
+    train(model, optimizer, inputs, targets, 1)
+    moved = {name for (name, p), old in zip(named.items(), before, strict=True) if not torch.equal(p, old)}
+    assert moved == {name for name, _ in head}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
