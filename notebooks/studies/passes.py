@@ -20,7 +20,7 @@ from quotient_manifolds import Quotient, Symmetries, declare_pair
 from quotient_manifolds.demo.zoo import draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Geometry, as_geometry
 from quotient_manifolds.load import load_object
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import (
     AutoPGD,
     LegacyWorstCase,
