@@ -30,7 +30,7 @@ from quotient_manifolds.geometry import Adaptive, Euclidean
 from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
-from studies.common import Record, Tables, read_record, table, write_record
+from studies.common import Record, Tables
 
 # ---- the network
 
@@ -212,8 +212,8 @@ SERIES_RADII = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Compare everything and write OUT/toy.json; `fast`: one ascent for each measure and kind of data.
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Compare everything; `fast`: one ascent for each measure and kind of data.
 
     agreements: the largest relative difference of ascents and closed form, and where. series: sharpness with the
     geodesic to first and second order, exact, and the first-order term in the radius.
@@ -222,12 +222,7 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     for place, measure in enumerate(MEASURES):
         progress("ascents", place, len(MEASURES))
         agreements.append(_agreement(measure, POINTS[:1] if fast else POINTS, RADII[1:2] if fast else RADII))
-    return write_record(out / "toy.json", {"agreements": agreements, "series": _series()}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "toy.json")
+    return {"agreements": agreements, "series": _series()}
 
 
 def _agreement(measure: str, points: Sequence[Point], radii: Sequence[float]) -> Record:
@@ -259,8 +254,8 @@ def _series() -> list[Record]:
 
 def tables(record: Record) -> Tables:
     """Return how far ascents are from the closed forms."""
-    rows = [[one["measure"], str(one["cases"]), f"{one['difference']:.1e}"] for one in record["agreements"]]
-    return {"ascents": table(["Measure", "Balls", "Largest difference"], rows)}
+    rows = [[one["measure"], one["cases"], f"{one['difference']:.1e}"] for one in record["agreements"]]
+    return {"ascents": pd.DataFrame(rows, columns=["Measure", "Balls", "Largest difference"])}
 
 
 def series_picture(record: Record, metric: str, product: float) -> Figure:

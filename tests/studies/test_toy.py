@@ -7,17 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from scipy.optimize import minimize_scalar
 
 import quotient_manifolds as qm
 from quotient_manifolds.symmetries import find_symmetries
 from studies import toy
+from studies.__main__ import study
+from studies.common import load
 from studies.toy import MEASURES, Point, Scalar, climb, first_term, network, sharpness, squared_error
 
 ONE = Scalar()
 SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
 POINTS = (Point(0.4, 0.9), Point(2.0, -1.5), Point(-0.6, -2.5))
-RECORDS = Path(__file__).parents[2] / "notebooks" / "records"
 
 # Along the geodesics of either metric G H becomes p times this, at relative velocity b.
 GEODESICS = {
@@ -102,9 +104,9 @@ def test_the_networks_own_quotient_gives_the_same(metric: str, order: str) -> No
 
 
 def test_a_short_study_is_read_again_and_the_record_is_what_the_code_finds(tmp_path: Path) -> None:
-    fast = toy.run(tmp_path, fast=True, command="study", progress=lambda what, done, total: None)
-    record = toy.load(RECORDS)
-    assert toy.load(tmp_path) == fast
+    done = CliRunner().invoke(study, ["toy", "--fast", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    fast, record = load("toy", tmp_path), load("toy")
     assert fast["series"] == [{key: pytest.approx(value) for key, value in row.items()} for row in record["series"]]
     for found, cases in ((fast, 3), (record, 27)):
         assert [one["measure"] for one in found["agreements"]] == list(MEASURES)

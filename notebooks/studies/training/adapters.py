@@ -21,10 +21,10 @@ from quotient_manifolds.optim import QuotientAdam
 from quotient_manifolds.symmetries import Symmetries
 from studies.audit import adapter_pairs, factors_of
 from studies.common import Record
+from studies.sentiment import share_of_rate
 from studies.training.reviews import LOST, TARGETS, Reviews, Upper, logits_of, outcome, read_reviews, symmetries_of
 
 BATCH = 16
-WARM_UP = 0.1  # of the steps: over them the rates rise, then they fall to 0, both linearly
 HEAD_RATE = 1e-3
 LORA_PLUS = 16.0  # the rate of B over that of A which its paper proposes
 
@@ -150,12 +150,6 @@ def _trained(cell: Cell, seed: int, training: Reviews, validation: Reviews, test
             each.zero_grad()
             schedule.step()
     return outcome([(logits_of(model, part), part.labels) for part in (validation, test)])
-
-
-def share_of_rate(step: int, steps: int) -> float:
-    """Return the learning rate of a step, from 0 on, over the highest."""
-    rising = round(WARM_UP * steps)
-    return (step + 1) / (rising + 1) if step < rising else (steps - step) / (steps - rising)
 
 
 @one_thread()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quotient_manifolds.load import LabelledText, load_model, tokenised_batches
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from studies.common import Record, pretrained_encoder
-from studies.sentiment.sentences import read_sentences
+from studies.zoos.sentences import read_sentences
 
 LONGEST = 20  # tokens of a sentence, at most
 BELOW = 4  # layers that are frozen, of 6

@@ -22,10 +22,10 @@ from quotient_manifolds.load import load_object
 from quotient_manifolds.optim import SAM
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from studies.common import Record
-from studies.mnist.images import load_mnist, training_set
-from studies.mnist.training import ARCHITECTURE
-from studies.training.adapters import share_of_rate
+from studies.mnist import ARCHITECTURE
+from studies.sentiment import share_of_rate
 from studies.training.reviews import LOST, logits_of, outcome, read_reviews, symmetries_of, upper_layers
+from studies.zoos.images import load_mnist, training_set
 
 BARE, SHORT = "none", "none, half the passes"
 UNITS: Final = {BARE: 0.0, SHORT: 0.0, "euclidean": 1.0, "adaptive": 10.0, "inv": 3.0, "mix": 1.0}
