@@ -27,13 +27,27 @@ from studies.diagonal.networks import Regression, Setting, draw_networks, train
 from studies.diagonal.objectives import GEODESICS, MEASURES, Objective, along, objective
 from studies.diagonal.study import FAST, Plan, far_share, measure_cell, references, truncation_error
 from studies.diagonal.tables import Study, claims, mean_of, said, tables
-from studies.passes import Diagonal, squares
 
 RECORDS = Path(__file__).parents[2] / "notebooks" / "records"
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+class Diagonal(nn.Module):
+    """A diagonal network x'(u * v)."""
+
+    def __init__(self, u: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(u.clone()), nn.Parameter(v.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ (self.u * self.v)
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().sum()
 
 
 def draw(*shape: int, seed: int) -> Tensor:

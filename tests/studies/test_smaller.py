@@ -1,8 +1,7 @@
-"""The studies of ascents, optimizers, passes, fibres and low-rank completion: what they count, and their records."""
+"""The studies of ascents, optimizers, fibres and low-rank completion: what they count, and their records."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 
 from quotient_manifolds.manifolds import Metric
-from studies import ascents, audit, fibres, passes
+from studies import ascents, audit, fibres
 from studies.common import RECORDS
 from studies.completion import SOLVERS, Completion, complete, random_completion
 from studies.fibres.cases import names
@@ -30,7 +29,7 @@ def words_of(page: str) -> str:
     return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").replace("’", "'").split())
 
 
-@pytest.mark.parametrize("study", [ascents, passes, audit, fibres], ids=lambda study: study.__name__)
+@pytest.mark.parametrize("study", [ascents, audit, fibres], ids=lambda study: study.__name__)
 def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +46,7 @@ def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(
     assert {name: [*each.columns] for name, each in shown.items()} == {
         name: [*each.columns] for name, each in recorded.items()
     }
-    check = {ascents: check_ascents, passes: check_passes, audit: check_audit, fibres: check_fibres}[study]
+    check = {ascents: check_ascents, audit: check_audit, fibres: check_fibres}[study]
     check(found, record, tmp_path)
 
 
@@ -78,17 +77,6 @@ def check_audit(found: dict[str, Any], record: dict[str, Any], out: Path) -> Non
     assert f"Of {len(record['rows'])} optimizers, {below} have a drift below 1e-9" in words_of("optimizers.md")
 
 
-def check_passes(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
-    assert len(found["cases"]) == sum(len(radii) for _, by, _ in passes.FAST.values() for radii in by.values())
-    for case in found["cases"]:
-        methods = ("quasi_newton", *map(str, passes.BUDGETS))
-        assert case["maximum"] >= max(passes.rises_of(case, method)[-1] for method in methods) > 0
-        assert [len(passes.rises_of(case, method)) for method in methods[1:]] == [6, 11, 21, 41]
-        assert (case["released"] is not None) == (case["geometry"] in ("euclidean", "adaptive"))
-    (out / "cases" / "diagonal_network_adaptive_0.1.json").unlink()
-    assert passes.run(out, fast=True, command="study", progress=silent) == found
-
-
 def check_fibres(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
     assert [row["name"] for row in found["rows"]] == ["gated network"]
     assert [row["name"] for row in record["rows"]] == names()
@@ -108,33 +96,6 @@ def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
     assert [found[each] for each in ("dimension", "near", "found")] == [
         stored[each] for each in ("dimension", "near", "found")
     ]
-
-
-# ---- passes
-
-
-def test_passes_ratios_and_misses_are_counted() -> None:
-    def rises(*values: float) -> dict[str, list[float]]:
-        return {"rises": [0.0, *values]}
-
-    case = {
-        "maximum": 2.0,
-        "auto_pgd": {str(steps): rises(*[1.0] * (steps - 1), 1.98) for steps in passes.BUDGETS},
-        "quasi_newton": rises(1.5, 1.99),
-        "released": rises(1.0, 2.0),
-        "stopped": {"auto_pgd": rises(1.979), "quasi_newton": rises(1.5, 1.99)},
-    }
-    assert passes.passes(case, "20") == 21
-    assert passes.passes(case, "quasi_newton") == 3
-    assert passes.passes(case, "released") == 3  # two iterations of two forward passes and a backward one
-    assert passes.ratio(case, 5) == 1.99 / 1.98
-    assert (passes.misses(case, "auto_pgd"), passes.misses(case, "quasi_newton")) == (True, False)
-    far = copy.deepcopy(case) | {"maximum": 3.0}
-    assert passes.passes(far, "quasi_newton") == passes.passes(far, "released") == math.inf
-    taken = [passes.passes(each, "20") for each in [case] * 8 + [far] * 2]
-    assert (passes.quantile(taken, 0.5)[0], passes.quantile(taken, 0.9)[0]) == (21, 1e6)
-    count, low, high = passes.missed([case] * 8 + [far] * 2, "auto_pgd")
-    assert (count, low, high) == (10, pytest.approx(0.6915, abs=1e-4), 1.0)  # Clopper and Pearson, 10 of 10
 
 
 # ---- completion
