@@ -66,6 +66,22 @@ def thorough(measure: str, regression: Regression, beta: Tensor, radius: float, 
     return float(climb_thoroughly(objective(measure, regression, beta), radius, steps, restarts, generator(0)).rise)
 
 
+class Diagonal(nn.Module):
+    """A diagonal network x'(u * v), as a symmetric pair of width 1 for each coordinate."""
+
+    def __init__(self, u: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(u.clone()), nn.Parameter(v.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ (self.u * self.v)
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss: Tensor = (model(batch[0]) - batch[1]).square().sum()
+    return loss
+
+
 class OneRow:
     """A network's row of an objective, as the library's ascent takes it."""
 
