@@ -35,21 +35,6 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class Diagonal(nn.Module):
-    """A diagonal network x'(u * v)."""
-
-    def __init__(self, u: Tensor, v: Tensor) -> None:
-        super().__init__()
-        self.u, self.v = nn.Parameter(u.clone()), nn.Parameter(v.clone())
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs @ (self.u * self.v)
-
-
-def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().sum()
-
-
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
