@@ -22,7 +22,7 @@ from quotient_manifolds.compare.spec import Spec
 from quotient_manifolds.compare.spec_file import read_spec
 from quotient_manifolds.compare.store import Store
 from quotient_manifolds.compare.worker import Identity, Job, measure_checkpoint, tasks_of
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.version import MEANING, VERSION
 
 _SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.ascent import AutoPGD, Method, check_radius
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, measuring, warned

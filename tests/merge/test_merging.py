@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import quotient_manifolds as qm
-from quotient_manifolds.merge.merged import truncated_sum
+from quotient_manifolds.merge import truncated_sum
 from tests.lora_files import PREFIX, edit, lora_directory, product, random_lora, replace_tensors
 from tests.refusals import one_sentence
 
@@ -123,6 +123,9 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "NaN": (lambda p: replace_tensors(p, **{A_NAME: torch.full((2, 14), math.nan)}), "NaN or infinity in .*a.lora_A"),
     "integers": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 14, dtype=torch.int32)}), "torch.int32"),
     "a factor missing": (lambda p: replace_tensors(p, "lora_B"), r"lacks parameter .*a\.lora_B\.weight"),
+    "the other missing": (lambda p: replace_tensors(p, "lora_A"), r"lacks parameter .*a\.lora_A\.weight"),
+    "three dimensions": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 7, 2)}), r"shape \(2, 7, 2\)"),
+    "an empty factor": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(2, 0)}), r"shape \(2, 0\)"),
     "no update": (lambda p: replace_tensors(p, "lora_", x=torch.ones(1)), "has no update"),
     "ranks that differ": (lambda p: replace_tensors(p, **{A_NAME: torch.ones(3, 14)}), r"A of shape \(3, 14\) and B"),
     "another rank": (lambda p: edit(p, rank_pattern={}, r=5), "factors of rank 2 for a, but .* says 5"),
@@ -130,6 +133,8 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a head of one": (whole, "must be in all adapters. Found .*head.weight in .*1 and not in .*0"),
     "magnitudes": (lambda p: replace_tensors(p, **{f"{PREFIX}a.lora_magnitude_vector": torch.ones(12)}), "magnitude"),
     "DoRA": (lambda p: edit(p, use_dora=True), "no plain LoRA adapter.* use_dora"),
+    "biases of updates": (lambda p: edit(p, lora_bias=True), "lora_bias"),
+    "tokens": (lambda p: edit(p, trainable_token_indices=[1]), "trainable_token_indices"),
     "PiSSA": (
         lambda p: edit(p, init_lora_weights="pissa_niter_4"),
         "may change the base weights too: save it as plain",
@@ -137,6 +142,12 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "IA3": (lambda p: edit(p, peft_type="IA3"), "of kind 'IA3': expected LORA"),
     "another base": (lambda p: edit(p, base_model_name_or_path="x"), "different base models in .*: None and x"),
     "another task": (lambda p: edit(p, task_type="CAUSAL_LM"), "different tasks in .*: None and CAUSAL_LM"),
+    "another revision": (lambda p: edit(p, revision="old"), "different revisions of it in .*: main and old"),
+    "a word for alpha": (lambda p: edit(p, alpha_pattern={}, lora_alpha="much"), "must be numbers. Found 'much'"),
+    "a list of ranks": (lambda p: edit(p, rank_pattern=[1]), "must be a dict of numbers"),
+    "no weights": (lambda p: (p / "adapter_model.safetensors").unlink(), "has no weights"),
+    "no settings": (lambda p: (p / "adapter_config.json").unlink(), "No adapter at .*1"),
+    "damaged settings": (lambda p: (p / "adapter_config.json").write_text("{"), "not valid JSON"),
     "no expression": (lambda p: edit(p, rank_pattern={"(": 1}), "no regular expression"),
     "nested repeats": (lambda p: edit(p, rank_pattern={"(a+)+b": 1}), "may take for ever"),
     "patterns of layers": (lambda p: edit(p, layers_pattern=["(a*)*b"]), "may take for ever"),

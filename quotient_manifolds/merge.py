@@ -1,4 +1,4 @@
-"""Merge LoRA adapters: the weighted mean of what they add to the weights, at the best adapter of a given rank."""
+"""Merge LoRA adapters by what they add to the weights, which no choice of their factors changes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,72 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load.adapters import base_of
-from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora
-from quotient_manifolds.merge.merged import MergedAdapter, MergedModule, truncated_sum
+from quotient_manifolds.linalg import product_svd
+from quotient_manifolds.load.adapters import LoraAdapter, base_of, names_of, read_lora, write_adapter
 from quotient_manifolds.messages import brief, shown
+
+__all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]
 
 SUM_TOLERANCE = 1e-6  # of weights that must sum to 1
 TARGETS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")  # which modules have updates
+
+
+@dataclass(frozen=True)
+class MergedModule:
+    """Hold what became of the updates of one module.
+
+    name: its path in the base model. size: (n, m) of its update. ranks: those of the adapters' updates, 0 where an
+    adapter has none. rank: that of the merged update. norm: that of the mean (Frobenius). lost: that of what truncation
+    cut off.
+    """
+
+    name: str
+    size: tuple[int, int]
+    ranks: tuple[int, ...]
+    rank: int
+    norm: float
+    lost: float
+
+    @property
+    def relative_error(self) -> float:
+        """Return which part of the mean is lost by truncation to the rank, |mean - merged| / |mean| (Frobenius)."""
+        return self.lost / self.norm if self.norm else 0.0
+
+
+@dataclass(frozen=True)
+class MergedAdapter:
+    """Hold an adapter that was merged of others, in memory.
+
+    settings: the content of adapter_config.json. tensors: that of adapter_model.safetensors, by name. modules: what
+    became of each module's updates. weights: those of the adapters.
+    """
+
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+    modules: tuple[MergedModule, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def relative_error(self) -> float:
+        """Return which part of the mean of all updates together is lost by truncation (Frobenius)."""
+        norm = math.hypot(*(module.norm for module in self.modules))
+        return math.hypot(*(module.lost for module in self.modules)) / norm if norm else 0.0
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Write the adapter to a new directory, as peft does: `PeftModel.from_pretrained` and `load_model` read it.
+
+        The directory is complete or not there at all. Raises ValueError if it is there already.
+        """
+        write_adapter(expanded(os.fspath(directory)), self.settings, self.tensors)
 
 
 def merge_adapters(
@@ -55,28 +105,24 @@ def merge_adapters(
     that change the base (PiSSA, ...), numbers that are not finite, shapes that do not fit, a wrong number of weights, a
     rank below 1 or above what any module allows.
     """
-    paths = _paths(adapters)
-    given = _weights(weights, len(paths))
-    read = [read_lora(path) for path in paths]
-    _check_same_base(read)
-    names = sorted({name for adapter in read for name in adapter.updates})
-    sizes = {name: _size(name, read) for name in names}
-    _check_rank(rank, sizes)
-    tensors = _whole(read, given)
-    modules = []
-    for name in names:
-        module, stored = _merged(name, sizes[name], read, given, rank)
-        modules.append(module)
-        tensors |= stored
-    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), given)
-
-
-def _paths(adapters: Sequence[str | os.PathLike[str]]) -> list[Path]:
     if not isinstance(adapters, (list, tuple)) or not adapters:
         raise ValueError(
             f"adapters must be a list of one or more directories. Found {brief(adapters)}: give a list, also of one"
         )
-    return [expanded(os.fspath(each)) for each in adapters]
+    given = _weights(weights, len(adapters))
+    read = [read_lora(expanded(os.fspath(each))) for each in adapters]
+    _check_same_base(read)
+    sizes = {name: _size(name, read) for name in sorted({name for adapter in read for name in adapter.updates})}
+    most = max(min(size) for size in sizes.values())
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most):
+        raise ValueError(f"rank must be an integer from 1 to {most}, the most that a module has. Found {brief(rank)}")
+    tensors = _whole(read, given)
+    modules = []
+    for name, size in sizes.items():
+        module, stored = _merged(name, size, read, given, rank)
+        modules.append(module)
+        tensors |= stored
+    return MergedAdapter(_settings(read, modules), tensors, tuple(modules), given)
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
@@ -124,12 +170,6 @@ def _size(name: str, read: Sequence[LoraAdapter]) -> tuple[int, int]:
                 f"{shown(first.path)}, {its.size[0]} x {its.size[1]} in {shown(other.path)}"
             )
     return mine.size
-
-
-def _check_rank(rank: int | None, sizes: Mapping[str, tuple[int, int]]) -> None:
-    most = max(min(size) for size in sizes.values())
-    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most):
-        raise ValueError(f"rank must be an integer from 1 to {most}, the most that a module has. Found {brief(rank)}")
 
 
 def _merged(
@@ -212,3 +252,19 @@ def _pattern(name: str, modules: Sequence[MergedModule]) -> str:
 def _targets(settings: Mapping[str, Any]) -> list[Any]:
     """Return which modules are to have updates, in a form that can be compared: peft stores sets as lists."""
     return [sorted(value, key=str) if isinstance(value := settings.get(key), list) else value for key in TARGETS]
+
+
+def truncated_sum(terms: Sequence[tuple[float, Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor, float, float]:
+    """Compute the best approximation B A of this rank of the sum of c_i B_i A_i over terms (c_i, B_i, A_i).
+
+    With [c_1 B_1 | ... | c_k B_k] and the A_i, stacked, it is found without an n x m matrix, and depends on the
+    products B_i A_i alone: the factors are balanced (B^T B = A A^T = the singular values), and the largest entry of
+    every column of B is positive. Shapes: B_i (n, r_i), A_i (r_i, m); rank at most n, m and the sum r of the r_i. Time
+    O((n + m) r^2) and memory O((n + m) r), in float64.
+
+    Returns B (n, rank) and A (rank, m), the norm of the sum (Frobenius), and that of what was cut off.
+    """
+    B, A = torch.cat([c * B.double() for c, B, _ in terms], dim=1), torch.cat([A.double() for _, _, A in terms])
+    left, s, right = product_svd(B, A.mT)
+    root = s[:rank].sqrt()
+    return left[:, :rank] * root, (right[:, :rank] * root).mT, float(s.norm()), float(s[rank:].norm())

@@ -12,6 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+__all__ = [
+    "COEFFICIENTS",
+    "COEFFICIENT_NAMES",
+    "FEW_MODELS",
+    "Correlation",
+    "Kind",
+    "Numbers",
+    "correlation",
+    "holm",
+    "tau_deviation",
+]
+
 Floats = NDArray[np.float64]
 Numbers = Sequence[float | None] | NDArray[Any]
 Kind = Literal["kendall-b", "spearman", "pearson"]
@@ -86,16 +98,17 @@ def correlation(
     (Freedman and Lane, 1983). Raises ValueError for different lengths, infinite values, and covariates of another kind
     than "kendall-b".
     """
-    _check_kind(kind)
+    if kind not in COEFFICIENTS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, COEFFICIENTS))}. Found {kind!r}")
     if given and kind != "kendall-b":
         raise ValueError(f"kind must be 'kendall-b' where covariates are given. Found {kind!r}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1. Found {confidence!r}")
-    if resamples < 1 or permutations < 1:
-        raise ValueError(f"resamples and permutations must be at least 1. Found {resamples=} and {permutations=}")
     covariates = {f"the covariate {name}": values for name, values in (given or {}).items()}
     table: dict[str, Any] = {"x": x, "y": y, **covariates}
-    _check_lengths(table)
+    lengths = {name: len(values) for name, values in table.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"Columns must be of one length, one value a model. Found {lengths}")
     rows = list(zip(*table.values(), strict=True))
     kept = [row for row in rows if not any(value is None or value != value for value in row)]
     whole = {name: [row[place] for row in kept] for place, name in enumerate(table)}
@@ -187,17 +200,15 @@ def _with_interval(found: Correlation, columns: Floats, resamples: int, seed: in
     return replace(found, low=float(low), high=float(high))
 
 
-def _check_kind(kind: str) -> None:
-    if kind not in COEFFICIENTS:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, COEFFICIENTS))}. Found {kind!r}")
-
-
 def _coefficient(kind: Kind, columns: Floats) -> Floats:
     """Correlate columns 0 and 1, of "kendall-b" given columns 2 and on, (..., k, n) -> (...); NaN where undefined."""
     gram = _signs(columns) if kind == "kendall-b" else _scores(kind, columns)
     norms = np.sqrt(np.diagonal(gram, axis1=-2, axis2=-1))
     norms = np.where(norms > 0, norms, math.inf)
-    left = _given_the_rest(gram / (norms[..., :, None] * norms[..., None, :]))
+    left = gram / (norms[..., :, None] * norms[..., None, :])
+    if columns.shape[-2] > 2:  # the Schur complement of the covariates, which may depend on each other
+        mixed, rest = left[..., :2, 2:], left[..., 2:, 2:]
+        left = left[..., :2, :2] - mixed @ np.linalg.pinv(rest, NOTHING_LEFT, True) @ np.swapaxes(mixed, -1, -2)
     defined = (left[..., 0, 0] > NOTHING_LEFT) & (left[..., 1, 1] > NOTHING_LEFT)
     variances = np.where(defined, left[..., 0, 0] * left[..., 1, 1], 1)
     return np.clip(np.where(defined, left[..., 0, 1], math.nan) / np.sqrt(variances), -1, 1)
@@ -225,14 +236,6 @@ def _scores(kind: Kind, columns: Floats) -> Floats:
     return scores @ np.swapaxes(scores, -1, -2)
 
 
-def _given_the_rest(matrix: Floats) -> Floats:
-    """Return the Schur complement (..., 2, 2) of rows 2 and on of (..., k, k), which may depend on each other."""
-    first, mixed, rest = matrix[..., :2, :2], matrix[..., :2, 2:], matrix[..., 2:, 2:]
-    if not rest.size:
-        return first
-    return first - mixed @ np.linalg.pinv(rest, NOTHING_LEFT, True) @ np.swapaxes(mixed, -1, -2)
-
-
 def _numbers(name: str, values: Sequence[Any] | NDArray[Any]) -> Floats:
     """Return a column as an array, NaN for None."""
     array = np.asarray(values, dtype=np.float64)
@@ -246,9 +249,3 @@ def _coded(name: str, values: Sequence[Any]) -> list[Floats]:
     if not any(isinstance(value, str) for value in values):
         return [_numbers(name, values)]
     return [np.asarray([value == level for value in values], dtype=np.float64) for level in sorted(set(values))[1:]]
-
-
-def _check_lengths(columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"Columns must be of one length, one value a model. Found {lengths}")
