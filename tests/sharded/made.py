@@ -97,9 +97,6 @@ def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str
         average = average_case_sharpness(model, **given, sigma=radius(geometry), samples=2)  # type: ignore[arg-type]
         slope = gradient_norm(model, **given)  # type: ignore[arg-type]
         (one,) = worst.batches
-        if geometry == geometries(symmetries)[4]:
-            other = worst_case_sharpness(model, **given, radius=0.1, steps=6, tolerance=0.01, method="quasi_newton")  # type: ignore[arg-type]
-            values["quasi-Newton"] = [other.mean, float(other.batches[0].forward_passes), one.base_loss]
         name = f"{geometry.name} {getattr(geometry, 'geodesic', '')}"
         values[name] = [worst.mean, one.norm, one.reach, slope.mean, average.mean, one.base_loss]
     return values
