@@ -16,8 +16,7 @@ from torch import Tensor
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.linalg import product_svd
-from quotient_manifolds.load.adapters import base_of
-from quotient_manifolds.load.lora import LoraAdapter, names_of, read_lora, write_adapter
+from quotient_manifolds.load.adapters import LoraAdapter, base_of, names_of, read_lora, write_adapter
 from quotient_manifolds.messages import brief, shown
 
 __all__ = ["MergedAdapter", "MergedModule", "merge_adapters"]

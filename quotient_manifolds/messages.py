@@ -1,11 +1,15 @@
-"""Say in one sentence what went wrong, and with what."""
+"""Tell a user in one sentence what went wrong, and how far long work is."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+Progress = Callable[[str, int, int], None]
+"""Take what is being done, how many of its parts are finished, and how many there are in all."""
 
 _INSTALLED = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
 _NOT_THE_USERS = tuple({Path(each).resolve() for each in (str(Path(__file__).parent), *_INSTALLED)})

@@ -24,7 +24,6 @@ LEVELS = {
     "sharded": 0,
     "files": 0,
     "messages": 0,
-    "progress": 0,
     "frames": 0,
     "statistics": 0,
     "manifolds": 1,

@@ -26,7 +26,6 @@ STUDIES: Final = {
     "fibres": "Count how many of the directions that preserve the function are found, in 99 models. 20 minutes.",
     "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
-    "passes": "Study how many passes each ascent needs for 99 % of the maximum. A quarter of an hour.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
     "toy": "Compare ascents and expansions with the closed forms of the scalar network f(x) = G H x. Half a minute.",

@@ -20,7 +20,7 @@ from torch import nn
 
 from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
 from studies.common import Record, Tables, read_record, table, write_record
 

@@ -20,8 +20,8 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Euclidean, Quotient
 from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
-from quotient_manifolds.progress import Progress
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from studies.common import Record, Tables, read_record, table, write_record
 

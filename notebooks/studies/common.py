@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from quotient_manifolds.demo.zoo import each_finished
 from quotient_manifolds.files import write_text
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.version import VERSION
 
 Floats = NDArray[np.float64]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import whole
 from quotient_manifolds.load import load_model
-from quotient_manifolds.load.batches import drawn
+from quotient_manifolds.load.text import drawn
 
 HEAD_WIDTH = 64  # of attention heads, in CLIP and in BERT
 HEAD = "head.safetensors"

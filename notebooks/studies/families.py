@@ -15,7 +15,7 @@ import pandas as pd
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, random_move
 from studies.common import Record, Tables, pretrained_encoder, read_record, write_record

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 import quotient_manifolds as qm
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
 from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
 from quotient_manifolds.symmetries.double_precision import DoublePrecision

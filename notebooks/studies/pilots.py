@@ -19,7 +19,7 @@ from torch import nn
 
 from quotient_manifolds import cross_entropy, worst_case_sharpness
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
 from studies.common import Record, Tables, figure, read_record, table, write_record
 from studies.mnist.zoo import pilot_models as vision

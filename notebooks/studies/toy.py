@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.geometry import Adaptive, Euclidean
 from quotient_manifolds.manifolds import DiagonalQuotient
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
 from studies.common import Record, Tables, read_record, table, write_record
 

@@ -19,8 +19,7 @@ import rich.table
 from rich import progress
 from rich.console import Console
 
-from quotient_manifolds.messages import sentence
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.report import Table
 
 if TYPE_CHECKING:

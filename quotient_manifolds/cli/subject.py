@@ -18,8 +18,7 @@ from quotient_manifolds.cli.common import BadInput
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries, optional_inputs
 from quotient_manifolds.load.small_copy import joined
-from quotient_manifolds.messages import sentence
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharpness import worst_case_sharpness
 from quotient_manifolds.symmetries import Params, Scope, Symmetries, find_symmetries, output_change, random_move

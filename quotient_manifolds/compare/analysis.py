@@ -13,7 +13,7 @@ from quotient_manifolds.compare.comparison import FAILURES, RANKINGS, VALUES, Co
 from quotient_manifolds.compare.spec import GAPS, MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.compare.worker import SPLITS, Identity, Job, Task, tasks_of
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import BatchResult
 from quotient_manifolds.statistics import COEFFICIENTS, Correlation, correlation, holm
 from quotient_manifolds.version import VERSION

@@ -34,7 +34,7 @@ from quotient_manifolds.compare.worker import (
     measure_checkpoint,
     tasks_of,
 )
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import HessianTrace, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.version import MEANING, VERSION

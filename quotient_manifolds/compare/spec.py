@@ -14,7 +14,7 @@ from torch import nn
 
 from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
-from quotient_manifolds.load.language import CAUSAL
+from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
     AverageCase,
     GradientNorm,

@@ -25,9 +25,8 @@ from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.load import Checkpoint, load_checkpoint
 from quotient_manifolds.load.adapters import base_of
-from quotient_manifolds.load.language import CAUSAL
-from quotient_manifolds.messages import sentence
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.load.tokens import CAUSAL
+from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels

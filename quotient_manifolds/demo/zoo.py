@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.load import load_object
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 
 TRAIN_POINTS = 256  # few, so that generalisation gaps spread
 # hidden 48 in 4 heads of 12, 3 layers, 17 tokens: 58,570 parameters. Weights of standard deviation 0.12 (about

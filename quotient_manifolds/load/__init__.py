@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quotient_manifolds.load.batches import Batches
 from quotient_manifolds.load.certificate import Certificate, certify
 from quotient_manifolds.load.data_source import DataSource
 from quotient_manifolds.load.example_inputs import example_inputs, optional_inputs
@@ -17,7 +16,7 @@ from quotient_manifolds.load.models import (
 )
 from quotient_manifolds.load.shards import load_shards
 from quotient_manifolds.load.small_copy import generic_inputs, make_generic, small_copy
-from quotient_manifolds.load.text import LabelledText, read_text_labels
+from quotient_manifolds.load.text import Batches, LabelledText, read_text_labels
 from quotient_manifolds.load.tokens import tokenised_batches
 
 __all__ = [

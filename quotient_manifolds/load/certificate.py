@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from quotient_manifolds.load.small_copy import generic_inputs, joined, small_copy
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.symmetries import (
     Count,
     Evaluate,

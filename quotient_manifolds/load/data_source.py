@@ -15,13 +15,21 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.arrays import figures, prepared, read_images, read_labels
-from quotient_manifolds.load.batches import Batches, Labels, class_of, drawn, known_classes
 from quotient_manifolds.load.example_inputs import accepted_by
 from quotient_manifolds.load.huggingface import has_tokenizer, tokenizer_files
-from quotient_manifolds.load.language import LANGUAGE, SEQ2SEQ, language_batches, needed_for
 from quotient_manifolds.load.models import Checkpoint
-from quotient_manifolds.load.text import COLUMNS, PLAIN, SUFFIXES, read_examples
-from quotient_manifolds.load.tokens import TextEncoder, are_pairs
+from quotient_manifolds.load.text import (
+    COLUMNS,
+    PLAIN,
+    SUFFIXES,
+    Batches,
+    Labels,
+    class_of,
+    drawn,
+    known_classes,
+    read_examples,
+)
+from quotient_manifolds.load.tokens import LANGUAGE, SEQ2SEQ, TextEncoder, are_pairs, language_batches, needed_for
 
 CLASSIFICATION = "classification"
 SETTINGS = {"text": ("max_length", "tokenizer", "columns", "task"), "npz": ("mean", "std")}  # that mean something there

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol
 from torch import nn
 
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, as_geometry
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.ascent import Ascent, check_radius, check_whole
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import BatchObjective, Tick, autograd_available, check_agreed

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.symmetries.checks import check_loaded, check_model, check_weights, generator_of
 from quotient_manifolds.symmetries.jacobian import Jacobian
 from quotient_manifolds.symmetries.outputs import Evaluate, ModelOutputs, answer, doubled

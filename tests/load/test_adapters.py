@@ -16,7 +16,7 @@ from torch import nn
 
 from quotient_manifolds.compare.worker import files_fingerprint, model_hash
 from quotient_manifolds.load import DataSource, example_inputs, find_checkpoints, load_checkpoint, load_model
-from quotient_manifolds.load.batches import known_classes
+from quotient_manifolds.load.text import known_classes
 from tests import hugging_face
 from tests.lora_files import edit, replace_tensors
 from tests.refusals import one_sentence

@@ -97,9 +97,5 @@ def measured(model: nn.Module, batch: Batch, symmetries: Symmetries, *names: str
                 GradientNorm(geometry),
             )
         )
-        if name == "mix" and not names:
-            quasi = WorstCase(geometry, radius, steps=6, tolerance=0.01, method="quasi_newton")
-            other = quasi.on(prepared, 0, lambda: None, {})
-            values["quasi-Newton"] = [other.value, float(other.forward_passes), worst.base_loss]
         values[name] = [worst.value, worst.norm, worst.reach, slope.value, average.value, worst.base_loss]
     return values

@@ -27,7 +27,6 @@ from studies.diagonal.networks import Regression, Setting, draw_networks, train
 from studies.diagonal.objectives import GEODESICS, MEASURES, Objective, along, objective
 from studies.diagonal.study import FAST, Plan, far_share, measure_cell, references, truncation_error
 from studies.diagonal.tables import Study, claims, mean_of, said, tables
-from studies.passes import Diagonal, squares
 
 RECORDS = Path(__file__).parents[2] / "notebooks" / "records"
 
@@ -50,6 +49,22 @@ def orthonormal(seed: int, dimension: int = 8) -> tuple[Regression, Tensor, Tens
 
 def thorough(measure: str, regression: Regression, beta: Tensor, radius: float, steps: int, restarts: int) -> float:
     return float(climb_thoroughly(objective(measure, regression, beta), radius, steps, restarts, generator(0)).rise)
+
+
+class Diagonal(nn.Module):
+    """A diagonal network x'(u * v), as a symmetric pair of width 1 for each coordinate."""
+
+    def __init__(self, u: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(u.clone()), nn.Parameter(v.clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ (self.u * self.v)
+
+
+def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss: Tensor = (model(batch[0]) - batch[1]).square().sum()
+    return loss
 
 
 class OneRow:

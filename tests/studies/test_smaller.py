@@ -1,8 +1,7 @@
-"""The studies of ascents, optimizers, passes, fibres and low-rank completion: what they count, and their records."""
+"""The studies of ascents, optimizers and fibres: what they count, and their records."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -12,10 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from quotient_manifolds.manifolds import Metric
-from studies import ascents, audit, fibres, passes
+from studies import ascents, audit, fibres
 from studies.common import RECORDS
-from studies.completion import SOLVERS, Completion, complete, random_completion
 from studies.fibres.cases import names
 from studies.fibres.study import row_of
 
@@ -30,7 +27,7 @@ def words_of(page: str) -> str:
     return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").replace("’", "'").split())
 
 
-@pytest.mark.parametrize("study", [ascents, passes, audit, fibres], ids=lambda study: study.__name__)
+@pytest.mark.parametrize("study", [ascents, audit, fibres], ids=lambda study: study.__name__)
 def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +44,7 @@ def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(
     assert {name: [*each.columns] for name, each in shown.items()} == {
         name: [*each.columns] for name, each in recorded.items()
     }
-    check = {ascents: check_ascents, passes: check_passes, audit: check_audit, fibres: check_fibres}[study]
+    check = {ascents: check_ascents, audit: check_audit, fibres: check_fibres}[study]
     check(found, record, tmp_path)
 
 
@@ -78,17 +75,6 @@ def check_audit(found: dict[str, Any], record: dict[str, Any], out: Path) -> Non
     assert f"Of {len(record['rows'])} optimizers, {below} have a drift below 1e-9" in words_of("optimizers.md")
 
 
-def check_passes(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
-    assert len(found["cases"]) == sum(len(radii) for _, by, _ in passes.FAST.values() for radii in by.values())
-    for case in found["cases"]:
-        methods = ("quasi_newton", *map(str, passes.BUDGETS))
-        assert case["maximum"] >= max(passes.rises_of(case, method)[-1] for method in methods) > 0
-        assert [len(passes.rises_of(case, method)) for method in methods[1:]] == [6, 11, 21, 41]
-        assert (case["released"] is not None) == (case["geometry"] in ("euclidean", "adaptive"))
-    (out / "cases" / "diagonal_network_adaptive_0.1.json").unlink()
-    assert passes.run(out, fast=True, command="study", progress=silent) == found
-
-
 def check_fibres(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
     assert [row["name"] for row in found["rows"]] == ["gated network"]
     assert [row["name"] for row in record["rows"]] == names()
@@ -99,7 +85,7 @@ def check_fibres(found: dict[str, Any], record: dict[str, Any], out: Path) -> No
     assert [row["name"] for row in record["rows"] if row["missing"] and row["name"] not in prose] == []
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "vit", "attention by einsum", "decoder with RMSNorm and a head"])
+@pytest.mark.parametrize("name", ["llama", "attention by einsum", "decoder with RMSNorm and a head"])
 def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
     pytest.importorskip("transformers")
     (stored,) = (row for row in fibres.load(ROOT / RECORDS)["rows"] if row["name"] == name)
@@ -108,79 +94,3 @@ def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
     assert [found[each] for each in ("dimension", "near", "found")] == [
         stored[each] for each in ("dimension", "near", "found")
     ]
-
-
-# ---- passes
-
-
-def test_passes_ratios_and_misses_are_counted() -> None:
-    def rises(*values: float) -> dict[str, list[float]]:
-        return {"rises": [0.0, *values]}
-
-    case = {
-        "maximum": 2.0,
-        "auto_pgd": {str(steps): rises(*[1.0] * (steps - 1), 1.98) for steps in passes.BUDGETS},
-        "quasi_newton": rises(1.5, 1.99),
-        "released": rises(1.0, 2.0),
-        "stopped": {"auto_pgd": rises(1.979), "quasi_newton": rises(1.5, 1.99)},
-    }
-    assert passes.passes(case, "20") == 21
-    assert passes.passes(case, "quasi_newton") == 3
-    assert passes.passes(case, "released") == 3  # two iterations of two forward passes and a backward one
-    assert passes.ratio(case, 5) == 1.99 / 1.98
-    assert (passes.misses(case, "auto_pgd"), passes.misses(case, "quasi_newton")) == (True, False)
-    far = copy.deepcopy(case) | {"maximum": 3.0}
-    assert passes.passes(far, "quasi_newton") == passes.passes(far, "released") == math.inf
-    taken = [passes.passes(each, "20") for each in [case] * 8 + [far] * 2]
-    assert (passes.quantile(taken, 0.5)[0], passes.quantile(taken, 0.9)[0]) == (21, 1e6)
-    count, low, high = passes.missed([case] * 8 + [far] * 2, "auto_pgd")
-    assert (count, low, high) == (10, pytest.approx(0.6915, abs=1e-4), 1.0)  # Clopper and Pearson, 10 of 10
-
-
-# ---- completion
-
-
-@pytest.fixture(scope="module")
-def problem() -> Completion:
-    return random_completion(100, 80, 3, oversampling=5, seed=1)
-
-
-def dense(problem: Completion, x: np.ndarray) -> np.ndarray:
-    return x[: problem.n] @ x[problem.n :].T
-
-
-@pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
-@pytest.mark.parametrize("solver", [*SOLVERS])
-def test_every_solver_completes_the_matrix(problem: Completion, solver: str, metric: Metric) -> None:
-    found = complete(problem, solver=solver, metric=metric)
-    truth = dense(problem, problem.truth)
-    assert problem.relative(found.cost) <= 2e-9
-    error = np.linalg.norm(dense(problem, found.point) - truth) / np.linalg.norm(truth)
-    assert error < 1e-8
-    assert problem.error(found.point) == pytest.approx(error, rel=1e-4)
-    assert min(found.costs, found.gradients) > 0
-
-
-def test_the_control_stops_short_where_too_little_is_known() -> None:
-    """With about as many entries as unknowns there are other matrices of this rank: nothing recovers the right one."""
-    few = random_completion(100, 80, 3, oversampling=1, seed=1)
-    assert few.error(complete(few, max_steps=100).point) > 1e-2
-    with pytest.raises(ValueError, match="oversampling must leave between 1 and n m = 80 entries known"):
-        random_completion(10, 8, 2, oversampling=5)
-
-
-def test_entries_are_those_of_the_product_and_derivatives_those_of_the_cost(problem: Completion) -> None:
-    """The cost is a quartic and the gradient a cubic along a line: central differences at two steps cancel the rest."""
-    rng = np.random.default_rng(0)
-    x, u = (rng.standard_normal(problem.truth.shape) for _ in range(2))
-    known = problem.known.toarray() != 0
-    np.testing.assert_allclose(problem.entries(x[: problem.n], x[problem.n :]), dense(problem, x)[known], rtol=1e-12)
-    np.testing.assert_allclose(problem.known.data, dense(problem, problem.truth)[known], rtol=1e-12)
-    assert problem.known.nnz == 5 * (100 + 80 - 3) * 3
-
-    def exact(f: Any) -> Any:
-        slopes = [(f(x + e * u) - f(x - e * u)) / (2 * e) for e in (0.5, 1.0)]
-        return (4 * slopes[0] - slopes[1]) / 3
-
-    np.testing.assert_allclose(np.vdot(problem.gradient(x), u), exact(problem.cost), rtol=1e-10)
-    np.testing.assert_allclose(problem.hessian(x, u), exact(problem.gradient), rtol=1e-9, atol=1e-9)

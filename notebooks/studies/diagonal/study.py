@@ -16,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from studies.common import Floats, Record, read_record, resume, write_record
 from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
 from studies.diagonal.closed_form import line_bound

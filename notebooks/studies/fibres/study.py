@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from studies.common import Record, Tables, read_record, resume, table, write_record
 from studies.fibres.cases import FAST, certificate, kind_of, names
 

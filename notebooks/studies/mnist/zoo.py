@@ -14,7 +14,7 @@ from joblib import cpu_count
 from torch import nn
 
 from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from studies.common import Tables, table
 from studies.mnist.images import Images, load_mnist, training_set
 from studies.mnist.training import ARCHITECTURE, Recipe, train

@@ -17,7 +17,7 @@ from torch import nn
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.load.huggingface import load_tokenizer
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from studies.common import Tables, pretrained_encoder, table
 from studies.sentiment.sentences import Sentence, fetched, read_sentences
 from studies.sentiment.training import Recipe, encode, fine_tune, score

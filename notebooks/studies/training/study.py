@@ -17,7 +17,7 @@ from typing import Final, final
 
 from joblib import cpu_count
 
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from studies.common import Record, read_record, resume, write_record
 from studies.sentiment.sentences import fetched
 from studies.training.adapters import ADAMW, BATCH, CANDIDATES, HEAD_RATE, LORA_PLUS, Cell, measure_costs, train_cell

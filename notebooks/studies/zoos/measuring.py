@@ -20,7 +20,7 @@ from quotient_manifolds.demo.zoo import each_finished, one_thread
 from quotient_manifolds.files import whole
 from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import WorstCase
 from studies.common import Record, read_record, write_record
 

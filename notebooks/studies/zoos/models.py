@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import each_finished, make_once
 from quotient_manifolds.files import write_text
-from quotient_manifolds.progress import Progress
+from quotient_manifolds.messages import Progress
 
 SCORES = "scores.json"  # beside a model's weights
 
