@@ -109,10 +109,15 @@ def singular_frame(G: Tensor, H: Tensor, eps: float = 0.0, dtype: torch.dtype = 
         (Q_G, R_G), (Q_H, R_H) = _qr(G.double(), eps), _qr(H.double(), eps)
     U, s, Vh = torch.linalg.svd(apart(R_G @ R_H.mT))
     to_left = torch.linalg.solve_triangular(R_G, U, upper=True)
-    left = _product(G, to_left) if single else Q_G @ U
     # Signs of singular vectors are rounding's choice; a rule makes all of the frame a function of G H^T.
-    sign = _sign(left)
-    left, to_left, U, V = left * sign, to_left * sign.double(), U * sign, Vh.mT * sign
+    if single:
+        sign = torch.empty_like(U[..., :1, :])
+        left = _product(G, to_left, sign)
+    else:
+        left = Q_G @ U
+        sign = _sign(left)
+        left = left * sign
+    to_left, U, V = to_left * sign, U * sign, Vh.mT * sign
     to_right = torch.linalg.solve_triangular(R_H, V, upper=True)
     right = _product(H, to_right) if single else Q_H @ V
     s = torch.maximum(s, rank_floor(G.shape[-2], H.shape[-2]) * s[..., :1].detach())
@@ -206,11 +211,13 @@ def triangle(G: Tensor, rough: bool = False) -> Tensor:
     return L.mT
 
 
-def _product(G: Tensor, basis: Tensor) -> Tensor:
-    """Compute G basis in float64, piece by piece, rounded to float32."""
+def _product(G: Tensor, basis: Tensor, sign: Tensor | None = None) -> Tensor:
+    """Compute G basis in float64, piece by piece, rounded to float32; times `_sign`, if that is to be written."""
     out = torch.empty(G.shape, dtype=torch.float32, device=G.device)
-    for x, on, part in zip(_pieces(G), _pieces(basis, of=G), _pieces(out), strict=True):
-        part.copy_(x.double() @ on)
+    signs = () if sign is None else _pieces(sign, of=G)
+    for i, (x, on, part) in enumerate(zip(_pieces(G), _pieces(basis, of=G), _pieces(out), strict=True)):
+        columns = x.double() @ on
+        part.copy_(columns.mul_(signs[i].copy_(_sign(columns))) if signs else columns)
     return out
 
 

@@ -131,13 +131,15 @@ class DiagonalQuotient(QuotientManifold):
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the velocity b relative to x, in float64: products leave the range of float32. Shape (..., 1, d)."""
         self._require_points(x=x, y=y)
-        ratio = (y.double() / x.double()).prod(dim=-2, keepdim=True)
-        if some(~(ratio > 0)):
+        ratios = y.double() / x.double()
+        apart = ratios.sign().prod(dim=-2, keepdim=True) != 1
+        if some(apart):
             raise ValueError(
                 "the products u v of both points must have the same signs, since no geodesic crosses 0. "
-                f"Found {int((~(ratio > 0)).sum())} coordinates of opposite sign"
+                f"Found {int(apart.sum())} coordinates of opposite sign"
             )
-        return ratio.log() / 2 if self.t == 0 else torch.expm1(self.t * ratio.log()) / (2 * self.t)
+        log = ratios.abs().log().sum(dim=-2, keepdim=True)  # a product of both ratios may leave the range of float64
+        return log / 2 if self.t == 0 else torch.expm1(self.t * log) / (2 * self.t)
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.spatial.transform import Rotation
 from torch import Tensor
@@ -48,14 +48,14 @@ def test_the_logarithm_undoes_the_exponential(case: Case, seed: int, exponent: f
 def test_batches_dtypes_and_the_point_itself(case: Case) -> None:
     """Pairs end their searches at different times, and do not depend on the others in the batch."""
     manifold = case.manifold
-    rows = [near(case, seed, length) for seed, length in ((0, 0.5), (1, 1e-3), (2, 0.2), (3, 1e-6))]
+    rows = [near(case, seed, length) for seed, length in ((0, 0.3), (1, 1e-3), (3, 1e-6))]
     x, xi, y = (torch.stack(column) for column in zip(*rows, strict=True))
     found = manifold.logmap(x, y)
-    for i in range(4):
+    for i in range(3):
         rounding = 1e-6 * manifold.norm(x[i], xi[i]) + 1e-12 * manifold.norm(x[i], x[i])
         assert manifold.norm(x[i], found[i] - xi[i]) <= rounding
         torch.testing.assert_close(manifold.logmap(x[i], y[i]), found[i], rtol=1e-6, atol=1e-12)
-    assert manifold.dist(x, y, keepdim=True).shape == (4, *[1] * manifold.ndim)
+    assert manifold.dist(x, y, keepdim=True).shape == (3, *[1] * manifold.ndim)
     assert manifold.logmap(x.float(), y.float()).dtype == torch.float32
     torch.testing.assert_close(manifold.dist2(x, y), manifold.dist(x, y) ** 2, rtol=1e-12, atol=1e-12)
     A = case.group(torch.Generator().manual_seed(1), 3.0)
@@ -172,7 +172,12 @@ def test_distances_are_those_of_shortest_paths(metric: str, shape: tuple[int, in
     assert float(case.manifold.dist(x, y)) == pytest.approx(path_length(case.manifold, x, y), rel=5e-3)
 
 
-@pytest.mark.parametrize("case", [case for case in INVARIANT if case.name.startswith(("fixed", "diag"))], ids=str)
+closed_form = [
+    case for case in INVARIANT if case.name.startswith("fixed") and 0 in (case.manifold.t, case.shape[1] - 1)
+]
+
+
+@pytest.mark.parametrize("case", closed_form, ids=str)
 def test_another_vector_is_a_shorter_geodesic(case: Case) -> None:
     """Of a unit Gaussian at a point: the logarithm is the velocity, or it is shorter and leads to the same orbit."""
     manifold, x = case.manifold, case.point(10)
@@ -185,3 +190,17 @@ def test_another_vector_is_a_shorter_geodesic(case: Case) -> None:
     if not torch.allclose(found, xi, rtol=1e-5, atol=1e-7):
         assert manifold.norm(x, found) < manifold.norm(x, xi)
         assert manifold.same_orbit(manifold.expmap(x, found), y, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in INVARIANT if case.name.startswith("diag")], ids=str)
+@given(seed=st.integers(0, 2**31))
+@example(seed=105)  # ratios of the entries of both points whose product leaves the range of float64
+def test_on_diagonal_pairs_every_geodesic_is_the_shortest(case: Case, seed: int) -> None:
+    """The product moves on a line, or its logarithm does, and never back: no other vector leads there."""
+    manifold, x = case.manifold, case.point(seed)
+    xi = manifold.proju(x, case.vector(seed + 1000))
+    try:
+        y = manifold.expmap(x, xi)
+    except GeodesicError:  # it ends before
+        return
+    torch.testing.assert_close(manifold.logmap(x, y), xi, rtol=1e-7, atol=1e-9)

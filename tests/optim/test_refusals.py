@@ -31,21 +31,16 @@ def begun() -> tuple[nn.Module, qm.QuotientAdam, Any, torch.Tensor]:
     return model, optimizer, inputs, targets
 
 
-def spoil_gradient(model: nn.Module) -> None:
-    grad = model[0].linear1.weight.grad
-    assert grad is not None
-    grad[0, 0] = float("nan")
+def with_gradient(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[nn.Module], None]:
+    """Change the gradient of a parameter."""
 
+    def spoil(model: nn.Module) -> None:
+        p = model.get_parameter(name)
+        assert p.grad is not None
+        with torch.sparse.check_sparse_tensor_invariants(enable=True):
+            p.grad = change(p.grad)
 
-def drop_half(model: nn.Module) -> None:
-    model[0].linear1.weight.grad = None
-
-
-def make_sparse(model: nn.Module) -> None:
-    dense = model[0].linear1.weight.grad
-    assert dense is not None
-    with torch.sparse.check_sparse_tensor_invariants(enable=True):
-        model[0].linear1.weight.grad = dense.to_sparse()
+    return spoil
 
 
 def spoil_weight(model: nn.Module) -> None:
@@ -53,12 +48,16 @@ def spoil_weight(model: nn.Module) -> None:
         model[0].linear1.weight[0, 0] = float("nan")
 
 
+IN_PAIR, OUTSIDE = "0.linear1.weight", "2.weight"
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (spoil_gradient, "0.linear1.weight holds NaN"),
-        (drop_half, "0.linear1.weight has none"),
-        (make_sparse, "sparse"),
+        *((with_gradient(name, lambda g: g * torch.nan), f"{name} holds NaN") for name in (IN_PAIR, OUTSIDE)),
+        *((with_gradient(name, lambda g: g * torch.inf), f"{name} holds NaN") for name in (IN_PAIR, OUTSIDE)),
+        *((with_gradient(name, lambda g: g.to_sparse()), f"sparse one of {name}") for name in (IN_PAIR, OUTSIDE)),
+        (with_gradient(IN_PAIR, lambda g: None), f"{IN_PAIR} has none"),
         (spoil_weight, "smaller lr"),
     ],
 )
@@ -203,14 +202,15 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [qm.QuotientSGD, qm.QuotientAdam])
-def test_a_step_that_overflows_is_refused(kind: Any) -> None:
-    """Weights that are finite, and so are their squares in double precision, with a product beyond single precision."""
+@pytest.mark.parametrize(("metric", "size"), [("inv", 1e22), ("mix", 1e-20)])
+def test_a_step_that_overflows_is_refused(kind: Any, metric: str, size: float) -> None:
+    """Finite weights and gradients: `inv` multiplies these by products of weights, `mix` divides by such."""
     model = nn.Sequential(nn.Linear(6, 3, bias=False), nn.Linear(3, 5, bias=False)).eval()
     found = qm.find_symmetries(model, torch.randn(4, 6))
-    optimizer = kind(model.named_parameters(), found, lr=0.1, metric="inv")
+    optimizer = kind(model.named_parameters(), found, lr=0.1, metric=metric)
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(1e22)
+            p.mul_(size)
     for p in model.parameters():
         p.grad = torch.full_like(p, 1e30)
     before = weights(model)
