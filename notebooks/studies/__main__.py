@@ -30,7 +30,7 @@ STUDIES: Final = {
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
     "toy": "Compare expansions with the closed forms of the scalar network f(x) = G H x. A second.",
-    "training": "Study whether quotient optimizers and geodesic SAM train better than others. Three and a half hours.",
+    "training": "Study whether optimizers on the quotient train better than others. Two hours.",
 }
 """By name what a study does, and how long it takes on one core."""
 

@@ -1,4 +1,4 @@
-"""Which learning rates and radii are chosen, how wide the range of good ones is, and the tables and figure of runs.
+"""Which learning rates are chosen, how wide the range of good ones is, and the tables and figure of runs.
 
 Runs are rows of a DataFrame: what they have in common with others, the place of their seed, and the outcome, losses
 infinite where a run left the finite numbers.
@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 
 from quotient_manifolds.statistics import holm
 from studies.common import Record, Tables, minus
-from studies.training.adapters import ADAMW, CANDIDATES
-from studies.training.sharpness_aware import BARE, SHORT, TASKS, UNITS
+from studies.training.study import ADAMW, CANDIDATES
 
 GOOD = 1.02  # a loss over the least, up to which a learning rate is good
 LEARNT = 0.95 * math.log(2)  # nats: whoever ends above it has hardly left the start, which guesses between two classes
-NONE, LESS = "—", "less AdamW's"
+NONE = "—"
 
 # ---- means over seeds
 
@@ -64,9 +63,9 @@ def difference(one: pd.DataFrame, other: pd.DataFrame) -> Mean:
 # ---- choices
 
 
-def frame(done: Sequence[Record], kind: str) -> pd.DataFrame:
-    """Return a row for every run: what it has in common with others ("cell" or "ball"), and its outcome."""
-    rows = [{**each[kind], "seed": s, **out} for each in done for s, out in enumerate(each["outcomes"])]
+def frame(done: Sequence[Record]) -> pd.DataFrame:
+    """Return a row for every run: what it has in common with others, and its outcome."""
+    rows = [{**each["cell"], "seed": s, **out} for each in done for s, out in enumerate(each["outcomes"])]
     runs = pd.DataFrame(rows).drop(columns="seeds")
     return runs.astype(dict.fromkeys(("validation", "test", "error"), float)).fillna(math.inf)
 
@@ -77,15 +76,11 @@ def curve(runs: pd.DataFrame, optimizer: str, rank: int, scale: float = 1.0) -> 
     return runs[wanted].sort_values(["rate", "seed"])
 
 
-def best(runs: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the runs whose rate or radius has the least mean loss on what choices are made by."""
-    return runs[runs[by] == runs.groupby(by).validation.mean().idxmin()]
-
-
 def chosen(runs: pd.DataFrame, optimizer: str, rank: int, scale: float = 1.0, seeds: int | None = None) -> pd.DataFrame:
-    """Return the runs at the chosen rate, of all or of the first seeds."""
+    """Return the runs, of all or of the first seeds, at the rate of the least mean loss on what it is chosen by."""
     own = curve(runs, optimizer, rank, scale)
-    return best(own if seeds is None else own[own.seed < seeds], "rate")
+    own = own if seeds is None else own[own.seed < seeds]
+    return own[own.rate == own.groupby("rate").validation.mean().idxmin()]
 
 
 def width(runs: pd.DataFrame, good: float | None = None) -> tuple[float, bool]:
@@ -112,13 +107,11 @@ def width(runs: pd.DataFrame, good: float | None = None) -> tuple[float, bool]:
 
 def tables(record: Record) -> Tables:
     """Return all tables of the study."""
-    plan, runs = record["plan"], frame(record["trained"], "cell")
+    plan, runs = record["plan"], frame(record["trained"])
     return {
         "losses": _losses(plan, runs),
         "widths": _widths(plan["ranks"], runs),
         "starts": _starts(plan, runs),
-        "time": _time(record["costs"], frame(record["timed"], "cell")),
-        **_sam(plan["radii"], frame(record["flattened"], "ball")),
     }
 
 
@@ -131,7 +124,8 @@ def _losses(plan: Record, runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (rank, name), own in of.items():
         said = {"optimizer": name, "from": CANDIDATES[name][0], "rank": rank, "learning rate": _rate(runs, own)}
-        rows.append(said | {"test loss": mean_of(own.test), LESS: less.get((rank, name), NONE), "error": _error(own)})
+        said |= {"test loss": mean_of(own.test), "less AdamW's": less.get((rank, name), NONE)}
+        rows.append(said | {"error": _loss(own.error.mean())})
     return pd.DataFrame(rows)
 
 
@@ -189,44 +183,6 @@ def _starts(plan: Record, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _time(costs: Sequence[Record], timed: pd.DataFrame) -> pd.DataFrame:
-    """Return what steps cost, and the losses after as many as AdamW's time leaves room for."""
-    rows = []
-    for cost in costs:
-        name, rank = cost["optimizer"], cost["rank"]
-        own = curve(timed, name, rank)
-        less = NONE if name == ADAMW else difference(own, curve(timed, ADAMW, rank))
-        spent = {"passes, ms": f"{cost['passes']:.0f}", "step, ms": f"{cost['step']:.1f}"}
-        row = {"optimizer": name, "rank": rank, **spent}
-        rows.append(row | {"steps": own.steps.iloc[0], "test loss": mean_of(own.test), LESS: less})
-    return pd.DataFrame(rows)
-
-
-def _sam(units: Sequence[float], runs: pd.DataFrame) -> Tables:
-    """Return the kinds of SAM at their chosen radii, beside the bare optimizer, and the test losses at all radii."""
-    rows, losses = [], []
-    for task in TASKS:
-        of = {kind: runs[(runs.task == task) & (runs.kind == kind)] for kind in UNITS}
-        own = {kind: best(tried, "radius") for kind, tried in of.items()}
-        for kind, tried in of.items():
-            said, radius = {"task": task, "kind": kind}, float(own[kind].radius.iloc[0])
-            edge = " †" if radius in (tried.radius.min(), tried.radius.max()) else ""
-            row = said | {"radius": f"{radius:.2g}{edge}" if UNITS[kind] else NONE}
-            row["test loss"] = str(mean_of(own[kind].test))
-            for to, name in ((BARE, LESS), (SHORT, f"{LESS} of as many steps")):
-                row[name] = NONE if kind == to else str(difference(own[kind], own[to]))
-            rows.append(row | {"error": _error(own[kind])})
-            if UNITS[kind]:
-                means = map(_loss, tried.groupby("radius").test.mean())
-                losses.append(said | {f"{unit:g} units": mean for unit, mean in zip(units, means, strict=True)})
-    return {"sam": pd.DataFrame(rows), "radii": pd.DataFrame(losses)}
-
-
-def _error(runs: pd.DataFrame) -> str:
-    """Return the mean error over seeds, if all runs have one."""
-    return _loss(runs.error.mean())
-
-
 def _loss(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "not finite"
 
@@ -238,7 +194,7 @@ def _start(scale: float) -> str:
 
 def figure(record: Record) -> Figure:
     """Draw mean test losses against learning rates, a panel each rank and start; infinite ones are not drawn."""
-    plan, runs = record["plan"], frame(record["trained"], "cell")
+    plan, runs = record["plan"], frame(record["trained"])
     starts = [(rank, 1.0) for rank in plan["ranks"]] + [(plan["middle_rank"], scale) for scale in plan["moved"]]
     drawn = Figure(figsize=(2.6 * len(starts), 3.4), layout="constrained")
     panels: Any = drawn.subplots(1, len(starts), squeeze=False)[0]
