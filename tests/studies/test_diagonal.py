@@ -252,24 +252,21 @@ def test_the_line_bound_is_the_search_over_a_ball_and_gradients_are_limits() -> 
 # ---- networks
 
 
-def test_training_is_gradient_descent_and_says_how_it_ended() -> None:
+def test_training_is_gradient_descent_until_the_loss_is_low() -> None:
+    """Of three networks one arrives, one diverges and one is too slow."""
     regression = Regression.draw(8, generator(14), dimension=10)
     rates = torch.tensor([0.05, 50.0, 1e-9], dtype=torch.float64)
-    found = train(regression, torch.full((3,), 0.5, dtype=torch.float64), rates, generator(15), most=2000)
-    assert found.diverged.tolist() == [False, True, False]
-    assert found.unfinished.tolist() == [False, False, True]
-    assert bool(found.u[1:].isnan().all())
+    u, v = train(regression, torch.full((3,), 0.5, dtype=torch.float64), rates, generator(15), most=2000)
+    assert bool(u[1:].isnan().all())
     random = generator(15)
     w = [nn.Parameter(0.5 * torch.randn(3, 10, generator=random, dtype=torch.float64)[0]) for _ in range(2)]
     optimizer = torch.optim.SGD(w, lr=0.05)
-    for _ in range(int(found.steps[0])):
+    while (loss := ((regression.X @ (w[0] * w[1]) - regression.y) ** 2).sum()) > 1e-5:
         optimizer.zero_grad()
-        loss = ((regression.X @ (w[0] * w[1]) - regression.y) ** 2).sum()
-        assert float(loss.detach()) > 1e-5
         loss.backward()
         optimizer.step()
-    assert torch.allclose(found.u[0], w[0].detach(), rtol=1e-8)
-    assert float(regression.loss(w[0].detach() * w[1].detach())) <= 1e-5
+    assert torch.allclose(u[0], w[0].detach(), rtol=1e-8)
+    assert torch.allclose(v[0], w[1].detach(), rtol=1e-8)
 
 
 def test_data_are_sparse_and_networks_that_do_not_arrive_are_drawn_again() -> None:
@@ -280,11 +277,9 @@ def test_data_are_sparse_and_networks_that_do_not_arrive_are_drawn_again() -> No
     drawn = ((draw(20_000, 200, seed=17) @ (beta - regression.truth)) ** 2).mean()
     assert float(regression.test_loss(beta)) == pytest.approx(float(drawn), rel=0.05)
     small = Regression.draw(30, generator(12), dimension=40)
-    u, v, drawing = draw_networks(small, Setting(30, (0.5, 1.0), (0.05, 1.0)), generator(13), networks=10)
+    u, v = draw_networks(small, Setting(30, (0.5, 1.0), (0.05, 1.0)), generator(13), networks=10)
     assert u.shape == v.shape == (10, 40)
     assert bool((small.loss(u * v) <= 1e-5).all())
-    assert drawing["diverged"] > 0
-    assert drawing["drawn"] == 10 + drawing["diverged"] + drawing["unfinished"]
     with pytest.raises(ValueError, match="All networks must reach the loss"):
         draw_networks(small, Setting(30, (0.5, 1.0), (90.0, 100.0)), generator(13), networks=2)
 
@@ -303,7 +298,7 @@ def test_an_interrupted_study_continues_and_more_seeds_keep_its_cells(
 
     def counted(plan: Plan, setting: Setting, seed: int) -> dict[str, Any]:
         measured.append((setting, seed))
-        return measure_cell(plan, setting, seed) | {"seconds": 0.0}
+        return measure_cell(plan, setting, seed)
 
     monkeypatch.setattr(diagonal, "measure_cell", counted)
     found = run(tmp_path, fast=True, progress=silent, plan=plan)
@@ -324,7 +319,7 @@ def test_a_cell_is_computed_again_network_by_network() -> None:
     cell = measure_cell(FAST, FAST.settings[0], 1)
     random = generator(1)
     regression = Regression.draw(50, random)
-    u, v, _ = draw_networks(regression, FAST.settings[0], random, networks=FAST.networks)
+    u, v = draw_networks(regression, FAST.settings[0], random, networks=FAST.networks)
     betas, test = u * v, regression.test_loss(u * v).numpy()
     ascent, rises, ends = AutoPGD(steps=FAST.steps), {}, {}
     for measure in ("adaptive", "mix second", "mix exact"):

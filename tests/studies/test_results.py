@@ -12,7 +12,6 @@ from studies.__main__ import recorded
 from studies.common import CSV, MARK, RECORDS, load, pretrained_encoder
 from studies.diagonal.networks import DIMENSION, SPARSITY, TARGET
 from studies.diagonal.study import LARGE
-from studies.diagonal.tables import BAND
 from studies.mnist import ARCHITECTURE, FACTORS
 from studies.mnist import TARGET as LOW
 from studies.sentiment import TESTS, TRAINING
@@ -104,7 +103,6 @@ def of_diagonal() -> Iterator[str]:
     yield f"at radius {plan['radii'][len(plan['radii']) // 2]:g}: the mean over {plan['seeds']} seeds"
     yield f"{plan['thorough_steps']} steps from the network, from {plan['thorough_restarts']} random points"
     yield f"plain ascents of {plan['steps']} steps"
-    yield "from the {:.0f}th to the {:.0f}th percentile".format(*(100 * share for share in BAND))
     yield f"over {LARGE:.0%} of the increase".replace("%", " %")
 
 
