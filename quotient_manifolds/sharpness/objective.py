@@ -97,9 +97,10 @@ class BatchObjective:
         """
         if not isinstance(self.loss, nn.Module):
             return replica(self.model, params, self.cast), self.loss
-        named = {f"model.{name}": value for name, value in params.items()}
-        both = replica(_Both(self.model, self.loss), named, self.cast)
-        return both.model, both.loss
+        both = replica(
+            nn.ModuleList([self.model, self.loss]), {f"0.{name}": w for name, w in params.items()}, self.cast
+        )
+        return both[0], both[1]
 
     @property
     def cast(self) -> Cast:
@@ -238,8 +239,8 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     all must have the same. Warns where tensors differ in shape: the mean over processes is not the one over rows then.
     """
     sharded = ShardedModel(model)
-    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
     check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
+    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
     own = [[tuple(leaf.shape) for leaf in each if isinstance(leaf, Tensor)] for each in leaves]
     every = from_all(own)
     different = [pair for other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
@@ -258,12 +259,6 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     return sharded
 
 
-class _Both(nn.Module):
-    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-
 def _single(tensor: Tensor) -> Tensor:
     """Return floating point numbers in at least single precision, all else as it is."""
     return tensor.to(precise(tensor.dtype)) if tensor.is_floating_point() else tensor
@@ -280,9 +275,8 @@ def scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"The loss must be a tensor with one element. Found {found}; reduce it, e.g. by .mean()")
-    if not value.is_floating_point() or value.is_meta or value.layout != torch.strided:
-        kind = "a tensor without values (meta device)" if value.is_meta else f"{value.dtype}, {value.layout}"
-        raise TypeError(f"The loss must be a dense real floating point number. Found {kind}")
+    if not value.is_floating_point():
+        raise TypeError(f"The loss must be a real floating point number. Found {value.dtype}")
     return value.reshape(())
 
 
