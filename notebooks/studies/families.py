@@ -18,7 +18,7 @@ from quotient_manifolds.geometry import Adaptive, Geometry, Quotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries, random_move
-from studies.common import Record, Tables, pretrained_encoder, read_record, write_record
+from studies.common import Record, Tables, pretrained_encoder
 from studies.invariance import METRICS, Subject, group_dimension, loss
 
 GEOMETRIES: Final[dict[str, Geometry]] = {
@@ -33,8 +33,8 @@ SENTENCES = ("A man is playing a guitar.", "The market fell sharply today.", "Sh
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Transform every model along each of its families and write OUT/families.json; `fast`: the ViT alone."""
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Transform every model along each of its families; `fast`: the ViT alone."""
     names = ["ViT"] if fast else [*SMALL, PRETRAINED]
     moves: list[Record] = []
     for place, name in enumerate(names):
@@ -42,12 +42,7 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
         subject = _sentence_encoder() if name == PRETRAINED else Subject.of(SMALL[name])
         moves += [{"model": name, **move} for move in _moves(subject)]
     settings = {"radius": RADIUS, "steps": STEPS, "log_scale": LOG_SCALE}
-    return write_record(out / "families.json", {"moves": moves, **settings}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "families.json")
+    return {"moves": moves, **settings}
 
 
 def _sentence_encoder() -> Subject:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.messages import Progress
-from studies.common import Floats, Record, read_record, resume, write_record
+from studies.common import Floats, Record, resume
 from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
 from studies.diagonal.closed_form import line_bound
 from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
@@ -79,8 +79,8 @@ FAST = Plan(
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress, plan: Plan | None = None) -> Record:
-    """Take all measures and write OUT/diagonal.json; OUT/cells has a file for each cell, from which a run continues."""
+def run(out: Path, *, fast: bool, progress: Progress, plan: Plan | None = None) -> Record:
+    """Take all measures; OUT/cells has a file for each cell, from which a run continues."""
     plan = plan or (FAST if fast else Plan())
     cells = {
         f"n{each.points} scales{'-'.join(map(str, each.scales))} rates{'-'.join(map(str, each.rates))} seed{seed}": (
@@ -91,12 +91,7 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress, plan: Plan |
     }
     settings = asdict(plan) | {"seeds": None}  # more seeds: the same cells
     found = resume(out / "cells", cells, what="cells", settings=settings, progress=progress)
-    return write_record(out / "diagonal.json", {"plan": asdict(plan), "cells": found}, command, indent=None)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "diagonal.json")
+    return {"plan": asdict(plan), "cells": found}
 
 
 def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
