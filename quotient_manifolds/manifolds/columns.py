@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length, product_gap
-from quotient_manifolds.manifolds.arguments import require_sizes, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_sizes, require_vector, some
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 

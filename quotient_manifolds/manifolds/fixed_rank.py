@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import SingularFrame, product_gap, rank_floor, relative_singular_values, singular_frame
-from quotient_manifolds.manifolds.arguments import TOO_LONG, require_sizes
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power
+from quotient_manifolds.manifolds.horizontal import TOO_LONG, GeodesicError, Metric, power, require_sizes
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 MAX_STEPS = 60

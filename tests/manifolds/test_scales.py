@@ -51,7 +51,6 @@ AT_POINTS: dict[str, tuple[Method, Degree]] = {
     "not tangent": (lambda m, x, y, u, v: torch.tensor(float(m.check_vector_on_tangent(x, u))), lambda t: 0),
     "logmap": (lambda m, x, y, u, v: m.logmap(x, y), lambda t: 1),
     "dist": (lambda m, x, y, u, v: m.dist(x, y), lambda t: 2 * t),
-    "mean": (lambda m, x, y, u, v: m.balance(m.mean(torch.stack([x, y]))), lambda t: 1),
 }
 """Methods of points x, y and vectors u, v of one size c, and the power of c that results are proportional to."""
 
@@ -80,8 +79,8 @@ def tensors(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def known(case: Case, name: str) -> bool:
-    searched = name in ("dist", "logmap", "mean")
-    if name in ("balance", "mean") and isinstance(case.manifold, ScaleQuotient):
+    searched = name in ("dist", "logmap")
+    if name == "balance" and isinstance(case.manifold, ScaleQuotient):
         return False  # of length 1
     return not (searched and (case in RELAXED or case.name.startswith("rotary")))
 

@@ -33,7 +33,6 @@ SEARCHES: dict[str, Callable[[QuotientManifold, Tensor, Tensor], Tensor]] = {
     "expmap": lambda m, x, u: m.expmap(x, u),
     "logmap": lambda m, x, u: m.logmap(x, m.retr(x, u)),
     "dist": lambda m, x, u: m.dist(x, m.retr(x, u)),
-    "mean": lambda m, x, u: m.mean(torch.stack([x, m.retr(x, u)])),
     "balance": lambda m, x, u: m.balance(x),
     "random": lambda m, x, u: m.random(*x.shape),
 }
