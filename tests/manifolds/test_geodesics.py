@@ -185,7 +185,7 @@ def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
     """Fast ones too, which pass near lower rank, where the velocity stays in the span of the point but for rounding."""
     manifold = FixedRankQuotient(3, 3, "mix")
     random, whole = torch.Generator().manual_seed(0), 0
-    for _ in range(60):
+    for _ in range(25):
         x, eta = (torch.randn(6, 3, generator=random, dtype=torch.float64) for _ in range(2))
         space = manifold.at(x)
         z = space.project(eta) / space.project(eta).norm()
@@ -198,4 +198,4 @@ def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
         (G, H), (a, b), (P, Q) = (manifold.split(v) for v in (x, space.vector(z), y))
         whole += bool(reached == 1)
         torch.testing.assert_close(P @ Q.T, G @ H.T + reached * (a @ H.T + G @ b.T), rtol=1e-7, atol=1e-7)
-    assert whole > 20
+    assert whole > 8
