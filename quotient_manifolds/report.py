@@ -1,41 +1,10 @@
-"""Write a page that needs nothing but itself: text, tables and figures as one HTML file."""
+"""Hold tables that a terminal and a page show alike, and write a page as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-LONG = 24  # letters from which on a text in a table may break into lines
-
-
-@dataclass(frozen=True)
-class Fact:
-    """Hold a figure that comes first on the page, and the sentence that says what it is."""
-
-    value: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Text:
-    """Hold a paragraph."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Code:
-    """Hold something to type, as it is."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """Hold something the reader must not miss, such as models that failed: a title, and a sentence each."""
-
-    title: str
-    items: Sequence[str]
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -48,13 +17,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     numeric: Sequence[bool]
 
-    def __post_init__(self) -> None:
-        """Raise ValueError if a row, or the alignments, are more or fewer than the columns."""
-        width = len(self.columns)
-        if len(self.numeric) != width or any(len(row) != width for row in self.rows):
-            found = sorted({len(self.numeric), *(len(row) for row in self.rows)})
-            raise ValueError(f"Table {self.name!r} has {width} columns, but rows or alignments of lengths {found}.")
-
     @classmethod
     def of(cls, name: str, caption: str, rows: Sequence[Mapping[str, str]], *, words: Collection[str]) -> Table:
         """Return the table of cells by column: numbers, except in the columns that `words` names."""
@@ -63,49 +25,11 @@ class Table:
         return cls(name, caption, columns, cells, [column not in words for column in columns])
 
 
-@dataclass(frozen=True)
-class Figure:
-    """Hold a figure as an HTML element, and the words under it."""
+def render(template: str, **content: Any) -> str:
+    """Return the page that a file of `templates` makes of its content, all text escaped.
 
-    html: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Hold figures side by side where the page is wide enough."""
-
-    figures: Sequence[Figure]
-
-
-Block = Text | Code | Note | Table | Gallery
-
-
-@dataclass(frozen=True)
-class Section:
-    """Hold a heading and what stands under it; `name` is the target of links."""
-
-    name: str
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """Hold the whole page: headline figures first, then sections."""
-
-    title: str
-    lead: str
-    facts: Sequence[Fact]
-    sections: Sequence[Section]
-
-
-def render(page: Page) -> str:
-    """Return the page as HTML, its text escaped; only the figures' elements are trusted.
-
-    Sections without blocks are left out.
+    Raises ImportError without jinja2, and jinja2's error for content that the template lacks.
     """
-    page = replace(page, sections=[section for section in page.sections if section.blocks])
     try:
         import jinja2
     except ImportError as error:
@@ -116,10 +40,4 @@ def render(page: Page) -> str:
     templates = jinja2.Environment(
         loader=places, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return templates.get_template("page.html.j2").render(
-        page=page, kind=lambda block: type(block).__name__.lower(), style=_style
-    )
-
-
-def _style(table: Table, column: int, text: str) -> str:
-    return "number" if table.numeric[column] else "long" if len(text) > LONG else ""
+    return templates.get_template(template).render(content)

@@ -67,9 +67,6 @@ def test_worst_case_sharpness(geometry: str, dtype: torch.dtype) -> None:
 
 MEASURES: dict[str, Callable[..., qm.Result]] = {
     "restarted": lambda *given: qm.worst_case_sharpness(*given, geometry="inv", radius=0.05, steps=4, restarts=2),
-    "quasi-Newton": lambda *given: qm.worst_case_sharpness(
-        *given, geometry="mix", radius=0.05, steps=STEPS, method="quasi_newton"
-    ),
     "exact": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Quotient("mix", "exact"), radius=0.05, steps=4),
     "t": lambda *given: qm.worst_case_sharpness(*given, geometry=0.5, radius=0.05, steps=4),
     "biases as rows": lambda *given: qm.worst_case_sharpness(

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from quotient_manifolds.compare import Comparison, run_comparison
-from quotient_manifolds.report import Page
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
@@ -94,7 +93,7 @@ def write_spec(folder: Path, *measures: str, head: str = HEAD, tail: str = "", n
 
 def run(spec: Path, **options: Any) -> Comparison:
     """Compare, into a folder beside the spec, without the report's figures, which take longer than all else."""
-    with patch("quotient_manifolds.compare.report.comparison_page", lambda comparison: Page("", "", [], [])):
+    with patch("quotient_manifolds.compare.report.comparison_page", lambda comparison: ""):
         return run_comparison(spec, spec.parent / "out", **options)
 
 
@@ -186,6 +185,13 @@ def small(file: Path) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(int(text) if text.isdigit() else 0)
         return Small(text).eval()
+
+
+def fickle(file: Path) -> nn.Module:
+    """A loader that fails for all models where a file `broken` says so."""
+    if (file.parent.parent / "broken").exists():
+        raise RuntimeError("broken")
+    return small(file)
 
 
 def squares(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -22,7 +22,7 @@ from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_th
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
-from studies.common import Record, Tables, read_record, table, write_record
+from studies.common import Record, Tables
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -49,8 +49,8 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Measure every network in every ball and write OUT/ascents.json; `fast`: two networks, hardly trained."""
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Measure every network in every ball; `fast`: two networks, hardly trained."""
     digits, steps = load_digits(train_points=TRAIN_POINTS), 5 if fast else TRAINING_STEPS
     networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, digits, steps) for name in LAYERS}
     recipe = draw_recipe(0, steps=2 * steps)
@@ -67,12 +67,7 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
             for radius in radii:
                 case, passes = _case(model, batch, geometry, radius)
                 cases.append({"network": name, **case})
-    return write_record(out / "ascents.json", {"cases": cases, "passes": passes}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "ascents.json")
+    return {"cases": cases, "passes": passes}
 
 
 def _case(
@@ -137,8 +132,10 @@ def tables(record: Record) -> Tables:
     for geometry, own in cases.groupby("geometry", sort=False):
         median, low, high = median_ratio(own)
         less, more = (own.released < 0.99 * own.matched).sum(), (own.released > 1.01 * own.matched).sum()
-        ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", str(more)])
+        ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", more])
     return {
-        "ratios": table(["Ball", "Released / matched, median", "Over 1 % less", "Over 1 % more"], ratios),
+        "ratios": pd.DataFrame(
+            ratios, columns=["Ball", "Released / matched, median", "Over 1 % less", "Over 1 % more"]
+        ),
         "cases": cases.assign(ratio=cases.released / cases.matched),
     }

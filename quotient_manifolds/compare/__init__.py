@@ -4,9 +4,8 @@ from __future__ import annotations
 
 try:
     from quotient_manifolds.compare.comparison import Comparison
-    from quotient_manifolds.compare.forecast import Forecast, forecast
     from quotient_manifolds.compare.report import summary_tables
-    from quotient_manifolds.compare.run import run_comparison
+    from quotient_manifolds.compare.run import Forecast, forecast, run_comparison
     from quotient_manifolds.compare.spec import BatchFunction, MeasureEntry, Spec, measures_of
     from quotient_manifolds.compare.spec_file import read_spec
     from quotient_manifolds.compare.store import Store, StoreError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,10 @@ import pandas as pd
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.files import write_text
 from quotient_manifolds.plots import Panel, radius_figure, scatter_figure
-from quotient_manifolds.report import Block, Code, Fact, Figure, Gallery, Note, Page, Section, Table, Text, render
+from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import Correlation
 
-RANKING = (
-    "Intervals are percentile bootstraps over models ({resamples} resamples, {confidence:.0%}); p-values are of a "
-    "two-sided permutation test, one by one and corrected by Holm for the number of correlations of one kind: the "
-    "largest of many is large by chance. Given: the hyperparameter held fixed in Kendall’s partial tau-b."
-)
+Figures = list[tuple[str, str]]  # an <img> element, and the words under it
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -27,7 +23,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
     comparison.save(folder / "comparison.json")
     settled = comparison.values.join(comparison.measures, on="label")
     write_text(folder / "values.csv", settled.to_csv(index=False))
-    write_text(folder / "report.html", render(comparison_page(comparison)))
+    write_text(folder / "report.html", comparison_page(comparison))
 
 
 def summary_tables(comparison: Comparison) -> list[Table]:
@@ -39,49 +35,45 @@ def summary_tables(comparison: Comparison) -> list[Table]:
     return [table, *([_ranking_table(comparison.ranking())] if len(comparison.rankings) else [])]
 
 
-def comparison_page(comparison: Comparison) -> Page:
-    """Return the page of a comparison."""
+def comparison_page(comparison: Comparison) -> str:
+    """Return the page of a comparison: what went wrong first, then rankings, figures and numbers."""
     known, cells = comparison.known
-    lead = f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures."
-    facts = [Fact(f"{known} of {cells}", "values (a measure of a checkpoint) are known.")]
+    facts = [(f"{known} of {cells}", "values (a measure of a checkpoint) are known.")]
     found = comparison.ranking()
     found = found[found["value"].notna() & (found["against"] == next(iter(comparison.against), ""))]
     if len(found):
         best = found.loc[found["value"].abs().idxmax()]
         p = f"p = {_number(best['p_value'])}, {_number(best['p_holm'])} corrected (Holm) for all in the table"
         what = f"the largest tau-b in size of {len(found)}: {best['measure']} with {best['against']}"
-        facts.append(Fact(str(_correlation(best)), f"is {what}, {best['models']} models; {p}."))
-    return Page(f"Comparison: {comparison.spec}", lead, facts, list(_sections(comparison)))
+        facts.append((str(_correlation(best)), f"is {what}, {best['models']} models; {p}."))
+    caption = "What could not be measured; it is tried again when the comparison is run again"
+    failures = comparison.failure_groups()
+    first = comparison.rankings.iloc[0] if len(comparison.rankings) else {"resamples": 0, "confidence": 0.0}
+    return render(
+        "comparison.html.j2",
+        title=f"Comparison: {comparison.spec}",
+        lead=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures.",
+        facts=facts,
+        failures=failures and _table("failed", caption, ["Checkpoint", "What", "Why"], failures, words=3),
+        notes=comparison.notes,
+        cautions=comparison.cautions,
+        rankings=[_ranking_table(comparison.rankings), _agreement(comparison)] if len(comparison.rankings) else [],
+        resamples=first["resamples"],
+        confidence=f"{first['confidence']:.0%}",
+        scatter={target: _scatter(comparison, target) for target in comparison.against},
+        radius=_radius(comparison),
+        all_values=_value_table(comparison),
+        command=comparison.command,
+        version=comparison.version,
+    )
 
 
-def _sections(comparison: Comparison) -> Iterator[Section]:
-    """Yield what went wrong first, then rankings, figures and numbers."""
-    if failures := comparison.failure_groups():
-        caption = "What could not be measured; it is tried again when the comparison is run again"
-        table = _table("failures", caption, ["Checkpoint", "What", "Why"], failures, words=3)
-        yield Section("failures", "Failures", [table])
-    for title, sentences in (("Data and scores", comparison.notes), ("To read with care", comparison.cautions)):
-        if sentences:
-            yield Section(title.split()[-1], title, [Note("To know beside the numbers", sentences)])
-    yield Section("ranking", "How measures rank the models", list(_ranking(comparison)))
-    yield Section("figures", "Models one by one", list(_scatter(comparison)))
-    yield Section("radius", "Sharpness against radius", list(_radius(comparison)))
-    yield Section("values", "All values", [_value_table(comparison)])
-    version = f"Written by quotient-manifolds {comparison.version}. All settings are in values.csv."
-    yield Section("redo", "How to redo this", [Code(comparison.command), Text(version)])
-
-
-def _ranking(comparison: Comparison) -> Iterator[Block]:
-    """Yield correlations over models, and agreement between measures over the checkpoints that have both."""
-    if not len(comparison.rankings):
-        yield Text("No ranking: it takes five models with a score that tells them apart (test data, or scores).")
-        return
-    yield Text(RANKING.format(**comparison.rankings.iloc[0]))
-    yield _ranking_table(comparison.rankings)
+def _agreement(comparison: Comparison) -> Table:
+    """Return the correlations between measures over the checkpoints that have both."""
     tau = comparison.frame()[comparison.labels].corr(method="kendall")
     rows = [[f"{place}. {label}", *map(_signed, tau[label])] for place, label in enumerate(tau, 1)]
     numbers = [f"{place}." for place in range(1, len(rows) + 1)]  # labels are longer than a column
-    yield _table("agreement", "Agreement between measures, Kendall’s tau-b", ["Measure", *numbers], rows)
+    return _table("agreement", "Agreement between measures, Kendall’s tau-b", ["Measure", *numbers], rows)
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
@@ -103,32 +95,29 @@ def _correlation(row: Any) -> Correlation:
     return Correlation(**known)
 
 
-def _scatter(comparison: Comparison) -> Iterator[Block]:
-    """Yield for each score a figure for each measure of which any value is known."""
+def _scatter(comparison: Comparison, target: str) -> Figures:
+    """Return the score against each measure of which any value is known."""
     errors = comparison.frame("standard_error")
     tau = {(each["measure"], each["against"]): _correlation(each) for _, each in comparison.ranking().iterrows()}
-    for target in comparison.against:
-        figures: list[Figure] = []
-        for label in comparison.labels:
-            means, spread = comparison.column(label), errors[label].astype(object).where(errors[label].notna(), None)
-            if set(means) != {None}:
-                panel = Panel(label, means, comparison.column(target), tau.get((label, target)), spread.tolist())
-                figures.append(Figure(scatter_figure([panel], y_label=target).html(), label))
-        yield Text(f"{target} against each measure; a point is a checkpoint, with its standard error.")
-        yield Gallery(figures)
+    figures: Figures = []
+    for label in comparison.labels:
+        means, spread = comparison.column(label), errors[label].astype(object).where(errors[label].notna(), None)
+        if set(means) != {None}:
+            panel = Panel(label, means, comparison.column(target), tau.get((label, target)), spread.tolist())
+            figures.append((scatter_figure([panel], y_label=target).html(), label))
+    return figures
 
 
-def _radius(comparison: Comparison) -> Iterator[Block]:
-    """Yield a figure for each measure that was taken at several radii."""
-    figures: list[Figure] = []
+def _radius(comparison: Comparison) -> Figures:
+    """Return a figure for each measure that was taken at several radii."""
+    figures: Figures = []
     for family, measures in comparison.measures.dropna(subset="radius").sort_values("radius").groupby("family"):
         columns = {radius: comparison.column(label) for label, radius in measures["radius"].items()}
         known = {radius: values for radius, values in columns.items() if set(values) != {None}}
         if len(known) > 1:
             plot = radius_figure(list(known), {str(family): list(zip(*known.values(), strict=True))})
-            figures.append(Figure(plot.html(), f"{family}: a line is a checkpoint."))
-    if figures:
-        yield Gallery(figures)
+            figures.append((plot.html(), f"{family}: a line is a checkpoint."))
+    return figures
 
 
 def _value_table(comparison: Comparison) -> Table:

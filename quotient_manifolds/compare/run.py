@@ -1,4 +1,4 @@
-"""Run a comparison: find what is not measured yet, measure it in this process or on a Dask cluster, and write files."""
+"""Run a comparison in this process or on a Dask cluster, or tell beforehand what it would measure and for how long."""
 
 from __future__ import annotations
 
@@ -6,25 +6,41 @@ import logging
 import queue
 import shlex
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+import pandas as pd
 import torch
 
-from quotient_manifolds.compare.analysis import analyse
+from quotient_manifolds.compare.analysis import analyse, unmatched
 from quotient_manifolds.compare.comparison import Comparison
-from quotient_manifolds.compare.identity import files_fingerprint
 from quotient_manifolds.compare.report import write_comparison
-from quotient_manifolds.compare.spec import Spec
+from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.spec_file import read_spec
 from quotient_manifolds.compare.store import Store
-from quotient_manifolds.compare.worker import Identity, Job, measure_checkpoint, tasks_of
+from quotient_manifolds.compare.worker import (
+    Identity,
+    Job,
+    Loaded,
+    attempt,
+    files_fingerprint,
+    files_in,
+    load,
+    measure_checkpoint,
+    tasks_of,
+)
 from quotient_manifolds.messages import Progress
+from quotient_manifolds.sharpness import HessianTrace, TopEigenvalue
+from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.version import MEANING, VERSION
 
+LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
+SCORES = "loss and error"
 _SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 2,  # workers that may die over a checkpoint, but one
@@ -92,9 +108,9 @@ def run_comparison(
 def jobs_of(spec: Spec, device: str) -> list[Job]:
     """Return a job for each checkpoint, with a fingerprint that says, without loading, that all is as it was."""
     data = [None if split is None else split.fingerprint() for split in (spec.data, spec.test)]
-    settings = (VERSION, MEANING, spec.dtype, spec.loss, *data)
+    settings, listed = (VERSION, MEANING, spec.dtype, spec.loss, *data), cache(files_in)
     return [
-        Job(spec, each, device, repr((*settings, each.loader, files_fingerprint(each.path))))
+        Job(spec, each, device, repr((*settings, each.loader, files_fingerprint(each.path, listed))))
         for each in spec.checkpoints
     ]
 
@@ -187,3 +203,93 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
             settings |= {"dashboard_address": "127.0.0.1:0", "local_directory": folder, "preload": [_DEAF_TO_CTRL_C]}
             address = stack.enter_context(LocalCluster(**settings))
         yield stack.enter_context(Client(address, set_as_default=False))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Say what there is to measure, and about how long it takes.
+
+    measures, by label, with a row for the scores: `tasks` (a checkpoint and a batch), how many are `left`, the `passes`
+    that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left (NaN: could not be
+    timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many are to be loaded.
+    notes and failures: sentences.
+    """
+
+    measures: pd.DataFrame
+    timed: str | None
+    loading: float
+    to_load: int
+    failures: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of all that is left and could be timed, with loading."""
+        return float(self.measures["time"].sum()) + self.to_load * self.loading
+
+
+def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") -> Forecast:
+    """Count the tasks of a comparison, finished (those in out/store.sqlite) and left, and time the first checkpoint.
+
+    On its first batch one pass is timed in every geometry, whose symmetries are verified there, as they will be for
+    every other. One that was never loaded is taken to have as many batches as the first. Nothing is measured or kept.
+    """
+    jobs, start, columns = jobs_of(spec, str(device)), time.perf_counter(), ["tasks", "left", "passes", "seconds"]
+    name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
+    loading, rows, to_load, failures = time.perf_counter() - start, list[tuple[str, bool]](), 0, list[str]()
+    if isinstance(loaded, str):
+        empty = pd.DataFrame(columns=[*columns, "time"], dtype=float)
+        return Forecast(empty, None, 0.0, len(jobs), (f"{name}: {loaded}",), ())
+    with ExitStack() as stack:
+        place = Path(out) / "store.sqlite"
+        store = stack.enter_context(Store(place, alone=False)) if place.is_file() else None
+        for job in jobs:
+            record = None if store is None else store.recall(job.fingerprint)
+            tasks = tasks_of(spec, loaded.identity if record is None else Identity(**record))
+            finished = set() if store is None or record is None else store.finished(each.key for each in tasks)
+            rows += [(SCORES if each.entry is None else each.label, each.key not in finished) for each in tasks]
+            to_load += record is None or spec.calls_functions or len(finished) < len(tasks)
+    counts = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(tasks="count", left="sum")
+    measures = counts.reindex(index=[SCORES, *spec.labels], columns=columns)
+    known: dict[object, float | str] = {}  # seconds of a pass in a geometry, or what is wrong
+    for entry in (None, *spec.measures):
+        setting, label = (None, SCORES) if entry is None else (entry.setting, entry.label)
+        if setting not in known:
+            known[setting] = attempt(partial(_seconds, loaded, entry))
+            if isinstance(known[setting], str):
+                failures.append(f"{name}, {label}: {known[setting]}")
+        if not isinstance(known[setting], str):
+            measures.loc[label, ["passes", "seconds"]] = _passes(entry, loaded), known[setting]
+    measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
+    notes = [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
+    notes += unmatched([each.name for each in spec.checkpoints], spec.scores)
+    return Forecast(measures, name, loading, to_load, tuple(failures), tuple(notes))
+
+
+def _seconds(loaded: Loaded, entry: MeasureEntry | None) -> float:
+    """Time a pass in the geometry of a measure, or of the scores for None: the third, for the first pay for set-up."""
+    prepared = None if entry is None else loaded.prepared(entry)
+    if isinstance(prepared, str):
+        raise ValueError(prepared)
+    objective = None if prepared is None else prepared.objective(0)
+    start = 0.0
+    with autograd_available():
+        for _ in range(3):
+            start = time.perf_counter()
+            if objective is None:
+                loaded.score("data", 0)
+            else:
+                objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
+    return time.perf_counter() - start
+
+
+def _passes(entry: MeasureEntry | None, loaded: Loaded) -> int:
+    """Return how many forward passes, with a backward pass each, a task is taken to need.
+
+    A product with the Hessian counts twice; what stops early is counted to its end.
+    """
+    measure = None if entry is None else entry.measure
+    if isinstance(measure, (TopEigenvalue, HessianTrace)):
+        return 1 + 2 * (measure.samples if isinstance(measure, HessianTrace) else LANCZOS)
+    return 1 if measure is None else measure.ticks(loaded.model)

@@ -70,17 +70,16 @@ class MeasureEntry:
         """Return the label without the radius."""
         geometry = self.measure.geometry
         eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
-        own = {each.name: (getattr(self.measure, each.name), each.default) for each in fields(self.measure)}
-        chosen = [(name, value) for name, (value, usual) in own.items() if name not in _OF_THE_RUN and value != usual]
-        options = [f"{name} {_shortest(value)}" for name, value in ([("eps", eps)] if eps else []) + chosen]
+        own = [(each.name, getattr(self.measure, each.name), each.default) for each in fields(self.measure)]
+        chosen = [("eps", eps, 0.0), *(each for each in own if each[0] not in _OF_THE_RUN)]
+        options = [f"{name} {_shortest(value)}" for name, value, usual in chosen if value != usual]
         warm, normalised = ["warm start"] * self.warm_start, ["normalised logits"] * self.normalise_logits
         return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm, *normalised])
 
     @property
     def radius(self) -> float | None:
         """Return the radius of the ball; None where the measure has none."""
-        radius: float | None = getattr(self.measure, "radius", None)
-        return radius
+        return getattr(self.measure, "radius", None)
 
     @property
     def setting(self) -> tuple[str, bool]:
@@ -92,9 +91,11 @@ class MeasureEntry:
         """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
         settings = {**self.measure.settings, "normalise_logits": self.normalise_logits, "warm_start": self.warm_start}
         geometry = self.measure.geometry
-        names = {"measure": self.measure.name, "geometry": geometry.name, "radius": self.radius, "family": self.family}
         return {
-            **names,
+            "measure": self.measure.name,
+            "geometry": geometry.name,
+            "radius": self.radius,
+            "family": self.family,
             **{f"geometry.{key}": value for key, value in geometry.to_dict().items()},
             **{f"settings.{key}": value for key, value in settings.items() if key != "radius"},
         }
@@ -120,19 +121,16 @@ def measures_of(
     does not go together.
     """
     made = MEASURES[kind]
-    names = {each.name for each in fields(made) if each.name != "progress"}
+    names = {each.name for each in fields(made)} - {"progress"}
     own = {key: value for key, value in options.items() if key not in GEOMETRY_OPTIONS}
-    if foreign := sorted(set(own) - names):
+    given = {*own, *sizes, *(["geometry"] if geometries else [])}
+    if foreign := sorted(given - names):
         allowed = ", ".join(sorted(names - set(_OF_THE_RUN))) or "none"
         near = difflib.get_close_matches(foreign[0], [*names, *GEOMETRY_OPTIONS], n=1, cutoff=0.8)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{foreign[0]} is no option of {kind}{meant}; it has {allowed}")
-    given = {*own, *sizes, *(["geometry"] if geometries else [])}
-    needed = {each.name for each in fields(made) if each.default is MISSING}
-    lacking, unused = sorted(needed - given), sorted(given - names)
-    if lacking or unused:
-        wrong = [*(f"takes no {each}" for each in unused[:1]), *(f"needs a {each}" for each in lacking[:1])]
-        raise ValueError(f"{kind} {'; it '.join(wrong)}")
+    if lacking := sorted({each.name for each in fields(made) if each.default is MISSING} - given):
+        raise ValueError(f"{kind} needs a {lacking[0]}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
     for name in geometries:
@@ -200,9 +198,8 @@ class Spec:
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        for each in self.measures:
-            if not isinstance(each, MeasureEntry):
-                raise TypeError(f"measures must be MeasureEntry(...). Found {each!r}")
+        if other := [each for each in self.measures if not isinstance(each, MeasureEntry)]:
+            raise TypeError(f"measures must be MeasureEntry(...). Found {other[0]!r}")
         for name in ("checkpoints", "measures", "against", "given"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for what, names in (("measures", self.labels), ("checkpoints", [each.name for each in self.checkpoints])):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from quotient_manifolds.compare.spec import MEASURES, BatchFunction, MeasureEntry, Scores, Spec, measures_of
 from quotient_manifolds.files import expanded
@@ -25,7 +25,6 @@ LARGEST = 10_000_000  # bytes; a spec of a thousand checkpoints has a hundredth 
 KEYS = [each.name for each in fields(Spec) if each.name not in ("name", "path")]
 DATA_KEYS = [each.name for each in fields(DataSource)]
 NAME = "checkpoint"
-MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "-nan", "NULL", "null", "None")  # no score
 
 Made = TypeVar("Made")
 
@@ -78,26 +77,22 @@ def _content(path: Path) -> Any:
         return YAML(typ="safe", pure=True).load(text.decode("utf-8"))
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} must be readable YAML: {error}") from error
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        why = "a tab, where YAML indents with spaces" if "'\\t'" in str(error.problem) else error.problem
-        raise ValueError(f"{path}, line {mark.line + 1 if mark else 1}, must be valid YAML. Found: {why}") from error
     except YAMLError as error:
-        raise ValueError(f"{path} must be valid YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path} must be valid YAML. Found: {' '.join(str(error).split())}") from error
 
 
 def _checked(place: str, section: Any, keys: Collection[str], needed: Collection[str]) -> Mapping[str, Any]:
     """Return the section, once it has no unknown key, and all that are needed."""
     if not isinstance(section, dict):
         raise ValueError(f"{place or 'a spec'} must have the keys {', '.join(keys)}. Found {brief(section)}")
-    names = {key: f"{place}.{key}" if place else str(key) for key in (*section, *needed)}
+    above = f"{place}." if place else ""
     for key in section:  # before those that are missing: a key that is misspelt is missing too
         if key not in keys:
             near = difflib.get_close_matches(str(key), keys, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else "."
-            raise ValueError(f"unknown key {names[key]!r}{meant} The keys here: {', '.join(keys)}")
-    if lacking := [names[key] for key in needed if key not in section]:
-        raise ValueError(f"{lacking[0]} is missing")
+            raise ValueError(f"unknown key '{above}{key}'{meant} The keys here: {', '.join(keys)}")
+    if lacking := [key for key in needed if key not in section]:
+        raise ValueError(f"{above}{lacking[0]} is missing")
     return section
 
 
@@ -152,26 +147,19 @@ def read_scores(path: Path, checkpoints: Sequence[str]) -> Mapping[str, Scores]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with more cells than there are columns
-            missing: Any = {each: list(MISSING) for each in pd.read_csv(path, nrows=0).columns if each != NAME}
-            # A checkpoint may be called NA, null or 007.
-            frame = pd.read_csv(path, dtype={NAME: str}, index_col=False, keep_default_na=False, na_values=missing)
+            frame = pd.read_csv(path, dtype={NAME: str}, index_col=False)  # a checkpoint may be called 007
     except (OSError, ValueError, OverflowError, pd.errors.ParserWarning) as error:
         raise ValueError(f"{path} must be readable as CSV: {' '.join(str(error).split())}") from error
     if NAME not in frame:
         raise ValueError(f"{path} must have a column {NAME}. Found {', '.join(frame.columns)}")
-    names = frame.pop(NAME)
-    if not names.all() or names.duplicated().any():
-        twice = names[names.duplicated()]
-        raise ValueError(
-            f"{path} must name each checkpoint once. Found {f'{twice.iloc[0]} twice' if len(twice) else ''!r}"
-        )
+    names = frame.pop(NAME).fillna("")
+    if twice := [*names[names.duplicated()], *names[names == ""]]:
+        raise ValueError(f"{path} must name each checkpoint once. Found {twice[0]!r}")
     if not set(checkpoints) & set(names):
-        raise ValueError(
-            f"{path} must name checkpoints, such as {checkpoints[0]}. Found {', '.join(names[:1]) or 'none'}"
-        )
-    for name in frame.select_dtypes("number"):
-        if frame[name].abs().eq(math.inf).any():
-            raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {name}")
-    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    plain = [{key: float(x) if isinstance(x, (bool, int)) else x for key, x in row.items()} for row in rows]
-    return {str(name): row for name, row in zip(names, plain, strict=True)}
+        found = ", ".join(names[:1]) or "none"
+        raise ValueError(f"{path} must name checkpoints, such as {checkpoints[0]}. Found {found}")
+    if infinite := [name for name in frame.select_dtypes("number") if frame[name].abs().eq(math.inf).any()]:
+        raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {infinite[0]}")
+    flags = frame.select_dtypes(["bool", "int"]).columns
+    rows = frame.astype(dict.fromkeys(flags, float)).astype(object).where(frame.notna(), None).to_dict("records")
+    return dict(zip(names, rows, strict=True))

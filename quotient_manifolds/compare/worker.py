@@ -1,33 +1,38 @@
-"""Measure one checkpoint: load it, and compute what is not in the store yet, value by value."""
+"""Measure one checkpoint: load it, hash what decides its numbers, and compute what is not in the store yet."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, product
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten_with_path, tree_map_only
 
-from quotient_manifolds.compare.identity import batch_hash, computed, model_hash
 from quotient_manifolds.compare.spec import MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.geometry import KnownSymmetries
 from quotient_manifolds.load import Checkpoint, load_checkpoint
+from quotient_manifolds.load.adapters import base_of
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.sharpness import PreparedModel
 from quotient_manifolds.sharpness.losses import logits_and_labels, next_token_logits_and_labels
 from quotient_manifolds.sharpness.measure import KnownAscents, counted
+from quotient_manifolds.symmetries import Evaluate
+from quotient_manifolds.symmetries.verify import BatchLosses, jittered
 from quotient_manifolds.version import MEANING, VERSION
 
 SPLITS = ("data", "test")
@@ -130,7 +135,6 @@ def attempt(work: Callable[[], Made]) -> Made | str:
 
 
 def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, Tensor]]:
-    """Return the function of a model and a batch that gives logits and the labels that count."""
     return next_token_logits_and_labels if spec.data.task == CAUSAL else logits_and_labels
 
 
@@ -162,20 +166,28 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
 
     Where a checkpoint cannot be loaded, that is its failure; whatever the user's code raises, the rest goes on.
     """
-    name = job.checkpoint.name
+    name, measured = job.checkpoint.name, 0
     with _ONE_AT_A_TIME:
-        loaded = attempt(lambda: load(job))
+        loaded = attempt(partial(load, job))
         if isinstance(loaded, str):
             store.fail(name, None, loaded)
+            if job.spec.calls_functions:  # files do not tell whether it is the model that it was
+                store.remember(job.fingerprint, None)
             return 0
         store.mend(name)
         store.remember(job.fingerprint, asdict(loaded.identity))
         tasks = tasks_of(job.spec, loaded.identity)
         finished = store.finished(each.key for each in tasks)
         left = (each for each in tasks if each.key not in finished)
-        measured = 0
         for _, alike in groupby(left, key=lambda each: None if each.entry is None else each.entry.setting):
-            for task, found, seconds in _measured(loaded, alike, progress):
+            ascents: KnownAscents = {}  # tasks that go on from where the one before them ended follow it
+            prepared: PreparedModel | str | None = None  # or what is wrong, found once
+            for task in alike:
+                start = time.perf_counter()
+                if task.entry is not None and prepared is None:
+                    prepared = loaded.prepared(task.entry)
+                found = attempt(partial(_value, loaded, prepared, task, ascents, progress))
+                seconds = time.perf_counter() - start
                 try:
                     if isinstance(found, str):
                         raise ValueError(found)
@@ -185,28 +197,17 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
         return measured
 
 
-def _measured(
-    loaded: Loaded, tasks: Iterator[Task], progress: Progress | None
-) -> Iterator[tuple[Task, dict[str, Any] | str, float]]:
-    """Yield tasks of one setting with their values, or what went wrong, and the seconds they took."""
-    ascents: KnownAscents = {}  # tasks that go on from where the one before them ended follow it
-    prepared: PreparedModel | str | None = None  # or what is wrong, found once
-
-    def value(task: Task) -> dict[str, Any]:
-        nonlocal prepared
-        if task.entry is None:
-            return loaded.score(task.split, task.batch)
-        prepared = loaded.prepared(task.entry) if prepared is None else prepared
-        if isinstance(prepared, str):
-            raise ValueError(prepared)
-        measure = task.entry.measure
-        tick = counted(progress, task.label, measure.ticks(prepared.model))
-        return measure.on(prepared, task.batch, tick, ascents).to_dict()
-
-    for task in tasks:
-        start = time.perf_counter()
-        found = attempt(partial(value, task))
-        yield task, found, time.perf_counter() - start
+def _value(
+    loaded: Loaded, prepared: PreparedModel | str | None, task: Task, ascents: KnownAscents, progress: Progress | None
+) -> dict[str, Any]:
+    """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""
+    if task.entry is None or prepared is None:
+        return loaded.score(task.split, task.batch)
+    if isinstance(prepared, str):
+        raise ValueError(prepared)
+    measure = task.entry.measure
+    tick = counted(progress, task.label, measure.ticks(prepared.model))
+    return measure.on(prepared, task.batch, tick, ascents).to_dict()
 
 
 def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
@@ -234,3 +235,80 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
     scores = [task(split, index, None) for split in SPLITS for index in range(len(getattr(identity, split)))]
     asked = sorted(product(range(len(identity.data)), spec.measures), key=place)
     return [*scores, *(task("data", index, entry) for index, entry in asked)]
+
+
+def model_hash(model: nn.Module) -> str:
+    """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
+
+    The classes of its modules with what they print of themselves; its configuration; name, shape, dtype and bytes of
+    its whole state. What it calls, and what else it holds, `computed` tells.
+    """
+    config: Any = getattr(model, "config", None)
+    settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
+    for passing in ("transformers_version", "_name_or_path"):  # who wrote it, and where it lies
+        settings.pop(passing, None)
+    frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return _hash([repr(model), json.dumps(settings, sort_keys=True), repr(frozen)], state)
+
+
+def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:
+    """Return evaluate(model, batch) in float64, at the weights and 1 % beside them, as text of 6 digits; or "nothing".
+
+    It tells models apart that hold alike weights and yet compute different things, whatever decides that: a function
+    that is called, a tensor that is no buffer, a hook. Beside the weights it shows what these hide, as a head of zeros
+    does. More digits than 6 may depend on the machine. What is random draws alike each time, and sums are added in one
+    order, by one thread.
+    """
+    losses, threads = BatchLosses(model, evaluate, [batch]), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            points = (losses.params(), jittered(losses.params(), 0))
+            return " ".join(f"{losses.value(params, 0):.5e}" for params in points)
+    except Exception:  # the model is the user's; the measures say what is wrong
+        return "nothing"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def batch_hash(batch: Any) -> str:
+    """Return the SHA-256 of a batch: its structure, and name, shape, dtype and bytes of every tensor in it."""
+    leaves, structure = tree_flatten_with_path(batch)
+    tensors = {repr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    others = [f"{path!r}: {leaf!r}" for path, leaf in leaves if not isinstance(leaf, Tensor)]
+    return _hash([str(structure), *others], tensors)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder, not below, in the order of their names."""
+    return sorted(each for each in folder.iterdir() if each.is_file())
+
+
+def files_fingerprint(path: Path | None, listed: Callable[[Path], list[Path]] = files_in) -> str:
+    """Return the SHA-256 of name, size, times of change and inode of a checkpoint's files: as before if none changed.
+
+    The time of modification can be set, as copies and archives do; that of the inode (ctime) cannot. Those of a file
+    are also all beside it that begin with its stem; of a directory, the files in it, and in that of the base model if
+    it is an adapter's. listed: `files_in`, or one that remembers folders in which many checkpoints lie.
+    """
+    if path is None:
+        return "no files"
+    if path.is_dir():
+        found = [each for folder in (path, base_of(path)) if folder is not None for each in listed(folder)]
+    else:
+        found = [each for each in listed(path.parent) if each.name.startswith(path.stem)]
+    stats = [(each, each.stat()) for each in found]
+    seen = [f"{each} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}" for each, stat in stats]
+    return _hash([str(path), *seen], {})
+
+
+def _hash(texts: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{len(text)}:{text}".encode(errors="surrogateescape"))  # names of files need not be text
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

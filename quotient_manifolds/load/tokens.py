@@ -19,7 +19,7 @@ MAX_LENGTH = 128  # where nothing else is said; models with fewer positions set 
 NOTABLE = 0.1  # share of unknown tokens that is worth a sentence
 MOST_UNKNOWN = 0.5  # of the tokens; beyond it the vocabulary is another model's, or the text in a script it has not
 
-CAUSAL, MASKED, SEQ2SEQ = "causal", "masked", "seq2seq"
+CLASSIFICATION, CAUSAL, MASKED, SEQ2SEQ = "classification", "causal", "masked", "seq2seq"
 LANGUAGE: Final = (CAUSAL, MASKED, SEQ2SEQ)
 ENDINGS: Final[dict[str, tuple[str, ...]]] = {  # of the classes of transformers that have such a task
     CAUSAL: ("ForCausalLM", "LMHeadModel"),
@@ -127,6 +127,18 @@ def are_pairs(examples: Sequence[LabelledText]) -> bool:
 # ---- language models
 
 
+def check_task(model: nn.Module, task: str) -> None:
+    """Raise ValueError for a model of transformers whose class says that it predicts something else."""
+    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()  # of peft
+    kind = type(unwrapped).__name__
+    own = next((each for each, endings in ENDINGS.items() if kind.endswith(endings)), CLASSIFICATION)
+    if not type(unwrapped).__module__.startswith("transformers.") or own == task:
+        return
+    if task == CLASSIFICATION:
+        raise ValueError(f"task must be {own} for a {kind}, which predicts tokens and no labels. Found {task}.")
+    raise ValueError(f"The task {task} needs a model whose class ends in {ENDINGS[task][0]}. Found {kind}.")
+
+
 def language_batches(
     path: Path,
     task: str,
@@ -148,10 +160,7 @@ def language_batches(
     rows or blocks, and what draws them and the masks. Raises ValueError for a model of another kind, a file without
     text, and tokens that the model does not know.
     """
-    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()  # of peft
-    kind = type(unwrapped).__name__
-    if type(unwrapped).__module__.startswith("transformers.") and not kind.endswith(ENDINGS[task]):
-        raise ValueError(f"The task {task} needs a model whose class ends in {ENDINGS[task][0]}. Found {kind}.")
+    check_task(model, task)
     wanted = most if seed is None else None
     if task == CAUSAL and path.suffix.lower() == PLAIN:
         rows = _blocks(path, encoder, wanted)

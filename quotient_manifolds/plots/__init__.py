@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from quotient_manifolds.plots.canvas import STYLES, Plot, Style, style_of
-from quotient_manifolds.plots.planes import Curve, Field, Panel, contour_figure, scatter_figure
-from quotient_manifolds.plots.series import Interval, Series, interval_figure, line_figure, orbit_figure, radius_figure
+from quotient_manifolds.plots.figures import (
+    Curve,
+    Field,
+    Panel,
+    Series,
+    contour_figure,
+    line_figure,
+    orbit_figure,
+    radius_figure,
+    scatter_figure,
+)
 
 __all__ = [
     "STYLES",
     "Curve",
     "Field",
-    "Interval",
     "Panel",
     "Plot",
     "Series",
     "Style",
     "contour_figure",
-    "interval_figure",
     "line_figure",
     "orbit_figure",
     "radius_figure",

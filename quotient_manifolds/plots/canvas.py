@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from quotient_manifolds.files import whole
 from quotient_manifolds.statistics import Numbers
 
-LARGEST = 1e300  # differences of coordinates are taken, and margins added to them
 SIZE = (4.8, 3.7)  # inches: narrow, so that letters stay readable at the width of a phone
 
 INK, GRID = "#000000", "#dddddd"
@@ -63,7 +61,7 @@ class Plot:
         with _settings():  # ticks are made only now
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         data = base64.b64encode(buffer.getvalue()).decode()
-        alt = html.escape(drawable(self.alt))
+        alt = html.escape(self.alt)
         return f'<img class="plot" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
 
     def save(self, path: str | Path, *, dots_per_inch: int = 200) -> None:
@@ -125,20 +123,14 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def drawable(text: str) -> str:
-    """Return the text with a mark for every character that XML has no place for."""
-    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
-
-
 def plain(text: str) -> str:
-    """Return text that is drawn as it is: $ begins no formula, and what no file can hold is marked."""
-    return drawable(text).replace("$", r"\$")
+    """Return text that is drawn as it is: $ begins no formula."""
+    return text.replace("$", r"\$")
 
 
 def numbers(values: Numbers) -> NDArray[np.float64]:
-    """Return the values with NaN, which is not drawn, for those missing or too large for the algebra of axes."""
-    found = np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
-    return np.where(np.abs(found) < LARGEST, found, math.nan)
+    """Return the values with NaN, which is not drawn, for those that are missing."""
+    return np.asarray([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def extent(values: NDArray[np.float64]) -> str:
@@ -148,7 +140,7 @@ def extent(values: NDArray[np.float64]) -> str:
 
 
 def plain_ticks(axes: Any) -> None:
-    """Mark 0.5, 1, 2, not powers of ten, where an axis spans few decades; whole numbers where all x are whole."""
+    """Mark 0.5, 1, 2, not powers of ten, where an axis spans few decades."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -161,7 +153,3 @@ def plain_ticks(axes: Any) -> None:
             axis.set_major_locator(LogLocator(subs=(1.0,) if span > 300 else (1.0, 2.0, 5.0)))
             axis.set_major_formatter(FormatStrFormatter("%g"))
             axis.set_minor_formatter(NullFormatter())
-    drawn = np.concatenate([np.empty(0), *(np.asarray(line.get_xdata(), dtype=float) for line in axes.get_lines())])
-    drawn = drawn[np.isfinite(drawn)]
-    if axes.get_xscale() == "linear" and len(drawn) and np.all(drawn % 1 == 0):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -20,7 +20,6 @@ from quotient_manifolds.sharpness.measure import (
     TruncationWarning,
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
 from quotient_manifolds.sharpness.result import BatchResult, Result
 from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
 
@@ -36,7 +35,6 @@ __all__ = [
     "Loss",
     "Measure",
     "PreparedModel",
-    "QuasiNewton",
     "Result",
     "RoundingWarning",
     "SharpnessWarning",

@@ -1,4 +1,4 @@
-"""Maximise a function in a ball: what every ascent shares, and Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1).
+"""Maximise a function in a ball by Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1).
 
 The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
 linf norm. What the coordinates mean is the objective's business, so every geometry is climbed by the same steps.
@@ -7,18 +7,14 @@ linf norm. What the coordinates mean is the objective's business, so every geome
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Protocol, final
+from typing import ClassVar, NamedTuple, Protocol, final
 
 import torch
 
-from quotient_manifolds.sharpness.ball import BALLS, Ball, Iterate
+from quotient_manifolds.sharpness.vector import combine, dots, largest, norm, scale, signed_step
 from quotient_manifolds.symmetries import Params
-
-RECENT = 3
-"""Steps over which a climb's last gains are summed, in the estimate of what is left of the rise."""
 
 
 class Objective(Protocol):
@@ -53,161 +49,10 @@ class Ascent:
     backward_passes: int
 
 
-class Method(ABC):
-    """Hold the settings of a way to maximise an objective in a ball; `maximise` does it.
-
-    steps: of one climb, at most; each is a forward and a backward pass, and the last point needs a forward pass alone.
-    restarts: further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept.
-
-    tolerance: a climb ends after the step where an estimate of what is left is below this share of its rise over the
-    base; with 0 it never does. The estimate is the larger of two numbers at the best point z, with the gradient g:
-
-        the duality gap   max { <g, x - z> : |x| <= radius }, what the linearised loss can still rise in the ball
-        the last gains    by how much the best loss grew over the last three steps
-
-    The gap bounds what is left of a concave loss, and is what is left of a linear one. If the gains fall at least by
-    half in three steps, all that come after are smaller than the last three. Neither is sure for a loss of any form:
-    the tolerance is kept by estimate.
-    """
-
-    steps: int
-    restarts: int
-    tolerance: float
-    norms: ClassVar[tuple[str, ...]] = tuple(BALLS)
-
-    def __post_init__(self) -> None:
-        check_whole("steps", self.steps, 1)
-        check_whole("restarts", self.restarts, 0)
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(f"tolerance must lie in [0, 1). Found {self.tolerance!r}")
-
-    @abstractmethod
-    def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:
-        """Return a climb that has not begun."""
-
-    def maximise(
-        self,
-        objective: Objective,
-        radius: float,
-        generator: torch.Generator,
-        *,
-        norm: str = "l2",
-        start: Params | None = None,
-        base: float | None = None,
-    ) -> Ascent:
-        """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
-
-        start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
-        z = 0, where it is known; without it a climb from a start evaluates it. Raises ValueError for a radius that is
-        not positive, a norm this method does not know, and a gradient that is not finite.
-        """
-        check_radius(radius)
-        if norm not in self.norms:
-            raise ValueError(f"norm must be one of {', '.join(self.norms)}. Found {norm!r}")
-        ball = BALLS[norm](radius)
-        forwards = 0
-        if start is None:
-            point = objective.zero()
-        else:
-            point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
-            ball.shrink(point)
-            if base is None:
-                base, forwards = objective.value(objective.zero()), 1
-        best = self.climb(objective, ball, generator, base).run(point)
-        base, critical = best.base, best.critical_start
-        forwards, backwards = forwards + best.forward_passes, best.backward_passes
-        for _ in range(self.restarts):
-            point = objective.sample(generator)
-            ball.spread(point)
-            again = self.climb(objective, ball, generator, base).run(point)
-            forwards, backwards = forwards + again.forward_passes, backwards + again.backward_passes
-            best = again if again.loss > best.loss else best
-        return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
-
-
-class Climb(ABC):
-    """Climb once from one start, and hold the state between the steps: `_next` and `_arrived` are the method's own.
-
-    now, best: the current and the best point. Their tensors belong to the climb, and none is copied.
-    """
-
-    def __init__(
-        self, method: Method, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
-    ) -> None:
-        self.steps, self.tolerance = method.steps, method.tolerance
-        self.objective, self.ball, self.generator, self.base = objective, ball, generator, base
-        self.losses: list[float] = []
-        self.bests: list[float] = []  # the best loss so far, after every step
-        self.best_loss = -math.inf
-        self.backwards = 0
-
-    def run(self, start: Params) -> Ascent:
-        """Climb from `start`, whose tensors become the climb's own."""
-        z, length = start, self.ball.length(start)
-        for step in range(self.steps + 1):
-            # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best
-            # point's, which is kept because a climb that returns there goes on along it without another pass.
-            self.now = Iterate(z, length, {}, 0.0, 0.0)
-            if step == self.steps:
-                self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
-            else:
-                loss, gradient = self.objective.value_and_gradient(z)
-                self.losses.append(loss)
-                self.backwards += 1
-                self.now = self._iterate(z, length, gradient)
-                del gradient  # this frame would hold it as long as the climb lasts
-            if step == 0:
-                self.critical = self.now.square == 0
-                if self.critical:
-                    # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way
-                    # leads off.
-                    self.now = self._iterate(z, length, self.objective.sample(self.generator))
-                self.base = self.losses[0] if self.base is None else self.base
-            if self.losses[-1] > self.best_loss:
-                self.best, self.best_loss = self.now, self.losses[-1]
-            self.bests.append(self.best_loss)
-            self._arrived(step)
-            if step == self.steps or self._nearly_done():
-                break
-            there = self._next(step + 1)
-            if there is None:
-                break
-            z, length = there
-        best, losses = self.best.z, tuple(self.losses)
-        assert self.base is not None
-        length = self.ball.length(best)
-        return Ascent(best, self.best_loss, self.base, losses, length, self.critical, len(losses), self.backwards)
-
-    @abstractmethod
-    def _arrived(self, step: int) -> None:
-        """Learn from `now`, where step 0, 1, ... ended, and from the loss there."""
-
-    @abstractmethod
-    def _next(self, step: int) -> tuple[Params, float] | None:
-        """Return the next point, of step 1, 2, ..., in tensors that the climb owns, and its length; None: nowhere."""
-
-    def _nearly_done(self) -> bool:
-        """Tell whether the estimate of how much the loss can still rise is below the tolerance, see `Method`."""
-        if len(self.bests) <= RECENT or not self.tolerance:
-            return False
-        assert self.base is not None
-        left = max(self.ball.gap(self.best), self.best_loss - self.bests[-1 - RECENT])
-        return left < self.tolerance * (self.best_loss - self.base)
-
-    def _iterate(self, z: Params, length: float, gradient: Params) -> Iterate:
-        iterate = self.ball.iterate(z, length, gradient)
-        if not math.isfinite(iterate.square):
-            raise ValueError(
-                f"The gradient of the loss must be finite. Found {iterate.square} for its squared norm after "
-                f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
-            )
-        return iterate
-
-
 @final
 @dataclass(frozen=True)
-class AutoPGD(Method):
-    """Hold the settings of Auto-PGD, the ascent that published sharpness comes from.
+class AutoPGD:
+    """Hold the settings of Auto-PGD, the ascent that published sharpness comes from; `maximise` does it.
 
     In the ball |z| <= radius of the l2 or the linf norm, from z and the point z_old before it:
 
@@ -222,15 +67,20 @@ class AutoPGD(Method):
     the climb jumps to and fro across a maximum, and half the step from the best point comes nearer. P is applied twice
     because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
 
-    steps, restarts, tolerance: see `Method`. Source: Croce & Hein, arXiv 2003.01690, Algorithm 1.
+    steps: of one climb; each is a forward and a backward pass, and the last point needs a forward pass alone. restarts:
+    further climbs from random points of the sphere (l2) or the box (linf); the best of all is kept. Source: Croce &
+    Hein, arXiv 2003.01690, Algorithm 1.
     """
 
     steps: int = 20
     restarts: int = 0
-    tolerance: float = 0.0
 
     alpha: ClassVar[float] = 0.75
     rho: ClassVar[float] = 0.75
+
+    def __post_init__(self) -> None:
+        check_whole("steps", self.steps, 1)
+        check_whole("restarts", self.restarts, 0)
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -246,38 +96,104 @@ class AutoPGD(Method):
             length = max(length - shrink, least)
         return tuple(checks)
 
-    def climb(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None) -> Climb:
-        return _AutoPGDClimb(self, objective, ball, generator, base)
+    def maximise(
+        self,
+        objective: Objective,
+        radius: float,
+        generator: torch.Generator,
+        *,
+        norm: str = "l2",
+        start: Params | None = None,
+        base: float | None = None,
+    ) -> Ascent:
+        """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
+
+        start: where the first climb begins, scaled into the ball, instead of z = 0; left as it is. base: the loss at
+        z = 0, where it is known; without it a climb from a start evaluates it. Raises ValueError for a radius that is
+        not positive, an unknown norm, and a gradient that is not finite.
+        """
+        check_radius(radius)
+        if norm not in BALLS:
+            raise ValueError(f"norm must be one of {', '.join(BALLS)}. Found {norm!r}")
+        ball = BALLS[norm](radius)
+        if start is None:
+            point = objective.zero()
+        else:
+            point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
+            scale(point, min(1.0, radius / max(ball.length(point), TINY)))
+        more = int(start is not None and base is None)
+        base = objective.value(objective.zero()) if more else base
+        best = _Climb(self, objective, ball, generator, base).run(point)
+        critical, climbs = best.critical_start, 1 + self.restarts
+        for _ in range(self.restarts):
+            point = objective.sample(generator)
+            ball.spread(point)
+            again = _Climb(self, objective, ball, generator, best.base).run(point)
+            best = again if again.loss > best.loss else best
+        forwards, backwards = climbs * best.forward_passes + more, climbs * best.backward_passes
+        return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
 
 
 @final
-class _AutoPGDClimb(Climb):
-    """Climb once. At most three buffers hold the current, the previous and the best point, by reference."""
+class _Climb:
+    """Climb once from one start. At most three buffers hold the current, the previous and the best point."""
 
     def __init__(
         self, settings: AutoPGD, objective: Objective, ball: Ball, generator: torch.Generator, base: float | None
     ) -> None:
-        super().__init__(settings, objective, ball, generator, base)
-        self.checkpoints, self.eta = settings.checkpoints, 2 * ball.radius
+        self.steps, self.checkpoints, self.eta = settings.steps, settings.checkpoints, 2 * ball.radius
+        self.objective, self.ball, self.generator, self.base = objective, ball, generator, base
+        self.losses: list[float] = []
+        self.best_loss = -math.inf
 
-    def _arrived(self, step: int) -> None:
-        if step == 0:
-            self.z_old, self.buffers = self.now.z, [self.now.z]
-            # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one, as
-            # in the authors' code: no climb has stalled since a checkpoint that never was.
-            self._last_check = (0, self.best_loss, True)
-        elif step in self.checkpoints:
-            before, best_before, halved_before = self._last_check
-            increases = sum(later > earlier for earlier, later in pairwise(self.losses[before : step + 1]))
-            oscillates = increases <= AutoPGD.rho * (step - before)
-            halve = oscillates or (not halved_before and best_before >= self.best_loss)
-            self._last_check = (step, self.best_loss, halve)
-            if halve:
-                self.eta /= 2
-                # z_old stays the point before: the momentum of the next step is best - z_old, as in Algorithm 1.
-                self.now = self.best
+    def run(self, start: Params) -> Ascent:
+        """Climb from `start`, whose tensors become the climb's own."""
+        z, length = start, self.ball.length(start)
+        self.z_old, self.buffers = z, [z]
+        for step in range(self.steps + 1):
+            # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best
+            # point's, which is kept because a climb that returns there goes on along it without another pass.
+            self.now = Iterate(z, length, {}, 0.0, 0.0)
+            if step == self.steps:
+                self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
+            else:
+                loss, gradient = self.objective.value_and_gradient(z)
+                self.losses.append(loss)
+                self.now = self._iterate(z, length, gradient)
+                del gradient  # this frame would hold it as long as the climb lasts
+            if step == 0:
+                critical = self.now.square == 0
+                if critical:
+                    # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way
+                    # leads off.
+                    self.now = self._iterate(z, length, self.objective.sample(self.generator))
+                # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one,
+                # as in the authors' code: no climb has stalled since a checkpoint that never was.
+                self._last_check = (0, self.losses[0], True)
+            if self.losses[-1] > self.best_loss:
+                self.best, self.best_loss = self.now, self.losses[-1]
+            if step < self.steps:
+                if step in self.checkpoints:
+                    self._reconsider(step)
+                z, length = self._next(step + 1)
+        best, losses, base = self.best.z, tuple(self.losses), self.losses[0] if self.base is None else self.base
+        length = self.ball.length(best)
+        return Ascent(best, self.best_loss, base, losses, length, critical, self.steps + 1, self.steps)
+
+    def _reconsider(self, step: int) -> None:
+        """Halve the step size and return to the best point, where the climb jumps to and fro or has stalled."""
+        before, best_before, halved_before = self._last_check
+        increases = sum(later > earlier for earlier, later in pairwise(self.losses[before : step + 1]))
+        oscillates = increases <= AutoPGD.rho * (step - before)
+        halve = oscillates or (not halved_before and best_before >= self.best_loss)
+        self._last_check = (step, self.best_loss, halve)
+        if halve:
+            self.eta /= 2
+            # z_old stays the point before: the momentum of the next step is best - z_old, as in Algorithm 1.
+            self.now = self.best
 
     def _next(self, step: int) -> tuple[Params, float]:
+        """Return the next point, of step 1, 2, ..., in a buffer of the climb's own, and its length."""
         # Into a buffer that holds neither the current nor the best point: that of the previous point, or a third. The
         # previous point may be overwritten, although the step reads it: each element is read before it is written.
         free = [each for each in self.buffers if each is not self.now.z and each is not self.best.z]
@@ -288,6 +204,86 @@ class _AutoPGDClimb(Climb):
         length = self.ball.step(self.now, self.z_old, self.eta, 1.0 if step == 1 else AutoPGD.alpha, free[0])
         self.z_old = self.now.z
         return free[0], length
+
+    def _iterate(self, z: Params, length: float, gradient: Params) -> Iterate:
+        square, product = dots(gradient, gradient, z)
+        if not math.isfinite(square):
+            raise ValueError(
+                f"The gradient of the loss must be finite. Found {square} for its squared norm after "
+                f"{len(self.losses) - 1} steps, at |z| = {self.ball.length(z):.3g}; take a smaller radius, or float64"
+            )
+        return Iterate(z, length, gradient, square, product)
+
+
+# ---- balls: for each norm the steepest step, the nearest point, a random one
+
+TINY = torch.finfo(torch.float64).tiny
+
+
+class Iterate(NamedTuple):
+    """Hold a point of the ball and the gradient there, with the numbers that a step from it needs."""
+
+    z: Params
+    length: float  # |z|
+    gradient: Params
+    square: float  # |gradient|_2^2
+    product: float  # <gradient, z>
+
+
+@final
+@dataclass(frozen=True)
+class L2Ball:
+    """Describe {z : |z| <= radius}, |z|^2 = sum z_i^2: steepest ascent along g, P(v) = v min(1, radius / |v|).
+
+    step: write P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent) to `out`, which may be
+    z_old, and return |out|; steepest ascent is the direction of length 1 of the largest slope. spread: make a random
+    point to start from of a sample of the space, in place.
+    """
+
+    radius: float
+
+    def length(self, z: Params) -> float:
+        return norm(z)
+
+    def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
+        # With c = eta / |g|, u = s (z + c g), where s = min(1, radius / |z + c g|). That length is known from the
+        # products |z|, <g, z> and |g|, so u is never formed: the step is one combination of z, z_old and g,
+        #     (a s + 2 (1 - a)) z  -  (1 - a) z_old  +  a s c g,
+        # one pass over memory that also sums |out|^2, and one more where that lies outside.
+        c = eta / math.sqrt(at.square) if at.square > 0 else 0.0
+        u = math.sqrt(max(0.0, at.length**2 + 2 * c * at.product + c * c * at.square))
+        s = self.radius / u if u > self.radius else 1.0
+        length = math.sqrt(combine(((a * s + 2 * (1 - a), at.z), (a - 1, z_old), (a * s * c, at.gradient)), out))
+        if length > self.radius:
+            scale(out, self.radius / length)
+        return min(length, self.radius)
+
+    def spread(self, sample: Params) -> None:
+        """Scale a Gaussian sample to a uniform point of the sphere, as in the authors' code."""
+        scale(sample, self.radius / max(norm(sample), TINY))
+
+
+@final
+@dataclass(frozen=True)
+class LinfBall:
+    """Describe the box of |z| = max |z_i| likewise: steepest ascent along sign(g), P(v)_i = v_i cut to +-radius."""
+
+    radius: float
+
+    def length(self, z: Params) -> float:
+        return largest(z)
+
+    def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
+        signed_step(at.z, z_old, at.gradient, eta, a, self.radius, out)
+        return self.radius  # which no step asks for
+
+    def spread(self, sample: Params) -> None:
+        """Scale a sample, uniform in [-1, 1], to a uniform point of the box."""
+        scale(sample, self.radius)
+
+
+Ball = L2Ball | LinfBall
+BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBall}
 
 
 def check_radius(radius: float, name: str = "radius") -> None:

@@ -11,16 +11,12 @@ from torch import nn
 
 from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness.ascent import AutoPGD, Method, check_radius
+from quotient_manifolds.sharpness.ascent import AutoPGD, check_radius
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, counted, measuring, warned
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
-from quotient_manifolds.sharpness.quasi_newton import QuasiNewton
 from quotient_manifolds.sharpness.result import BatchResult, Result
-
-METHODS: dict[str, type[AutoPGD | QuasiNewton]] = {"auto_pgd": AutoPGD, "quasi_newton": QuasiNewton}
-"""The ascents by their names: what `method` may be."""
 
 
 @final
@@ -39,10 +35,8 @@ class WorstCase(Measure):
     deterministic, and is never written. Parameters with requires_grad=False stay fixed.
 
     geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each. method: "auto_pgd", which published values come from, or
-    "quasi_newton" (`QuasiNewton`), which often takes fewer steps on small models, and climbs balls of the l2 norm and
-    of metrics. tolerance: above 0, a climb ends when what is left of its rise is estimated to be a smaller share of it,
-    see `Method`. after: smaller radii, ascending, that are climbed before, see `worst_case_profile`.
+    so on. A radius means something different in each. The ascent is `AutoPGD`. after: smaller radii, ascending, that
+    are climbed before, see `worst_case_profile`.
 
     A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
     `ConvergenceWarning` where more than 5 % of the rise came in the last quarter of the steps (`Result.late_rise`), a
@@ -59,27 +53,15 @@ class WorstCase(Measure):
     radius: float
     steps: int = 20
     restarts: int = 0
-    tolerance: float = 0.0
     seed: int = 0
     after: tuple[float, ...] = ()
-    method: str = "auto_pgd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        norm = getattr(self.geometry, "norm", "l2")
-        if norm not in self.ascent.norms and norm in AutoPGD.norms:
-            raise ValueError(f"The method {self.method!r} climbs balls of the norm l2. Found {norm!r}; take 'auto_pgd'")
         for smaller, larger in pairwise((*self.after, self.radius)):
             check_radius(smaller)
             if not smaller < larger:
                 raise ValueError(f"Radii must ascend. Found {self.radius!r} after {self.after!r}")
-
-    @property
-    def ascent(self) -> Method:
-        """Return the settings of the ascent. Raises ValueError for what it cannot use."""
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}. Found {self.method!r}")
-        return METHODS[self.method](steps=self.steps, restarts=self.restarts, tolerance=self.tolerance)
 
     def ticks(self, model: nn.Module) -> int:
         return (1 + self.restarts) * (self.steps + 1)
@@ -92,7 +74,7 @@ class WorstCase(Measure):
                 smaller.compute(replace(objective, tick=idle), ascents)
             before = ascents[smaller, objective.index]
             start, base = before.z, before.base
-        best = self.ascent.maximise(
+        best = AutoPGD(self.steps, self.restarts).maximise(
             objective, self.radius, objective.generator(self.seed), norm=objective.space.norm, start=start, base=base
         )
         if start is None and len(set(best.losses)) == 1 and not best.critical_start:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from quotient_manifolds.compare import Store, StoreError, analysis, worker
-from quotient_manifolds.compare.identity import files_fingerprint, model_hash
+from quotient_manifolds.compare import Store, StoreError, analysis, read_spec, worker
+from quotient_manifolds.compare.run import jobs_of
+from quotient_manifolds.compare.worker import files_fingerprint, model_hash
 from tests import zoos
 from tests.counters import recorded_runs
 from tests.zoos import CLASSES, MARK, run, save, values, vit, write_seeds, write_spec, write_zoo
@@ -317,6 +318,29 @@ def test_an_interruption_interrupts(zoo: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(write_spec(zoo, SLOPE, head=SMALL))
     assert len(table(zoo / "zoo.yaml")) == 2 * 2
+
+
+def test_a_function_that_no_longer_loads_has_no_values_of_before(zoo: Path) -> None:
+    """Its files are as they were, so nothing else tells that it may be another model."""
+    spec = write_spec(zoo, SLOPE, head=HEAD.replace("LOADER", "fickle"))
+    before = values(run(spec))
+    (zoo / "broken").touch()
+    assert values(run(spec)) == {name: [None] for name in before}
+    (zoo / "broken").unlink()
+    assert values(run(spec)) == before
+    assert run(spec).measured_now == 0
+
+
+def test_a_folder_of_many_files_is_listed_once(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, listed, iterdir = read_spec(write_spec(zoo, SLOPE, head=SMALL)), list[Path](), Path.iterdir
+
+    def noted(folder: Path) -> Any:
+        listed.append(folder)
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", noted)
+    assert len({job.fingerprint for job in jobs_of(spec, "cpu")}) == 4
+    assert listed == [zoo / "models"]
 
 
 # The store.

@@ -99,7 +99,7 @@ def test_pairs_of_one_column(metric: str | float, seed: int) -> None:
 @pytest.mark.parametrize("h", [2, 3])
 def test_pairs_of_more_columns(metric: str | float, h: int) -> None:
     """The straight ones, which end where 1 + 2 t b does, among the others."""
-    it = batch(metric, h, 60 // (h - 1), 3)
+    it = batch(metric, h, 24, 3)
     y, reached = end(it.manifold.at(it.x), it.z)
     t = it.manifold.t
     if t:
@@ -107,7 +107,7 @@ def test_pairs_of_more_columns(metric: str | float, h: int) -> None:
         torch.testing.assert_close(reached[straight], torch.ones_like(reached[straight]), rtol=1e-6, atol=0)
         shrunk = (y[straight] / it.x[straight]).square().amax((-2, -1))
         assert bool((shrunk < 1e-6).all() if t > 0 else (shrunk > 1e6).all())
-    for i in range(0, len(it.x), 15):
+    for i in (5, 10, 23):
         y_alone, reached_alone = alone(it, i)
         assert float(reached_alone) == pytest.approx(float(reached[i]), rel=1e-8)
         assert (y_alone - y[i]).norm() <= 1e-7 * max(it.x[i].norm(), y[i].norm())
@@ -172,7 +172,7 @@ def test_inside_is_what_eigenvalues_say() -> None:
 @pytest.mark.parametrize("h", [1, 2])
 def test_single_precision_and_gradients(metric: str | float, h: int) -> None:
     """The points are those of double precision, and derivatives are finite, also of ended geodesics and at rest."""
-    it = batch(metric, h, 40 // h**2, 7)
+    it = batch(metric, 1, 40, 7) if h == 1 else batch(metric, h, 5, 7)
     z = it.z.clone()
     z[-1] = 0
     z = z.requires_grad_()

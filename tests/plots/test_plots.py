@@ -17,12 +17,10 @@ from quotient_manifolds.plots import (
     STYLES,
     Curve,
     Field,
-    Interval,
     Panel,
     Plot,
     Series,
     contour_figure,
-    interval_figure,
     line_figure,
     orbit_figure,
     radius_figure,
@@ -37,12 +35,10 @@ U, V = np.linspace(-1, 1, 12), np.linspace(-2, 2, 10)
 FIELDS = [Field("one <&>", U + V[:, None]), Field("two", np.full((10, 12), -4.0)), Field("three", V[:, None] * U)]
 
 LINE = [Series("one <&>", [1, 10, 100], [0.5, 2.0, 7.0], STYLES[0])]
-INTERVALS = [Interval("m", 0.2, None, None, STYLES[1]), Interval("n", 0.1, -0.2, 0.3, STYLES[2])]
 HALF_LINE = Curve("the line", U, np.where(U < 0, np.nan, U))
 FIGURES: dict[str, Callable[[], Plot]] = {
     "line": lambda: line_figure(LINE, x_label="x", y_label="y", log=(True, True), alt="A & B"),
     "scatter": lambda: scatter_figure([PANEL, PANEL], y_label="gap"),
-    "interval": lambda: interval_figure({"g": INTERVALS}, x_label="tau", alt="Two estimates"),
     "orbit": lambda: orbit_figure([0.1, 1.0, 10.0], {"Adaptive": [7.0, None, 0.2], "inv": [1.0, 1.0, 1.0 + 1e-12]}),
     "radius": lambda: radius_figure([0.1, 0.2], {"Adaptive": [[0.1, 0.4], [0.0, 0.8], [None, 0.5]], "inv": []}),
     "contour": lambda: contour_figure(U, V, FIELDS, x_label="a", y_label="b", columns=2, curves=[HALF_LINE]),
@@ -51,7 +47,6 @@ WORDS = {
     "line": "A & B",
     "scatter": "Adaptive <&> against gap, 4 models, 2 without a value not drawn; from 1 to 30 and from 3 to 9; "
     "Kendall’s tau-b −0.33 no interval.",
-    "interval": "Two estimates",
     "orbit": "from 0.1 to 10. Adaptive from 0.2 to 7; inv from 1 to 1.",
     "radius": "a line for every model. Adaptive (3 models) from 0.1 to 0.8.",
     "contour": "Level sets over a from -1 to 1 and b from -2 to 2. one <&> from -3 to 3; two from -4 to -4; "

@@ -6,18 +6,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import (
-    average_case_sharpness,
-    gradient_norm,
-    next_token_cross_entropy,
-    worst_case_sharpness,
-)
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, KnownSymmetries, Quotient
+from quotient_manifolds.sharpness import AverageCase, GradientNorm, PreparedModel, WorstCase, next_token_cross_entropy
 from quotient_manifolds.symmetries import Symmetries
 
 Batch = dict[str, Tensor]
 Numbers = list[float | None]
 WORDS = 65  # odd, so that parts differ in size
+FEW = ("adaptive", "inv")  # geometries, where a second model takes the same way
 
 
 def config() -> transformers.LlamaConfig:
@@ -73,33 +69,33 @@ def half(model: nn.Module, batch: Batch) -> Tensor:
         return next_token_cross_entropy(model, batch).float()
 
 
-def geometries(symmetries: Symmetries) -> list[Geometry]:
-    return [
-        Euclidean(),
-        Adaptive(),
-        Euclidean(norm="linf"),
-        Quotient("inv", symmetries=symmetries, complete=False),
-        Quotient("mix", symmetries=symmetries.within("pairs"), complete=False),
-        Quotient("mix", "exact", symmetries=symmetries, complete=False),
-    ]
+def geometries(symmetries: Symmetries) -> dict[str, Geometry]:
+    return {
+        "euclidean": Euclidean(),
+        "adaptive": Adaptive(),
+        "linf": Euclidean(norm="linf"),
+        "inv": Quotient("inv", symmetries=symmetries, complete=False),
+        "mix": Quotient("mix", symmetries=symmetries.within("pairs"), complete=False),
+        "exact": Quotient("mix", "exact", symmetries=symmetries, complete=False),
+    }
 
 
-def radius(geometry: Geometry) -> float:
-    return 1e-3 if getattr(geometry, "norm", "") == "linf" else 0.1
-
-
-def measured(model: nn.Module, batch: Batch, symmetries: Symmetries) -> dict[str, Numbers]:
-    """For each geometry worst case, its length and reach, the gradient norm, and the average case."""
+def measured(model: nn.Module, batch: Batch, symmetries: Symmetries, *names: str) -> dict[str, Numbers]:
+    """For each geometry, or those named, worst case, its length and reach, the gradient norm, and the average case."""
     values: dict[str, Numbers] = {}
-    for geometry in geometries(symmetries):
-        given = {"loss": next_token_cross_entropy, "batches": [batch], "geometry": geometry}
-        worst = worst_case_sharpness(model, **given, radius=radius(geometry), steps=3, restarts=1)  # type: ignore[arg-type]
-        average = average_case_sharpness(model, **given, sigma=radius(geometry), samples=2)  # type: ignore[arg-type]
-        slope = gradient_norm(model, **given)  # type: ignore[arg-type]
-        (one,) = worst.batches
-        if geometry == geometries(symmetries)[4]:
-            other = worst_case_sharpness(model, **given, radius=0.1, steps=6, tolerance=0.01, method="quasi_newton")  # type: ignore[arg-type]
-            values["quasi-Newton"] = [other.mean, float(other.batches[0].forward_passes), one.base_loss]
-        name = f"{geometry.name} {getattr(geometry, 'geodesic', '')}"
-        values[name] = [worst.mean, one.norm, one.reach, slope.mean, average.mean, one.base_loss]
+    known = KnownSymmetries()
+    for name, geometry in geometries(symmetries).items():
+        if names and name not in names:
+            continue
+        prepared = PreparedModel.of(model, next_token_cross_entropy, [batch], geometry, known=known)
+        radius = 1e-3 if name == "linf" else 0.1
+        worst, average, slope = (
+            measure.on(prepared, 0, lambda: None, {})
+            for measure in (
+                WorstCase(geometry, radius, steps=3, restarts=int(name == "inv")),
+                AverageCase(geometry, radius, samples=2),
+                GradientNorm(geometry),
+            )
+        )
+        values[name] = [worst.value, worst.norm, worst.reach, slope.value, average.value, worst.base_loss]
     return values

@@ -16,17 +16,19 @@ from quotient_manifolds import find_symmetries
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.sharpness import next_token_cross_entropy, worst_case_sharpness
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import Numbers, batch, frozen, gpt2, half, llama, measured
+from tests.sharded.made import FEW, Numbers, batch, frozen, gpt2, half, llama, measured
 
 ROOT = Path(__file__).parents[2]
 
 
-def torchrun(kind: str, folder: Path) -> dict[str, Any]:
-    """Return what the processes found: the same, to the last digit, for all decide alike."""
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes found, started once: the same for both, to the last digit, for all decide alike."""
+    folder = tmp_path_factory.mktemp("shared")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [*command, "-m", "tests.sharded.worker", kind, str(folder)],
+        [*command, "-m", "tests.sharded.worker", str(folder)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -58,30 +60,34 @@ def assert_close(found: dict[str, Numbers], expected: dict[str, Numbers], rtol: 
             assert own == (other and pytest.approx(other, rel=rtol, abs=risen)), (name, place)
 
 
-def test_parts_of_a_model_give_the_value_of_the_whole(
-    symmetries: Symmetries, alone: dict[str, Numbers], tmp_path: Path
-) -> None:
-    found = torchrun("fsdp", tmp_path)
-    assert_close(found["values"], alone, 1e-12)
+def test_parts_of_a_model_give_the_value_of_the_whole(found: dict[str, Any], alone: dict[str, Numbers]) -> None:
+    own = found["fsdp"]
+    assert_close(own["values"], alone, 1e-12)
     assert all(numbers[0] is not None and numbers[0] > 0 for numbers in alone.values())
-    assert_close({"": found["again"]}, {"": alone["euclidean "]}, 1e-12)
-    assert_close({"": found["loaded"]}, {"": alone["adaptive "]}, 1e-12)
-    assert_close(found["frozen"], measured(frozen(llama(torch.float64)), batch(), symmetries), 1e-12)
+    assert_close({"": own["again"]}, {"": alone["euclidean"]}, 1e-12)
+    assert_close({"": own["loaded"]}, {"": alone["adaptive"]}, 1e-12)
+
+
+def test_tensor_parallel_processes_give_the_value_of_the_whole(
+    found: dict[str, Any], alone: dict[str, Numbers]
+) -> None:
+    assert_close(found["tensor"]["values"], alone, 1e-12)
+
+
+def test_other_models_and_precisions_too(found: dict[str, Any], symmetries: Symmetries) -> None:
+    own = found["fsdp"]
+    assert_close(own["frozen"], measured(frozen(llama(torch.float64)), batch(), symmetries, *FEW), 1e-12)
     others = find_symmetries(gpt2(), batch(), evaluate=next_token_cross_entropy)
     assert others.translations
-    assert_close(found["gpt2"], measured(gpt2(), batch(), others), 1e-10)
-    rises = found["rises"]
+    assert_close(own["gpt2"], measured(gpt2(), batch(), others, *FEW), 1e-10)
+    rises = own["rises"]
     assert rises["mixed"] == pytest.approx(rises["from bfloat16"], rel=0.1)  # of logits in bfloat16 no digit was right
 
     single = llama(torch.float32)
-    for name, (rise, *_, base) in measured(single, batch(), symmetries).items():
-        numbers = found["single"][name]
+    for name, (rise, *_, base) in measured(single, batch(), symmetries, *FEW).items():
+        numbers = own["single"][name]
         assert numbers[0] + numbers[-1] == pytest.approx((rise or 0.0) + (base or 0.0), rel=1e-6)
     mix = Quotient("mix", symmetries=symmetries, complete=False)
     autocast = worst_case_sharpness(single, half, [batch()], geometry=mix, radius=0.1, steps=3)
-    assert found["half"][1] == pytest.approx(autocast.batches[0].base_loss, rel=1e-3)
-    assert found["half"][0] == pytest.approx(autocast.mean, rel=2e-2)
-
-
-def test_tensor_parallel_processes_give_the_value_of_the_whole(tmp_path: Path, alone: dict[str, Numbers]) -> None:
-    assert_close(torchrun("tensor", tmp_path)["values"], alone, 1e-12)
+    assert own["half"][1] == pytest.approx(autocast.batches[0].base_loss, rel=1e-3)
+    assert own["half"][0] == pytest.approx(autocast.mean, rel=2e-2)

@@ -1,6 +1,6 @@
-"""What one of two processes does: torchrun --nproc-per-node 2 -m tests.sharded.worker KIND FOLDER.
+"""What one of two processes does: torchrun --nproc-per-node 2 -m tests.sharded.worker FOLDER.
 
-KIND is "fsdp" or "tensor". What a process can check by itself it checks; the numbers it writes to FOLDER.
+What a process can check by itself it checks; the numbers it writes to FOLDER, under fully_shard and in tensor parallel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import Batch, batch, config, frozen, gpt2, half, llama, measured
+from tests.sharded.made import FEW, Batch, batch, config, frozen, gpt2, half, llama, measured
 
 LOSS = next_token_cross_entropy
 Numbers = dict[str, Any]
@@ -106,7 +106,7 @@ def run_fsdp(folder: Path) -> Numbers:
     assert all(bool((w.grad.to_local() == 1).all()) for w in model.parameters())
     interrupted(model, part)
     assert_same(before, model)
-    found["again"] = measured(model, part, symmetries.within("pairs"))["euclidean "]
+    found["again"] = measured(model, part, symmetries.within("pairs"), "euclidean")["euclidean"]
     halfway(part)
     counting(part)
     refusals(model, part, symmetries)
@@ -115,15 +115,15 @@ def run_fsdp(folder: Path) -> Numbers:
 
     still = sharded(frozen(llama(torch.float64)))
     at_first = local(still)
-    found["frozen"] = measured(still, part, symmetries)
+    found["frozen"] = measured(still, part, symmetries, *FEW)
     assert_same(at_first, still)
     other = gpt2()
     others = find_symmetries(other, whole, evaluate=LOSS)
     fully_shard(other.transformer.h[0])
-    found["gpt2"] = measured(fully_shard(other).eval(), part, others)
+    found["gpt2"] = measured(fully_shard(other).eval(), part, others, *FEW)
 
     single, mix = fsdp(torch.float32), Quotient("mix", symmetries=symmetries)
-    found["single"] = measured(single, part, symmetries)
+    found["single"] = measured(single, part, symmetries, *FEW)
     autocast = worst_case_sharpness(single, half, [part], geometry=mix, radius=0.1, steps=3)
     found["half"] = [autocast.mean, autocast.batches[0].base_loss]
     return found | loads(folder, before, part, symmetries)
@@ -324,7 +324,7 @@ def loads(folder: Path, before: dict[str, Tensor], part: Batch, symmetries: Symm
     assert_same({name.replace("_checkpoint_wrapped_module.", ""): w for name, w in before.items()}, filled)
     refused("must have shape", lambda: load_shards(filled, folder / "wrong"))
     refused("does not load", lambda: load_shards(filled, folder / "damaged"))
-    value = measured(filled, part, symmetries)["adaptive "]
+    value = measured(filled, part, symmetries, "adaptive")["adaptive"]
 
     settings = config()
     settings.tie_word_embeddings = True
@@ -347,7 +347,7 @@ def loads(folder: Path, before: dict[str, Tensor], part: Batch, symmetries: Symm
     return {"loaded": value}
 
 
-def run_tensor(folder: Path) -> Numbers:
+def run_tensor() -> Numbers:
     symmetries = find_symmetries(llama(torch.float64), batch(), evaluate=LOSS)
     model = tensor_parallel()
     before = local(model)
@@ -377,8 +377,8 @@ def run_tensor(folder: Path) -> Numbers:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    kind, folder = sys.argv[1], Path(sys.argv[2])
-    found = {"fsdp": run_fsdp, "tensor": run_tensor}[kind](folder)
+    folder = Path(sys.argv[1])
+    found = {"fsdp": run_fsdp(folder), "tensor": run_tensor()}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)  # gloo's threads of several meshes may abort a process that ends in another way

@@ -118,9 +118,7 @@ def test_normalised_logits_have_mean_0_and_length_1(kind: str) -> None:
         assert float(value.detach()) == pytest.approx(expected, rel=1e-12)
 
 
-def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
-    model: Classifier, batches: list[Batch]
-) -> None:
+def test_normalised_logits_take_the_scale_of_the_head_away(model: Classifier, batches: list[Batch]) -> None:
     def scaled(factor: float) -> float:
         other = copy.deepcopy(model)
         with torch.no_grad():
@@ -130,8 +128,6 @@ def test_normalised_logits_wrap_a_measure_and_refuse_a_loss_they_cannot(
         return worst_case_sharpness(other, loss, batches, geometry=Adaptive(), radius=0.1, steps=3).mean
 
     assert scaled(5.0) == pytest.approx(scaled(1.0), rel=1e-8)
-    with pytest.raises(ValueError, match="never does"):
-        normalised_logits(lambda m, b: (m.model.head.weight**2).sum())(model, batches[0])
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {

@@ -99,8 +99,8 @@ def test_result_holds_what_was_measured(model: Classifier, batches: list[Batch])
     assert (result.forward_passes, result.backward_passes) == (3 * 2 * 5, 3 * 2 * 4)
     assert seen == [(done, 30) for done in range(1, 31)]
     assert (result.measure, result.geometry, result.version) == ("worst-case sharpness", "mix (second order)", VERSION)
-    settings = {"radius": 0.2, "steps": 4, "restarts": 1, "tolerance": 0.0, "seed": 5, "after": ""}
-    assert result.settings == {**settings, "method": "auto_pgd"}
+    settings = {"radius": 0.2, "steps": 4, "restarts": 1, "seed": 5, "after": ""}
+    assert result.settings == settings
     assert all(norm is not None and norm <= 0.2 * (1 + 1e-12) for norm in result.norms)
     assert result.critical_starts == ()
     assert "mix (second order) worst-case sharpness" in str(result)

@@ -25,7 +25,7 @@ from quotient_manifolds.sharpness import (
 )
 from quotient_manifolds.symmetries import find_symmetries, prove_symmetries, random_move
 from quotient_manifolds.symmetries.move import act, group_element
-from studies.fibres.cases import names
+from studies.fibres import names
 from studies.invariance import Subject
 from studies.invariance import loss as table_loss
 from tests.handwritten_models import Einsum

@@ -3,7 +3,7 @@
 L(beta) = |X beta - y|^2 with X'X = I, beta = u v, best = X'y: L = |beta - best|^2 + a constant. A geodesic is given by
 its relative velocity b, whose length is sqrt(2) |b| (inv) or sqrt(2) |beta b| (mix). Here `radius` is that of the
 metric's own ball, so |b| <= radius / sqrt(2) for inv; the paper's App. E has |b| <= rho instead, and its values are
-those at radius sqrt(2) rho.
+those at radius sqrt(2) rho. The tests hold the ascents to its forms for X'X = I.
 """
 
 from __future__ import annotations
@@ -47,32 +47,6 @@ def largest_in_ball(curvatures: Floats, slopes: Floats, radius: float) -> tuple[
         high = float(np.linalg.norm(g)) / radius * (1 + 1e-12)
         z = g / (gaps + brentq(excess, low, high, xtol=sys.float_info.min, rtol=1e-14, maxiter=2000))
     return float(c @ (z * z) + 2 * g @ z), z
-
-
-def inv_first_order(beta: Floats, best: Floats, radius: float) -> float:
-    """Compute 2 sqrt(2) radius |beta (beta - best)|: the rise to first order in b [paper, Eq. 7, E.1 case a]."""
-    return 2 * math.sqrt(2) * radius * float(np.linalg.norm(beta * (beta - best)))
-
-
-def inv_at_minimum(best: Floats, radius: float) -> float:
-    """Compute 2 radius^2 max best^2, the second-order rise where beta (beta - best) = 0 [paper, Eq. 8, E.1 case b]."""
-    return 2 * radius**2 * float(np.max(best**2))
-
-
-def inv_second_order(beta: Floats, best: Floats, radius: float) -> float:
-    """Compute max 4 b'r + 4 b'D b, r = beta (beta - best), D = diag(beta (2 beta - best)) [paper, Eq. 26, E.1 case c].
-
-    Case a is D = 0, case b is r = 0. The second-order geodesic's own loss has the same terms, and higher ones.
-    """
-    return largest_in_ball(4 * beta * (2 * beta - best), 2 * beta * (beta - best), radius / math.sqrt(2))[0]
-
-
-def mix_endless(beta: Floats, best: Floats, radius: float) -> float:
-    """Compute 2 sqrt(2) radius |beta - best| + 2 radius^2, as if no geodesic of mix ended [paper, Eq. 35].
-
-    The paper gives |beta - best|, up to constants: the term in radius^2, the same for all networks, is left out there.
-    """
-    return 2 * math.sqrt(2) * radius * float(np.linalg.norm(beta - best)) + 2 * radius**2
 
 
 def line_bound(regression: Regression, betas: Tensor, radius: float) -> Floats:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.load import LabelledText, load_model, tokenised_batches
-from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from studies.common import Record, pretrained_encoder
-from studies.sentiment.sentences import read_sentences
+from studies.zoos.sentences import read_sentences
 
 LONGEST = 20  # tokens of a sentence, at most
 BELOW = 4  # layers that are frozen, of 6
@@ -52,11 +50,11 @@ class Reviews:
 
 @functools.cache
 @torch.no_grad()
-def read_reviews(archive: Path, sizes: tuple[int, ...], source: str = "films") -> tuple[Reviews, ...]:
-    """Return parts of so many sentences of a source. Raises ValueError if too few are there."""
-    sentences = read_sentences(archive, pretrained_encoder(), LONGEST)[source]
+def read_reviews(archive: Path, sizes: tuple[int, ...]) -> tuple[Reviews, ...]:
+    """Return parts of so many film reviews. Raises ValueError if too few are there."""
+    sentences = read_sentences(archive, pretrained_encoder(), LONGEST)["films"]
     if len(sentences) < sum(sizes):
-        raise ValueError(f"{source} must have {sum(sizes)} clear and short sentences. Found {len(sentences)}")
+        raise ValueError(f"films must have {sum(sizes)} clear and short sentences. Found {len(sentences)}")
     texts = [LabelledText(each.text, None, each.label) for each in sentences[: sum(sizes)]]
     (batch,) = tokenised_batches(pretrained_encoder(), texts, batch_size=len(texts), max_length=LONGEST)
     labels, bert = batch.pop("labels"), _encoder()
@@ -97,21 +95,6 @@ class Upper(nn.Module):
         return logits
 
 
-def upper_layers(seed: int) -> nn.Module:
-    """Return the upper layers in eval mode, all of them to be trained: dropout is off in this study."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Upper().eval()
-
-
-@functools.cache
-def symmetries_of(make: Any, *arguments: Any) -> Symmetries:
-    """Return the symmetries of `upper_layers` or `adapted_layers`: they are the same whatever the weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return find_symmetries(make(*arguments), (torch.randn(2, 7, WIDTH), torch.ones(2, 7)))
-
-
 # ---- what a run ends with
 
 LOST: Final[Record] = {"validation": None, "test": None, "error": None}
@@ -119,20 +102,16 @@ LOST: Final[Record] = {"validation": None, "test": None, "error": None}
 
 
 @torch.no_grad()
-def logits_of(model: nn.Module, reviews: Reviews) -> Tensor:
-    """Return the logits of all reviews; the short ones are read first."""
-    order = reviews.mask.sum(1).argsort()
-    parts = [reviews.at(rows) for rows in order.split(64)]
-    return torch.cat([model(part.hidden, part.mask) for part in parts])[order.argsort()]
+def outcome(model: nn.Module, validation: Reviews, test: Reviews) -> Record:
+    """Return the losses (nats) on what choices are made by and on the test set, and the error there.
 
-
-def scores(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the cross-entropy (nats) and the error."""
-    return float(nn.functional.cross_entropy(logits, labels)), float((logits.argmax(1) != labels).double().mean())
-
-
-def outcome(parts: Sequence[tuple[Tensor, Tensor]]) -> Record:
-    """Return the losses on what choices are made by and on the test set, and the error there, of logits and classes."""
-    (validation, _), (test, error) = (scores(*part) for part in parts)
-    finite = math.isfinite(validation) and math.isfinite(test)
-    return {"validation": validation, "test": test, "error": error} if finite else LOST
+    The short reviews are read first.
+    """
+    found: Record = {}
+    for name, reviews in (("validation", validation), ("test", test)):
+        parts = [reviews.at(rows) for rows in reviews.mask.sum(1).argsort().split(64)]
+        order = reviews.mask.sum(1).argsort().argsort()
+        logits = torch.cat([model(part.hidden, part.mask) for part in parts])[order]
+        found[name] = float(nn.functional.cross_entropy(logits, reviews.labels))
+    found["error"] = float((logits.argmax(1) != test.labels).double().mean())
+    return found if math.isfinite(found["validation"]) and math.isfinite(found["test"]) else LOST

@@ -22,9 +22,8 @@ from quotient_manifolds.geometry import KnownSymmetries, Quotient
 from quotient_manifolds.load import load_checkpoint
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import WorstCase
-from studies.common import Record, read_record, write_record
+from studies.common import Record, load
 
-COMPARISON, CONVERGENCE = "comparison.json.gz", "convergence.json"
 MORE: Final = {"four times the steps": (4, 0), "these and two restarts": (4, 2)}
 """The longer ascents that a zoo's are compared with: how many times the steps, and how many restarts."""
 PARTS: Final = ("measures", "scores", "values", "failures")
@@ -36,16 +35,16 @@ class Zoo:
     """Hold the record of a zoo: its models with all values, and ascents from some of them beside longer ones."""
 
     comparison: Comparison
-    convergence: Record
+    record: Record
 
 
-def run_zoo(specs: Sequence[Path], folder: Path, *, models: int, command: str, workers: int, progress: Progress) -> Zoo:
-    """Measure what the specs ask for and is not measured yet, and write `folder`, which `load_zoo` reads.
+def run_zoo(name: str, specs: Sequence[Path], out: Path, *, models: int, workers: int, progress: Progress) -> Record:
+    """Measure what the specs ask for and is not measured yet; write all values to OUT/NAME.json.gz.
 
     Each spec is that of a part of the zoo, in a folder of its own, where the files of `compare` go. models: how many of
-    them the longer ascents begin at. Raises ClickException, after everything is written, if measurements failed.
+    them the longer ascents begin at, which are returned. Raises ClickException if measurements failed.
     """
-    jobs = [partial(_measure_part, spec, command, progress if workers == 1 else None) for spec in specs]
+    jobs = [partial(_measure_part, spec, progress if workers == 1 else None) for spec in specs]
     progress("parts", 0, len(jobs))
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
         progress("parts", finished, len(jobs))
@@ -53,27 +52,24 @@ def run_zoo(specs: Sequence[Path], folder: Path, *, models: int, command: str, w
     tables = {name: pd.concat([getattr(part, name) for part in parts], sort=False) for name in PARTS}
     tables["measures"] = tables["measures"].groupby(level=0, sort=False).first()  # one part may have more than another
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    found = replace(parts[0], spec=folder.name, **tables, rankings=parts[0].rankings[:0], notes=notes)
-    folder.mkdir(parents=True, exist_ok=True)
+    found = replace(parts[0], spec=name, **tables, rankings=parts[0].rankings[:0], notes=notes)
     text = json.dumps(found.to_dict(), allow_nan=False, separators=(",", ":"))
-    with whole(folder / COMPARISON) as unfinished:
+    with whole(out / f"{name}.json.gz") as unfinished:
         unfinished.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same bytes for the same numbers
-    climbs = check_convergence(specs, models=models, progress=progress)
-    write_record(folder / CONVERGENCE, {"zoo": folder.name, "climbs": climbs}, command)
     if len(found.failures):
         raise click.ClickException(f"{len(found.failures)} measurements failed: see report.html of the parts.")
-    return load_zoo(folder)
+    return {"climbs": check_convergence(specs, models=models, progress=progress)}
 
 
-def load_zoo(folder: Path) -> Zoo:
-    """Return what `run_zoo` wrote."""
-    text = gzip.decompress((folder / COMPARISON).read_bytes())
-    return Zoo(Comparison.from_dict(json.loads(text)), read_record(folder / CONVERGENCE))
+def load_zoo(name: str, folder: Path) -> Zoo:
+    """Return the record of a zoo with its values."""
+    text = gzip.decompress((folder / f"{name}.json.gz").read_bytes())
+    return Zoo(Comparison.from_dict(json.loads(text)), load(name, folder))
 
 
 @one_thread()
-def _measure_part(spec: Path, command: str, progress: Progress | None) -> None:
-    run_comparison(spec, spec.parent, progress=progress, command=command)
+def _measure_part(spec: Path, progress: Progress | None) -> None:
+    run_comparison(spec, spec.parent, progress=progress)
 
 
 def check_convergence(specs: Sequence[Path], *, models: int, progress: Progress) -> list[Record]:

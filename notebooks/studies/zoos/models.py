@@ -20,6 +20,11 @@ from quotient_manifolds.messages import Progress
 SCORES = "scores.json"  # beside a model's weights
 
 
+def spec_text(name: str) -> str:
+    """Return what is measured, a spec of `compare` beside this file."""
+    return Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+
+
 @final
 @dataclass(frozen=True)
 class Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, final
@@ -12,7 +12,6 @@ import pandas as pd
 
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.sharpness.result import CONVERGED
-from studies.common import Estimate, figure, percent, table
 from studies.zoos.measuring import MORE, Zoo
 from studies.zoos.ranking import Design, Pairs
 
@@ -34,6 +33,7 @@ COMPETITORS: Final = {
     "steps of training": "steps",
 }
 """What is known of models without measuring sharpness, and its column."""
+INCREASE: Final = "Median increase (nats)"
 
 
 def words(measure: pd.Series) -> str:
@@ -95,40 +95,44 @@ class Ranked:
         named = pd.DataFrame({name: frame[label] for name, label in self.measures.items() if name not in frame})
         return Design(frame.join(named), self.factors, self.along, self.cells)
 
-    def flagged(self, label: str) -> tuple[str, str]:
+    def flagged(self, label: str) -> list[str]:
         """Return the shares of values beyond reach, and of those whose ascent had not converged."""
         values = self.comparison.values.query("label == @label")
-        return percent(values["beyond_reach"].mean()), percent((values["late_rise"] > CONVERGED).mean())
+        shares = values["beyond_reach"].mean(), (values["late_rise"] > CONVERGED).mean()
+        return [f"{100 * share:.0f}\N{NO-BREAK SPACE}%" for share in shares]
 
 
 def tau_table(zoo: Ranked, columns: Mapping[str, tuple[Pairs, str]], names: Iterable[str]) -> pd.DataFrame:
     """Return tau of measures, a column for each set of pairs and gap."""
-    rows = [[name, *(str(zoo.design.tau(name, *column)) for column in columns.values())] for name in names]
-    return table(["Measure", *columns], rows)
+    return pd.DataFrame(
+        {"Measure": name} | {head: zoo.design.tau(name, *column) for head, column in columns.items()} for name in names
+    )
 
 
 def ranking_table(zoo: Ranked, names: Iterable[str]) -> pd.DataFrame:
     """Return tau of measures at their middle radii: pooled, within cells, granulated."""
     design = zoo.design
-    columns: dict[str, Callable[[str], Estimate | None]] = {
-        "Pooled": lambda name: design.tau(name, design.same()),
-        "Within cells": lambda name: design.tau(name, design.within),
-        "Granulated": design.psi,
-        "Within cells, gap in loss": lambda name: design.tau(name, design.within, "loss_gap"),
-    }
-    rows = [[name, *(str(column(name)) for column in columns.values())] for name in names]
-    return table(["Measure", *columns], rows)
+    return pd.DataFrame(
+        {
+            "Measure": name,
+            "Pooled": design.tau(name, design.same()),
+            "Within cells": design.tau(name, design.within),
+            "Granulated": design.psi(name),
+            "Within cells, gap in loss": design.tau(name, design.within, "loss_gap"),
+        }
+        for name in names
+    )
 
 
 def radius_table(zoo: Ranked) -> pd.DataFrame:
     """Return tau by radius, the median increase in loss, and the shares of values that are in doubt."""
-    design = zoo.design
-    rows = []
+    design, rows = zoo.design, []
     for name in MAIN:
         for radius, label in list(zoo.labels[name].items())[:3]:
-            median, tau = design.frame[label].median(), design.tau(label, design.within)
-            rows.append([name, f"{radius:g}", figure(median), str(tau), *zoo.flagged(label)])
-    return table(["Measure", "Radius", "Median increase (nats)", "tau", "Beyond reach", "Still increasing"], rows)
+            row = {"Measure": name, "Radius": f"{radius:g}", INCREASE: f"{design.frame[label].median():.4g}"}
+            row["tau"] = design.tau(label, design.within)
+            rows.append(row | dict(zip(("Beyond reach", "Still increasing"), zoo.flagged(label), strict=True)))
+    return pd.DataFrame(rows)
 
 
 def parts_table(zoo: Ranked) -> pd.DataFrame:
@@ -144,22 +148,22 @@ def parts_table(zoo: Ranked) -> pd.DataFrame:
             found = design.frame[label]
             known = found.notna().to_numpy()
             pairs = design.within & np.logical_and.outer(known, known)
-            differences = ["", ""]
+            row = {"Measure": name, "Radius": f"{own:g}", INCREASE: f"{found.median():.4g}", "Difference": ""}
+            row |= {"Beyond reach": zoo.flagged(label)[0], "tau": design.tau(label, pairs), "Difference of tau": ""}
             if name != metric and (same := zoo.labels[metric].get(own)) and "norm" not in name:
-                apart = 100 * (found / design.frame[same] - 1).abs().median()
-                differences = [f"{apart:.2g} %", str(design.tau_difference(label, same, pairs, absolute=False))]
-            cells = [differences[0], zoo.flagged(label)[0], str(design.tau(label, pairs)), differences[1]]
-            rows.append([name, f"{own:g}", figure(found.median()), *cells])
-    columns = ["Measure", "Radius", "Median increase (nats)", "Difference", "Beyond reach", "tau", "Difference of tau"]
-    return table(columns, rows)
+                row["Difference"] = f"{100 * (found / design.frame[same] - 1).abs().median():.2g} %"
+                row["Difference of tau"] = design.tau_difference(label, same, pairs, absolute=False)
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def convergence_table(found: Zoo) -> pd.DataFrame:
     """Return what the zoo's ascents found over what longer ones found: the median over models, and the least."""
     rows = []
-    for label, chosen in pd.DataFrame(found.convergence["climbs"]).groupby("measure", sort=False):
+    for label, chosen in pd.DataFrame(found.record["climbs"]).groupby("measure", sort=False):
         measure = found.comparison.measures.loc[label]
         shares = chosen["value"].to_numpy()[:, None] / np.array([*chosen["more"]])
         cells = [f"{np.median(column):.3f} ({column.min():.3f})" for column in shares.T]
-        rows.append([words(measure), f"{measure['radius']:g}", *cells])
-    return table(["Measure", "Radius", *(f"over {longer}" for longer in MORE)], rows)
+        longer = {f"over {times}": cell for times, cell in zip(MORE, cells, strict=True)}
+        rows.append({"Measure": words(measure), "Radius": f"{measure['radius']:g}", **longer})
+    return pd.DataFrame(rows)

@@ -1,12 +1,17 @@
-"""Which models are certified: small copies of Hugging Face model types, and small models written by hand."""
+"""How much of the fibre of small models is found: of small copies of Hugging Face model types, and models by hand."""
 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
+import time
+import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from ruamel.yaml import YAML
@@ -14,12 +19,15 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import Certificate, certify, generic_inputs, make_generic, small_copy
 from quotient_manifolds.load.small_copy import joined
+from quotient_manifolds.messages import Progress
+from studies.common import Record, Tables, resume
 
 by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention as people write it themselves
 EXAMPLES = 4  # of a batch
+SECONDS = 120.0  # of one model, at most
 ENOUGH = 6  # times as many outputs as parameters: neurons have to be active together
 
-MODELS: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("models.yaml"))
+MODELS: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("fibres.yaml"))
 """Types of Hugging Face by domain, models with a head of their own, and what small copies of some are made with."""
 TYPES, WITH_HEAD, SETTINGS = MODELS["types"], MODELS["with_head"], MODELS["settings"]
 
@@ -190,3 +198,103 @@ HAND_WRITTEN: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator
 }
 FAST = ("llama", "network with ReLUs", "gated network")
 SEEDS = {"network with ReLUs": 9}  # at which every neuron is active on enough inputs and not on others
+
+
+# ---- the study
+
+
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Certify all models; OUT/rows holds one file for each, from which a run continues."""
+    import transformers
+
+    cells = {name: partial(_apart, name) for name in (FAST if fast else names())}
+    rows = resume(out / "rows", cells, what="fibres", progress=progress)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"rows": rows, **versions}
+
+
+def _apart(name: str) -> Record:
+    """Return the row of a model from a process of its own, which is killed after `SECONDS`."""
+    began = time.perf_counter()
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        try:
+            row = pool.apply_async(row_of, (name,)).get(SECONDS)
+        except multiprocessing.TimeoutError:
+            row = {"name": name, "failure": f"no certificate within {SECONDS:g} seconds"}
+    return {"kind": kind_of(name), "seconds": round(time.perf_counter() - began, 1), **row}
+
+
+def row_of(name: str) -> Record:
+    """Return what the certificate of a model says, or why there is none (failure).
+
+    dimension: of the fibre; near: what only the eps of norms breaks. found: dimensions by family; shared: of them, what
+    two families have in common. unreached: dimensions that no input reaches. missing: the rest of dimension, None under
+    a doubt; places: how much of it lies in which parameters. outside: symmetries that hold on some inputs only. doubts:
+    what speaks against the dimension.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = certificate(name)
+    except Exception as error:  # of any model
+        return {"name": name, "failure": " ".join(f"{type(error).__name__}: {error}".split())}
+    return {
+        "name": name,
+        "failure": "",
+        "parameters": found.fibre.parameters,
+        "dimension": found.fibre.dimension,
+        "near": found.fibre.near,
+        "found": dict(found.found.families),
+        "shared": found.shared,
+        "unreached": found.unreached,
+        "missing": found.missing,
+        "places": dict(found.places),
+        "outside": found.outside,
+        "doubts": found.fibre.doubts,
+    }
+
+
+def tables(record: Record) -> Tables:
+    """Return the counts by kind of model, what is not found, and a row for every model."""
+    rows = pd.DataFrame(record["rows"])
+    counted = rows[rows["failure"] == ""].astype({"dimension": int})
+    groups = {kind: counted[counted["kind"] == kind] for kind in rows["kind"].unique()} | {"all": counted}
+    missing = counted[counted["missing"] > 0]
+    return {
+        "counts": pd.DataFrame(
+            {
+                "Kind": kind,
+                "Complete": f"{(own['missing'] == 0).sum()} of {len(own)}",
+                "Dimensions": f"{own['dimension'].sum():,}",
+                "Not found": f"{own['missing'].sum():,.0f}",
+            }
+            for kind, own in groups.items()
+        ),
+        "missing": pd.DataFrame(
+            {
+                "Model": missing["name"],
+                "Not found": missing["missing"].astype(int),
+                "Of": missing["dimension"].map("{:,}".format),
+            }
+        ),
+        "models": pd.DataFrame(map(_printed, record["rows"])).fillna(""),
+    }
+
+
+def _printed(row: Record) -> dict[str, Any]:
+    if row["failure"]:
+        return {"Model": row["name"], "Doubts": row["failure"]}
+    families = [f"{name} {size}" for name, size in row["found"].items()]
+    twice = [f"twice {-row['shared']}"] if row["shared"] else []
+    doubts = [*row["doubts"], *(f"{name} holds on some inputs only" for name in row["outside"])]
+    return {
+        "Model": row["name"],
+        "Parameters": str(row["parameters"]),
+        "Fibre": str(row["dimension"]),
+        "Near": str(row["near"]),
+        "Found": str(sum(row["found"].values()) - row["shared"]),
+        "Not reached": str(row["unreached"]),
+        "Not found": "?" if row["missing"] is None else str(row["missing"]),
+        "By family": ", ".join([*families, *twice]),
+        "Doubts": "; ".join(doubts),
+    }
