@@ -15,9 +15,9 @@ from studies.diagonal.study import LARGE
 from studies.mnist import ARCHITECTURE, FACTORS
 from studies.mnist import TARGET as LOW
 from studies.sentiment import TESTS, TRAINING
-from studies.zoos.images import load_mnist
-from studies.zoos.measuring import Zoo
-from studies.zoos.tables import MAIN
+from studies.zoos.data import load_mnist
+from studies.zoos.ranks import MAIN
+from studies.zoos.zoo import Zoo
 
 PAGE = Path("notebooks/results.md")
 THEIRS = (  # the paper's numbers, and the zoos that were withdrawn

@@ -17,8 +17,7 @@ from torch import Tensor
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.messages import Progress
 from studies.common import Floats, Record, resume
-from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
-from studies.diagonal.closed_form import line_bound
+from studies.diagonal.maxima import Climbed, climb, climb_thoroughly, line_bound
 from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
 from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, along, objective
 
