@@ -23,7 +23,6 @@ STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
     "audit": "Study how far optimizers started at different points of one orbit drift apart. Two minutes.",
     "diagonal": "Study how sharpness ranks diagonal networks, along geodesics of each order. An hour.",
-    "families": "Study how much each family of symmetries alone changes each measure. Ten minutes.",
     "fibres": "Count how many of the directions that preserve the function are found, in 99 models. 20 minutes.",
     "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
@@ -34,11 +33,8 @@ STUDIES: Final = {
 }
 """By name what a study does, and how long it takes on one core."""
 
-FIGURES: Final = {
-    "diagonal": Path("notebooks/results/settings.svg"),
-    "training": Path("docs/images/learning_rates.svg"),
-}
-"""By study, where the figure of its pages is."""
+FIGURE: Final = Path("docs/images/learning_rates.svg")
+"""Where the figure of the study of training is."""
 
 out_option = click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Directory of the record.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
@@ -94,7 +90,7 @@ for _name, _words in STUDIES.items():
 @study.command()
 @click.argument("pages", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, exists=True))
 def pages(pages: tuple[Path, ...]) -> None:
-    """Fill the tables of PAGES, by default all of docs and notebooks, from the committed records, and draw figures.
+    """Fill the tables of PAGES, by default all of docs and notebooks, from the committed records, and draw the figure.
 
     A table stands between the lines `<!-- table STUDY NAME -->` and `<!-- end -->`.
     """
@@ -103,8 +99,7 @@ def pages(pages: tuple[Path, ...]) -> None:
             if not file.exists() or text != file.read_text(encoding="utf-8"):
                 write_text(file, text)
                 click.echo(f"Changed: {file}")
-    for name, file in FIGURES.items():
-        save_figure(module_of(name).figure(load_study(name)), file)
+    save_figure(module_of("training").figure(load_study("training")), FIGURE)
 
 
 @study.command("appendix-g")

@@ -20,12 +20,10 @@ from torch import Tensor, nn
 from quotient_manifolds.demo.zoo import one_thread, shifted
 from quotient_manifolds.messages import Progress
 from studies.common import Record, Tables
-from studies.zoos.images import Images, load_mnist, training_set
-from studies.zoos.measuring import Zoo, load_zoo, run_zoo
-from studies.zoos.models import Model, make_zoo, score_of, scores_of, spec_text
-from studies.zoos.ranking import GAP
-from studies.zoos.tables import (
+from studies.zoos.data import Images, load_mnist, training_set
+from studies.zoos.ranks import (
     COMPETITORS,
+    GAP,
     MAIN,
     Ranked,
     convergence_table,
@@ -34,6 +32,7 @@ from studies.zoos.tables import (
     ranking_table,
     tau_table,
 )
+from studies.zoos.zoo import Model, Zoo, load_zoo, make_zoo, run_zoo, score_of, scores_of, spec_text
 
 # ---- training
 

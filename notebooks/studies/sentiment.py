@@ -22,11 +22,9 @@ from quotient_manifolds.load import load_model
 from quotient_manifolds.load.huggingface import load_tokenizer
 from quotient_manifolds.messages import Progress
 from studies.common import Record, Tables, pretrained_encoder
-from studies.zoos.measuring import Zoo, load_zoo, run_zoo
-from studies.zoos.models import Model, Scores, make_zoo, score_of, scores_of, spec_text
-from studies.zoos.ranking import GAP
-from studies.zoos.sentences import LONGEST, Sentence, fetched, read_sentences
-from studies.zoos.tables import MAIN, WORST, Ranked, convergence_table, radius_table, tau_table
+from studies.zoos.data import LONGEST, Sentence, fetched, read_sentences
+from studies.zoos.ranks import GAP, MAIN, WORST, Ranked, convergence_table, radius_table, tau_table
+from studies.zoos.zoo import Model, Scores, Zoo, load_zoo, make_zoo, run_zoo, score_of, scores_of, spec_text
 
 # ---- fine-tuning
 

@@ -22,9 +22,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
 from quotient_manifolds.messages import Progress
 from studies.common import Record, Tables
@@ -75,24 +73,6 @@ class Scalar:
         A, B, _ = self.coefficients
         step = reached - product
         return A * step**2 + 2 * (A * product - B) * step
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Return the data as the network takes them, (points, 1) each."""
-        x, y = torch.tensor([self.x, self.y], dtype=torch.float64)[..., None]
-        return x, y
-
-
-def network(point: Point) -> nn.Sequential:
-    """Compute x -> H (G x): two Linears without bias, in float64."""
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double().eval()
-    for weight, value in zip(model.parameters(), point, strict=True):
-        nn.init.constant_(weight, value)
-    return model
-
-
-def squared_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    """Compute sum_i (f(x_i) - y_i)^2."""
-    return ((model(data[0]) - data[1]) ** 2).sum()
 
 
 # ---- closed forms

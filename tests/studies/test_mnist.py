@@ -15,8 +15,8 @@ from studies import mnist, pilots
 from studies.__main__ import study
 from studies.common import load
 from studies.mnist import FAST, FULL, TARGET, Recipe, train
-from studies.zoos.images import CLASSES, load_mnist, training_set
-from studies.zoos.models import score_of, spec_text
+from studies.zoos.data import CLASSES, load_mnist, training_set
+from studies.zoos.zoo import score_of, spec_text
 
 SMALL = FAST.architecture
 
@@ -28,7 +28,7 @@ def test_no_image_is_for_training_and_for_testing_and_others_are_refused(monkeyp
     assert float(pool.images.std()) == pytest.approx(1, abs=1e-4)
     assert torch.cdist(pool.images[:50].flatten(1), test.images.flatten(1)).min() > 0
     assert set(test.labels.tolist()) == set(range(CLASSES))
-    monkeypatch.setattr("studies.zoos.images.SHA256", "other")
+    monkeypatch.setattr("studies.zoos.data.SHA256_OF_IMAGES", "other")
     with pytest.raises(ValueError, match=r"must have the SHA-256 other\. Found"):
         load_mnist()
 

@@ -13,7 +13,7 @@ from studies import sentiment
 from studies.__main__ import study
 from studies.common import pretrained_encoder
 from studies.sentiment import FULL, PILOTS
-from studies.zoos.sentences import SOURCES, read_sentences
+from studies.zoos.data import SOURCES, read_sentences
 from tests.studies.conftest import LONG
 
 

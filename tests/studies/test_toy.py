@@ -11,13 +11,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.symmetries import find_symmetries
 from studies import toy
 from studies.__main__ import study
 from studies.common import load
-from studies.toy import MEASURES, Point, Scalar, first_term, network, sharpness, squared_error
+from studies.toy import MEASURES, Point, Scalar, first_term, sharpness
 
 ONE = Scalar()
 SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
@@ -32,6 +33,24 @@ GEODESICS = {
     "mix (second order)": lambda b: (1 + b - b**2 / 2) ** 2,
     "mix (exact)": lambda b: np.maximum(1 + 2 * b, 0),
 }
+
+
+def network(point: Point) -> nn.Sequential:
+    """x -> H (G x): two Linears without bias, in float64."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double().eval()
+    for weight, value in zip(model.parameters(), point, strict=True):
+        nn.init.constant_(weight, value)
+    return model
+
+
+def batch_of(problem: Scalar) -> tuple[Tensor, Tensor]:
+    x, y = torch.tensor([problem.x, problem.y], dtype=torch.float64)[..., None]
+    return x, y
+
+
+def squared_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
+    loss: Tensor = ((model(data[0]) - data[1]) ** 2).sum()
+    return loss
 
 
 def loss(problem: Scalar, product: np.ndarray) -> np.ndarray:
@@ -90,7 +109,7 @@ def test_the_whole_library_gives_the_same(measure: str) -> None:
     geometry: Any = measure
     if "(" in measure:
         metric, order = measure.rstrip(")").split(" (")
-        symmetries = find_symmetries(network(POINTS[0]), SEVERAL.batch()[0])
+        symmetries = find_symmetries(network(POINTS[0]), batch_of(SEVERAL)[0])
         geometry = qm.Quotient(metric, order.removesuffix(" order"), symmetries=symmetries)  # type: ignore[arg-type]
     uphill = (Scalar((1.0,), (1.1,)), Point.balanced(1.0), 0.5, 30, 3)
     cases = [
@@ -99,7 +118,7 @@ def test_the_whole_library_gives_the_same(measure: str) -> None:
     ]
     for problem, point, radius, steps, restarts in cases:
         model, settings = network(point), {"radius": radius, "steps": steps, "restarts": restarts}
-        found = qm.worst_case_sharpness(model, squared_error, [problem.batch()], geometry=geometry, **settings)
+        found = qm.worst_case_sharpness(model, squared_error, [batch_of(problem)], geometry=geometry, **settings)
         assert found.geometry == measure
         assert found.mean == pytest.approx(sharpness(problem, point, measure, radius), rel=1e-6)
 

@@ -19,9 +19,8 @@ from studies.common import RECORDS, signed
 from studies.mnist import FULL as MNIST
 from studies.mnist import TARGET
 from studies.sentiment import FULL as SENTIMENT
-from studies.zoos.measuring import Zoo
-from studies.zoos.ranking import Design, masked_tau
-from studies.zoos.tables import Ranked, words
+from studies.zoos.ranks import Design, Ranked, masked_tau, words
+from studies.zoos.zoo import Zoo
 
 ALONG = ("points", "noise", "shift", "learning_rate", "weight_decay")
 INV = "inv (second order) worst-case sharpness, steps 15, radius 0.095"

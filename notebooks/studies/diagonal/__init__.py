@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from studies.diagonal.study import run
-from studies.diagonal.tables import Study, figure, tables
+from studies.diagonal.tables import Study, tables
 
-__all__ = ["Study", "figure", "run", "tables"]
+__all__ = ["Study", "run", "tables"]

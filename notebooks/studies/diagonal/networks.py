@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -65,72 +65,49 @@ class Regression:
         return ((beta - self.truth) ** 2).sum(-1)
 
 
-class Trained(NamedTuple):
-    """Hold where gradient descent ended, one row a network, and after how many steps; NaN where it did not arrive."""
-
-    u: Tensor
-    v: Tensor
-    steps: Tensor
-    diverged: Tensor
-    unfinished: Tensor
-
-
 def train(
     regression: Regression, scales: Tensor, rates: Tensor, generator: torch.Generator, *, most: int = MOST_STEPS
-) -> Trained:
+) -> tuple[Tensor, Tensor]:
     """Descend along gradients of u and v, all networks at once, from scale * N(0, I) until its loss is at most 1e-5.
 
-    diverged: the loss passed 1e12; unfinished: it was neither above that nor at most 1e-5 within `most` steps.
+    Returns (u, v), a row a network: NaN where the loss passed 1e12, or was not reached within `most` steps.
     """
     size = (len(scales), regression.X.shape[1])
     u, v = (scales[:, None] * torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(2))
     ends = torch.full((2, *size), math.nan, dtype=torch.float64)
-    steps = torch.full((len(scales),), most)
-    diverged, running = torch.zeros(len(scales), dtype=torch.bool), torch.arange(len(scales))
-    for step in range(most + 1):
+    running = torch.arange(len(scales))
+    for _ in range(most + 1):
         loss, slope = regression.loss_and_gradient(u * v)
-        arrived, lost = loss <= TARGET, ~(loss <= DIVERGED)
-        stopped = arrived | lost
-        if bool(stopped.any()):
-            ends[:, running[arrived]] = torch.stack([u[arrived], v[arrived]])
-            steps[running[stopped]] = step
-            diverged[running[lost]] = True
-            u, v, slope, running = (x[~stopped] for x in (u, v, slope, running))
-            if not len(running):
-                break
+        arrived = loss <= TARGET
+        ends[:, running[arrived]] = torch.stack([u[arrived], v[arrived]])
+        stays = ~arrived & (loss <= DIVERGED)
+        u, v, slope, running = (x[stays] for x in (u, v, slope, running))
+        if not len(running):
+            break
         change = rates[running, None] * slope
         u, v = u - change * v, v - change * u
-    unfinished = torch.zeros_like(diverged).index_fill(0, running, True)
-    return Trained(ends[0], ends[1], steps, diverged, unfinished)
+    return ends[0], ends[1]
 
 
 def draw_networks(
     regression: Regression, setting: Setting, generator: torch.Generator, *, networks: int = NETWORKS
-) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """Train and return (u, v), each (networks, d), and what it took.
-
-    Networks that fail are drawn again with new scale, rate and start: the counts are how many were drawn until there
-    were enough, how the others failed, and the median of steps.
+) -> tuple[Tensor, Tensor]:
+    """Train and return (u, v), each (networks, d); those that fail are drawn again with new scale, rate and start.
 
     Raises ValueError if too few arrive within 20 draws.
     """
-    batches: list[Trained] = []
-    missing, drawn = networks, 0
-    while missing:
-        if len(batches) == MOST_DRAWS:
-            raise ValueError(
-                f"All networks must reach the loss {TARGET:g} in {setting}. Found {missing} of {networks} that do not "
-                f"in {MOST_DRAWS} draws; take smaller learning rates"
-            )
+    found = torch.empty(2, 0, regression.X.shape[1], dtype=torch.float64)
+    for _ in range(MOST_DRAWS):
+        missing = networks - found.shape[1]
         scales = _log_uniform(setting.scales, missing, generator)
-        batch = train(regression, scales, _log_uniform(setting.rates, missing, generator), generator)
-        batches.append(batch)
-        drawn += missing
-        missing = int((batch.diverged | batch.unfinished).sum())
-    every = Trained(*(torch.cat(column) for column in zip(*batches, strict=True)))
-    u, v, steps = (column[~(every.diverged | every.unfinished)] for column in every[:3])
-    failed = {"diverged": int(every.diverged.sum()), "unfinished": int(every.unfinished.sum())}
-    return u, v, {"drawn": drawn, **failed, "steps": int(steps.double().quantile(0.5))}
+        drawn = torch.stack(train(regression, scales, _log_uniform(setting.rates, missing, generator), generator))
+        found = torch.cat([found, drawn[:, ~drawn.isnan().any(-1).any(0)]], dim=1)
+        if found.shape[1] == networks:
+            return found[0], found[1]
+    raise ValueError(
+        f"All networks must reach the loss {TARGET:g} in {setting}. Found {networks - found.shape[1]} of {networks} "
+        f"that do not in {MOST_DRAWS} draws; take smaller learning rates"
+    )
 
 
 def _log_uniform(ends: tuple[float, float], size: int, generator: torch.Generator) -> Tensor:

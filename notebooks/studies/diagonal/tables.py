@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy import stats
 
 from studies.common import Estimate, Floats, Record, Tables, minus, signed
@@ -42,7 +41,6 @@ SHOWN = (
     "|beta|_1",
 )
 WHERE = ("Points", "Scales", "Rates")
-BAND = (0.1, 0.9)  # quantiles over seeds of the thick lines of the figure
 
 
 @final
@@ -298,24 +296,3 @@ def _ends(found: Sequence[Estimate]) -> str:
 def where(setting: Setting) -> list[str]:
     """Return the cells of a row that say which setting it is."""
     return [str(setting.points), *(f"{low:g} to {high:g}" for low, high in (setting.scales, setting.rates))]
-
-
-def figure(record: Record) -> Figure:
-    """Draw the distribution of tau over seeds, a panel a measure, a column a setting in the order of the table.
-
-    Medians, thick lines from the 10th to the 90th percentile, thin lines from the least to the largest.
-    """
-    study, names = Study(record), ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")
-    drawn = Figure(figsize=(2.6 * len(names), 3.6), layout="constrained")
-    places = range(1, len(study.settings) + 1)
-    for axes, name in zip(drawn.subplots(1, len(names), sharey=True), names, strict=True):
-        axes.axhline(0, color="#808080", linewidth=0.8)
-        for width, ends in ((1, (0, 1)), (4, BAND)):
-            low, high = np.nanquantile(study.by_seed(name), ends, axis=1)
-            axes.vlines(places, low, high, color="#D55E00", linewidth=width, alpha=0.5)
-        axes.plot(places, np.nanmedian(study.by_seed(name), axis=1), "o", color="#D55E00")
-        axes.set(ylim=(-1.02, 1.02), title=said(name), xlabel="setting", xticks=places)
-        axes.tick_params(axis="x", labelsize=6)
-        axes.grid(color="#dddddd")
-    drawn.axes[0].set_ylabel("Kendall’s tau with the test loss")
-    return drawn

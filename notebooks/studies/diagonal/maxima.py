@@ -1,17 +1,25 @@
-"""The library's ascent, Auto-PGD in the l2 ball, on many small problems at once: a step costs hardly more than one's.
+"""Find the largest rise of the loss in a ball: by ascents on many small problems at once, and in closed form.
 
-Row by row the steps are those of `quotient_manifolds.sharpness.AutoPGD`, which takes one problem of any size.
+Row by row the steps are those of `quotient_manifolds.sharpness.AutoPGD`, which takes one problem of any size. In a ball
+of the metric with this `radius` the relative velocity of `inv` has |b| <= radius / sqrt(2); the paper's App. E has
+|b| <= rho instead, and its values are those at radius sqrt(2) rho.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from quotient_manifolds.sharpness import AutoPGD
+from studies.common import Floats
+from studies.diagonal.networks import Regression
 from studies.diagonal.objectives import Objective
 
 
@@ -95,3 +103,42 @@ def _into_ball(z: Tensor, radius: float) -> Tensor:
 
 def _choose(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(rows[..., None], yes, no)
+
+
+def largest_in_ball(curvatures: Floats, slopes: Floats, radius: float) -> tuple[float, Floats]:
+    """Return the maximum of sum_i c_i z_i^2 + 2 g_i z_i over |z| <= radius, and where: a trust-region problem.
+
+    On the sphere z = g / (nu - c) with nu >= max c, nu >= 0, and |z| = radius: the secular equation, solved for
+    mu = nu - max c, which lies between |g_top| / radius and |g| / radius. Hard case: g vanishes where c is largest and
+    |z| < radius at mu = 0; then z gets the rest of its length there, in either direction. Inside the ball the maximum
+    is g / -c, if c < 0 everywhere and that is short enough: the constraint is idle in this case only.
+    """
+    c, g = np.asarray(curvatures, dtype=np.float64), np.asarray(slopes, dtype=np.float64)
+    top = c.max()
+    gaps = top - c
+    highest = gaps == 0
+    rest = np.divide(g, gaps, out=np.zeros_like(g), where=~highest)
+    if top < 0 and float(np.linalg.norm(g / -c)) <= radius:
+        z = g / -c
+    elif not g[highest].any() and float(np.linalg.norm(rest)) <= radius:
+        z = rest
+        z[int(np.argmax(highest))] = math.sqrt(max(0.0, radius**2 - float(rest @ rest)))
+    else:
+
+        def excess(mu: float) -> float:
+            return 1 / float(np.linalg.norm(g / (gaps + mu))) - 1 / radius
+
+        low = float(np.linalg.norm(g[highest])) / radius * (1 - 1e-12) or sys.float_info.min
+        high = float(np.linalg.norm(g)) / radius * (1 + 1e-12)
+        z = g / (gaps + brentq(excess, low, high, xtol=sys.float_info.min, rtol=1e-14, maxiter=2000))
+    return float(c @ (z * z) + 2 * g @ z), z
+
+
+def line_bound(regression: Regression, betas: Tensor, radius: float) -> Floats:
+    """Bound mix exact for any X: the largest rise over |delta| <= sqrt(2) radius, as if no geodesic ended, (networks,).
+
+    A convex quadratic over a ball, solved in the eigenbasis of X'X; never below mix exact.
+    """
+    left, sizes, _ = torch.linalg.svd(regression.X, full_matrices=False)
+    slopes = sizes * ((betas @ regression.X.mT - regression.y) @ left)
+    return np.array([largest_in_ball((sizes**2).numpy(), g.numpy(), math.sqrt(2) * radius)[0] for g in slopes])
