@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch import nn
 
-from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
+from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
@@ -134,7 +134,7 @@ def measures_of(
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
     for name in geometries:
-        geometry = geometry_of(name, {key: value for key, value in options.items() if key not in own})
+        geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         balls: list[dict[str, Any]] = [{}] if not sizes else []
         for size, values in sizes.items():
             smaller = sorted(values)

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import Cast, private_batch, replica, unchanged
 from quotient_manifolds.sharded import ShardedModel, from_all
 from quotient_manifolds.sharpness.losses import Loss

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, ShardedSpace, TangentSpace, as_geometry
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
 from quotient_manifolds.sharded import is_sharded, plain_name, together

@@ -83,7 +83,7 @@ class BatchResult:
 class Result:
     """Hold one measure of one model: what it is on every batch, and its mean over batches.
 
-    geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict`. settings: the other
+    geometry: its name, as tables show it; geometry_settings: its kind and settings. settings: the other
     arguments of the call.
     """
 

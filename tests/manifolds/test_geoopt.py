@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
@@ -307,22 +306,3 @@ def test_a_step_factors_one_new_point(make: Make) -> None:
             plain, _ = run(case, case.point(1), make, steps=5)
     assert factored.call_count >= 6 + 2 * 5 - 1
     assert torch.equal(end, plain)
-
-
-def test_threads_may_share_a_manifold() -> None:
-    manifold, wrong = FixedRankQuotient(5, 4), []
-    small = len(pickle.dumps(manifold))
-    points = [manifold.random(9, 2, dtype=torch.float64).as_subclass(Tensor) for _ in range(4)]
-    u = torch.ones(9, 2, dtype=torch.float64)
-    expected = [FixedRankQuotient(5, 4).proju(x, u) for x in points]
-
-    def work(k: int) -> None:
-        wrong.extend((k, i) for i in range(60) if not torch.equal(manifold.proju(points[i % 4], u), expected[i % 4]))
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert len(pickle.dumps(manifold)) == small  # copies and pickles take no memory along
