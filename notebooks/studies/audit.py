@@ -162,7 +162,7 @@ def candidates() -> list[Candidate]:
     import pytorch_optimizer as third
 
     rite = _with_head(lambda model, rate: third.LoRARite(factors_of(model), lr=rate))
-    switched_off = {"update_skipping": 0.0, "clip_unmagnified_grad": 0.0}
+    switched_off: Any = {"update_skipping": 0.0, "clip_unmagnified_grad": 0.0}
     unskipped = _with_head(lambda model, rate: third.LoRARite(factors_of(model), lr=rate, **switched_off))
     manifolds = _with_head(lambda model, rate: OnManifolds(adapter_pairs(model), rate))
     # As released the preconditioner starts at step 25 and is computed anew every 1000 steps: 60 would hardly use it.

@@ -149,9 +149,9 @@ def _named(context: click.Context, parameter: click.Parameter, word: str | None)
 )
 @click.option(
     "--task",
-    type=click.Choice(("classification", "causal", "masked", "seq2seq")),
-    help="What a model of text predicts: a label, or the tokens of a language model, for which DATA needs no labels "
-    "and may be a .txt file.  [default: classification]",
+    type=click.Choice(("classification", "causal")),
+    help="What a model of text predicts: a label, or the next token, for which DATA needs no labels and may be a .txt "
+    "file.  [default: classification]",
 )
 @click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
 @click.option(

@@ -47,7 +47,7 @@ def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(
 
 def check_ascents(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
     cases = pd.DataFrame(found["cases"])
-    assert found["passes"] == record["passes"] == [59, 60]
+    assert all(case["passes"] == [59, 60] for case in (*found["cases"], *record["cases"]))
     assert len(cases) == 2 * 2 * len(ascents.RADII)
     assert set(cases.geometry) == {geometry.name for geometry in ascents.RADII}
     assert (cases[["matched", "released"]] > 0).all(axis=None)
