@@ -23,7 +23,9 @@ FEWEST = 5  # models that a ranking is of; fewer have no interval either
 Kept = Mapping[str, tuple[Mapping[str, Any], float]]  # payload and seconds, by key
 
 
-def analyse(spec: Spec, jobs: Sequence[Job], store: Store, *, command: str, progress: Progress) -> Comparison:
+def analyse(
+    spec: Spec, jobs: Sequence[Job], failures: Sequence[Any], store: Store, *, command: str, progress: Progress
+) -> Comparison:
     """Compare all that the store knows of a spec's checkpoints; of those that were never loaded, that is nothing."""
     known = {job.checkpoint.name: store.recall(job.fingerprint) for job in jobs}
     identities = {name: Identity(**record) for name, record in known.items() if record is not None}
@@ -48,7 +50,7 @@ def analyse(spec: Spec, jobs: Sequence[Job], store: Store, *, command: str, prog
         scores,
         table("values", values, VALUES),
         table("rankings", [], RANKINGS),
-        table("failures", list(_failures(tasks, store.failures())), FAILURES),
+        table("failures", failures, FAILURES),
         (*_notes(identities), *_groups(tasks, kept), *unmatched(list(tasks), spec.scores)),
     )
     targets = spec.against or _default_targets(scores, spec.given)
@@ -124,24 +126,6 @@ def _rankings(
             if Correlation(**record).models >= FEWEST:
                 yield {"measure": label, "against": target, "given": name, **record}
         progress("correlations", done, len(wanted))
-
-
-def _failures(tasks: Mapping[str, Sequence[Task]], messages: Mapping[tuple[str, str | None], str]) -> Iterator[Any]:
-    """Yield the failures of these checkpoints and tasks; a store may hold others'.
-
-    A task is known by its key: one that failed stands for every checkpoint of the same weights. What failed alike on
-    several batches is one failure.
-    """
-    of_tasks = {key: message for (_, key), message in messages.items() if key is not None}
-    for name, some in tasks.items():
-        if (name, None) in messages:
-            yield {"checkpoint": name, "what": "", "message": messages[name, None]}
-        alike: dict[tuple[str, str], list[str]] = {}
-        for each in some:
-            if each.key in of_tasks:
-                alike.setdefault((each.label, of_tasks[each.key]), []).append(str(each.batch))
-        for (label, message), batches in alike.items():
-            yield {"checkpoint": name, "what": f"{label}, batch {', '.join(batches)}", "message": message}
 
 
 def _notes(identities: Mapping[str, Identity]) -> list[str]:

@@ -41,6 +41,7 @@ from quotient_manifolds.version import MEANING, VERSION
 
 LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
 SCORES = "loss and error"
+Measured = tuple[int, list[dict[str, str]]]  # what `measure_checkpoint` returns
 _SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 2,  # workers that may die over a checkpoint, but one
@@ -89,20 +90,21 @@ def run_comparison(
         store = stack.enter_context(Store(folder / "store.sqlite"))
         jobs = jobs_of(wanted, device)
         left = [job for job in jobs if _left(job, store)]
-        measured = 0
+        made: dict[str, Measured] = {}  # by checkpoint
         if workers is None and scheduler is None:
             for done, job in enumerate(left):
                 progress("checkpoints", done, len(left))
-                measured += measure_checkpoint(job, store, progress)
+                made[job.checkpoint.name] = measure_checkpoint(job, store, progress)
             progress("checkpoints", len(left), len(left))
         elif left:
             client = stack.enter_context(_cluster(workers, scheduler, device))
-            measured = _measure_on(client, left, store, progress, local=scheduler is None)
+            made = _measure_on(client, left, store, progress, local=scheduler is None)
         redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
-        found = analyse(wanted, jobs, store, command=redo, progress=progress)
+        failures = [row for job in left for row in made[job.checkpoint.name][1]]
+        found = analyse(wanted, jobs, failures, store, command=redo, progress=progress)
         if out is not None:
             write_comparison(found, folder)
-    return replace(found, measured_now=measured)
+    return replace(found, measured_now=sum(count for count, _ in made.values()))
 
 
 def jobs_of(spec: Spec, device: str) -> list[Job]:
@@ -121,45 +123,44 @@ def _left(job: Job, store: Store) -> bool:
     if record is None or job.spec.calls_functions:
         return True
     keys = {each.key for each in tasks_of(job.spec, Identity(**record))}
-    if keys - store.finished(keys):
-        return True
-    store.mend(job.checkpoint.name)
-    return False
+    return bool(keys - store.finished(keys))
 
 
-def _measure_on(client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool) -> int:
-    """Measure a checkpoint on each worker at a time, each into the store; return how many values were added.
+def _measure_on(
+    client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool
+) -> dict[str, Measured]:
+    """Measure a checkpoint on each worker at a time, each into the store; return values added and failures by name.
 
     Where a worker dies, Dask gives its checkpoint to another, which finds in the store what was finished. Raises
     OSError where the scheduler is gone.
     """
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    waiting, running, measured = list(reversed(jobs)), dict[Any, Job](), 0
+    waiting, running, made = list(reversed(jobs)), dict[Any, str](), dict[str, Measured]()
     while waiting or running:
-        progress("checkpoints", len(jobs) - len(waiting) - len(running), len(jobs))
+        progress("checkpoints", len(made), len(jobs))
         while waiting and len(running) < max(1, len(client.nthreads())):
             job = waiting.pop()
             future = client.submit(_work, job, str(store.path), local, pure=False)
-            running[future] = job
+            running[future] = job.checkpoint.name
             future.add_done_callback(arrived.put)
         try:
             future = arrived.get(timeout=5)
         except queue.Empty:
             client.nthreads()
             continue
-        job = running.pop(future)
+        name = running.pop(future)
         if future.status == "finished":
-            measured += future.result()
+            made[name] = future.result()
         elif type(error := future.exception()).__name__ == "KilledWorker":
             why = "All workers that measured it died, as processes do that are killed or have no memory left."
-            store.fail(job.checkpoint.name, None, why)
+            made[name] = 0, [{"checkpoint": name, "what": "", "message": why}]
         else:
             raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.") from error
     progress("checkpoints", len(jobs), len(jobs))
-    return measured
+    return made
 
 
-def _work(job: Job, store: str, local: bool) -> int:
+def _work(job: Job, store: str, local: bool) -> Measured:
     """Measure a checkpoint in a worker."""
     from distributed import get_worker
 

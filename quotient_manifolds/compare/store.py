@@ -18,9 +18,6 @@ TABLES = (
     """CREATE TABLE results (
         key TEXT PRIMARY KEY NOT NULL, checkpoint TEXT NOT NULL, measure TEXT NOT NULL, batch INTEGER NOT NULL,
         payload TEXT NOT NULL, seconds REAL NOT NULL)""",
-    # key: of the task; null for a checkpoint as a whole
-    """CREATE TABLE failures (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, checkpoint TEXT NOT NULL, key TEXT, message TEXT NOT NULL)""",
     "CREATE TABLE memory (fingerprint TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
@@ -57,7 +54,7 @@ def task_key(deciding: Mapping[str, Any]) -> str:
 
 @final
 class Store:
-    """Keep values and failures in one file.
+    """Keep values in one file.
 
     A value is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did not
     never happened. The first value of a key stays for good. alone: make the file (and its folder) if there is none, and
@@ -77,7 +74,8 @@ class Store:
             with self._sentences():
                 self._connection = self._opened(alone)
         except BaseException:
-            self._release()
+            if self._lock is not None:
+                self._lock.release()
             raise
 
     def __enter__(self) -> Store:
@@ -89,9 +87,6 @@ class Store:
     def close(self) -> None:
         """Close the file, and let another process own it."""
         self._connection.close()
-        self._release()
-
-    def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
 
@@ -102,73 +97,38 @@ class Store:
     def values(self, keys: Iterable[str]) -> dict[str, tuple[dict[str, Any], float]]:
         """Return payload and seconds by key, of those of the keys that have a value; floats bit for bit."""
         rows = self._rows(f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [json.dumps(list(keys))])
-        return {key: (self._read(payload), seconds) for key, payload, seconds in rows}
+        return {key: (json.loads(payload), seconds) for key, payload, seconds in rows}
 
     def finish(
         self, key: str, checkpoint: str, measure: str, batch: int, payload: Mapping[str, Any], seconds: float
     ) -> bool:
-        """Keep a value for good, and drop the failure of its key and that of its checkpoint.
+        """Keep a value for good: it is on disk when this returns.
 
-        On disk when this returns. checkpoint, measure, batch: names for readers. False: the key had a value already,
-        which stays. Raises ValueError for a payload with a number that is not finite: that is a failure.
+        checkpoint, measure, batch: names for readers. False: the key had a value already, which stays. Raises
+        ValueError for a payload with a number that is not finite: that is a failure.
         """
         try:
             text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"Numbers must be finite to be kept. Found one that is not ({error})") from error
         row = [key, checkpoint, measure, batch, text, seconds]
-        with self._transaction() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
-            connection.execute(
-                "DELETE FROM failures WHERE key = ? OR (checkpoint = ? AND key IS NULL)", [key, checkpoint]
+        with self._sentences():  # a transaction of its own, as every statement is
+            return (
+                self._connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)", row).rowcount == 1
             )
-        return new == 1
-
-    def fail(self, checkpoint: str, key: str | None, message: str) -> None:
-        """Keep the failure of a key, or (key None) of a checkpoint; nothing if the key has a value."""
-        with self._transaction() as connection:
-            if not connection.execute("SELECT 1 FROM results WHERE key = ?", [key]).fetchone():
-                connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS ?", [checkpoint, key])
-                connection.execute(
-                    "INSERT INTO failures (checkpoint, key, message) VALUES (?, ?, ?)", [checkpoint, key, message]
-                )
-
-    def failures(self) -> dict[tuple[str, str | None], str]:
-        """Return the sentences on what failed, by checkpoint and key (None: of the whole checkpoint)."""
-        found = self._rows("SELECT checkpoint, key, message FROM failures ORDER BY number")
-        return {(checkpoint, key): message for checkpoint, key, message in found}
-
-    def mend(self, checkpoint: str) -> None:
-        """Forget that a checkpoint failed as a whole, because it has loaded now."""
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
 
     def remember(self, fingerprint: str, value: Any) -> None:
         """Keep plain JSON under a fingerprint, in place of what was there: what only a loaded model tells."""
-        with self._transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
+        self._rows("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
 
     def recall(self, fingerprint: str) -> Any:
         """Return what `remember` kept under this fingerprint; None if nothing."""
         found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
-        return self._read(found[0][0]) if found else None
+        return json.loads(found[0][0]) if found else None
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._sentences():
             return self._connection.execute(sql, parameters).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run what is inside as one transaction: all of it or nothing, and on disk when this returns."""
-        with self._sentences():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # SQLite may have taken it back itself
-                    self._connection.execute("ROLLBACK")
-                raise
 
     def _opened(self, make: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
@@ -212,12 +172,6 @@ class Store:
                 (means for says, means in SENTENCES.items() if says in words), "failed: see the words of SQLite."
             )
             raise StoreError(f"The store {self.path} {meaning} ({words})") from error
-
-    def _read(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise StoreError(f"The store {self.path} {_DAMAGED} ({error})") from error
 
 
 def _only_owner(path: Path) -> Any:

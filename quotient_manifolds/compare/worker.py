@@ -161,20 +161,20 @@ def load(job: Job) -> Loaded:
     return Loaded(model, batches, Identity(model_hash(model), **hashes, computed=probes, notes=notes), spec)
 
 
-def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> int:
-    """Measure what has no value in the store yet, and keep each value or failure there before the next; count values.
+def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> tuple[int, list[dict[str, str]]]:
+    """Measure what has no value in the store yet, and keep each value there before the next.
 
-    Where a checkpoint cannot be loaded, that is its failure; whatever the user's code raises, the rest goes on.
+    Returns how many values were added, and the failures as rows of `Comparison.failures`. Where a checkpoint cannot be
+    loaded, that is its failure; whatever the user's code raises, the rest goes on. What failed alike on several batches
+    is one failure.
     """
-    name, measured = job.checkpoint.name, 0
+    name, measured, failed = job.checkpoint.name, 0, dict[tuple[str, str], list[str]]()
     with _ONE_AT_A_TIME:
         loaded = attempt(partial(load, job))
         if isinstance(loaded, str):
-            store.fail(name, None, loaded)
             if job.spec.calls_functions:  # files do not tell whether it is the model that it was
                 store.remember(job.fingerprint, None)
-            return 0
-        store.mend(name)
+            return 0, [{"checkpoint": name, "what": "", "message": loaded}]
         store.remember(job.fingerprint, asdict(loaded.identity))
         tasks = tasks_of(job.spec, loaded.identity)
         finished = store.finished(each.key for each in tasks)
@@ -193,8 +193,11 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
                         raise ValueError(found)
                     measured += store.finish(task.key, name, task.label, task.batch, found, seconds)
                 except ValueError as error:  # also of a number that is not finite
-                    store.fail(name, task.key, str(error))
-        return measured
+                    failed.setdefault((task.label, str(error)), []).append(str(task.batch))
+    return measured, [
+        {"checkpoint": name, "what": f"{label}, batch {', '.join(batches)}", "message": message}
+        for (label, message), batches in failed.items()
+    ]
 
 
 def _value(

@@ -82,19 +82,6 @@ def test_what_is_kept_comes_back_bit_for_bit(scratch: Store, payload: dict[str, 
     assert scratch.recall("nothing") is None
 
 
-def test_failures_end_with_values(store: Store) -> None:
-    store.fail("m_0", "a", "first")
-    store.fail("m_0", "a", "again")
-    store.fail("m_0", None, "did not load")
-    store.fail("m_1", None, "did not load")
-    assert store.failures() == {("m_0", "a"): "again", ("m_0", None): "did not load", ("m_1", None): "did not load"}
-    finish(store, "a", {"value": 1.0})
-    assert store.failures() == {("m_1", None): "did not load"}
-    store.fail("m_0", "a", "too late")
-    store.mend("m_1")
-    assert store.failures() == {}
-
-
 def test_numbers_that_are_not_finite_are_not_kept(store: Store) -> None:
     with pytest.raises(ValueError, match="must be finite"):
         finish(store, "a", {"value": float("nan")})
@@ -218,12 +205,4 @@ def test_places_where_no_store_can_be(path: Path) -> None:
         Store(path / "zoo.sqlite")
     Store(path).close()  # an empty file becomes one
     with Store(path.parent / "new" / "deeper" / "zoo.sqlite") as store:  # folders are made
-        assert store.failures() == {}
-
-
-def test_a_damaged_payload_is_a_sentence(path: Path) -> None:
-    with Store(path) as store:
-        finish(store, "a", {"value": 1.0})
-    change(path, "UPDATE results SET payload = '{\"value\": 1.'")
-    with Store(path) as store, pytest.raises(StoreError, match=r"zoo\.sqlite is damaged: restore a copy"):
-        store.values(["a"])
+        assert store.finished(["a"]) == set()
