@@ -60,9 +60,6 @@ class Comparison:
     notes: tuple[str, ...] = ()
     measured_now: int = 0
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Comparison) and self.to_dict() == other.to_dict()
-
     @property
     def labels(self) -> list[str]:
         """Return the labels of all measures."""

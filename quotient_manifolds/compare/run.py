@@ -35,11 +35,12 @@ from quotient_manifolds.compare.worker import (
     tasks_of,
 )
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import HessianTrace, TopEigenvalue
+from quotient_manifolds.sharpness import HessianTrace, Measure, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.version import MEANING, VERSION
 
-LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
+# What a tick is taken to need: a product with the Hessian two passes, and an eigenvalue 40 products, or many more.
+PASSES: dict[type[Measure], int] = {HessianTrace: 2, TopEigenvalue: 80}
 SCORES = "loss and error"
 Measured = tuple[int, list[dict[str, str]]]  # what `measure_checkpoint` returns
 _SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
@@ -194,15 +195,10 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
         address: Any = scheduler
         if scheduler is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            settings: dict[str, Any] = {
-                "n_workers": workers,
-                "threads_per_worker": 1,
-                "memory_limit": 0,
-                "silence_logs": _SILENT,
-            }
-            # A second command's dashboard is not in the way of a first's.
-            settings |= {"dashboard_address": "127.0.0.1:0", "local_directory": folder, "preload": [_DEAF_TO_CTRL_C]}
-            address = stack.enter_context(LocalCluster(**settings))
+            where = {"dashboard_address": "127.0.0.1:0", "local_directory": folder}
+            size = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": 0}
+            quiet = {"silence_logs": _SILENT, "preload": [_DEAF_TO_CTRL_C]}
+            address = stack.enter_context(LocalCluster(**where, **size, **quiet))
         yield stack.enter_context(Client(address, set_as_default=False))
 
 
@@ -211,10 +207,10 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
 class Forecast:
     """Say what there is to measure, and about how long it takes.
 
-    measures, by label, with a row for the scores: `tasks` (a checkpoint and a batch), how many are `left`, the `passes`
-    that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left (NaN: could not be
-    timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many are to be loaded.
-    notes and failures: sentences.
+    measures, by label, with a row for the scores, which are not timed: `tasks` (a checkpoint and a batch), how many are
+    `left`, the `passes` that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left
+    (NaN: could not be timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many
+    are to be loaded. notes and failures: sentences.
     """
 
     measures: pd.DataFrame
@@ -238,7 +234,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     """
     jobs, start, columns = jobs_of(spec, str(device)), time.perf_counter(), ["tasks", "left", "passes", "seconds"]
     name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
-    loading, rows, to_load, failures = time.perf_counter() - start, list[tuple[str, bool]](), 0, list[str]()
+    loading, rows, to_load = time.perf_counter() - start, list[tuple[str, bool]](), 0
     if isinstance(loaded, str):
         empty = pd.DataFrame(columns=[*columns, "time"], dtype=float)
         return Forecast(empty, None, 0.0, len(jobs), (f"{name}: {loaded}",), ())
@@ -253,44 +249,26 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
             to_load += record is None or spec.calls_functions or len(finished) < len(tasks)
     counts = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(tasks="count", left="sum")
     measures = counts.reindex(index=[SCORES, *spec.labels], columns=columns)
-    known: dict[object, float | str] = {}  # seconds of a pass in a geometry, or what is wrong
-    for entry in (None, *spec.measures):
-        setting, label = (None, SCORES) if entry is None else (entry.setting, entry.label)
-        if setting not in known:
-            known[setting] = attempt(partial(_seconds, loaded, entry))
-            if isinstance(known[setting], str):
-                failures.append(f"{name}, {label}: {known[setting]}")
-        if not isinstance(known[setting], str):
-            measures.loc[label, ["passes", "seconds"]] = _passes(entry, loaded), known[setting]
+    first = {each.setting: each for each in reversed(spec.measures)}
+    timed = {setting: attempt(partial(_seconds, loaded, each)) for setting, each in first.items()}
+    failures = [f"{name}, {first[key].label}: {said}" for key, said in timed.items() if isinstance(said, str)]
+    for entry in spec.measures:
+        if not isinstance(seconds := timed[entry.setting], str):
+            passes = entry.measure.ticks(loaded.model) * PASSES.get(type(entry.measure), 1)
+            measures.loc[entry.label, ["passes", "seconds"]] = passes, seconds
     measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
     notes = [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
     notes += unmatched([each.name for each in spec.checkpoints], spec.scores)
     return Forecast(measures, name, loading, to_load, tuple(failures), tuple(notes))
 
 
-def _seconds(loaded: Loaded, entry: MeasureEntry | None) -> float:
-    """Time a pass in the geometry of a measure, or of the scores for None: the third, for the first pay for set-up."""
-    prepared = None if entry is None else loaded.prepared(entry)
-    if isinstance(prepared, str):
+def _seconds(loaded: Loaded, entry: MeasureEntry) -> float:
+    """Time a pass in the geometry of a measure: the third, for the first pay for set-up."""
+    if isinstance(prepared := loaded.prepared(entry), str):
         raise ValueError(prepared)
-    objective = None if prepared is None else prepared.objective(0)
-    start = 0.0
+    objective, start = prepared.objective(0), 0.0
     with autograd_available():
         for _ in range(3):
             start = time.perf_counter()
-            if objective is None:
-                loaded.score("data", 0)
-            else:
-                objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
+            objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
     return time.perf_counter() - start
-
-
-def _passes(entry: MeasureEntry | None, loaded: Loaded) -> int:
-    """Return how many forward passes, with a backward pass each, a task is taken to need.
-
-    A product with the Hessian counts twice; what stops early is counted to its end.
-    """
-    measure = None if entry is None else entry.measure
-    if isinstance(measure, (TopEigenvalue, HessianTrace)):
-        return 1 + 2 * (measure.samples if isinstance(measure, HessianTrace) else LANCZOS)
-    return 1 if measure is None else measure.ticks(loaded.model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -133,16 +132,14 @@ def measures_of(
         raise ValueError(f"{kind} needs a {lacking[0]}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
+    balls: list[dict[str, Any]] = [
+        {size: value, **({"after": tuple(sorted(values)[:place])} if warm_start else {})}
+        for size, values in sizes.items()
+        for place, value in enumerate(sorted(values))
+    ]
     for name in geometries:
         geometry = geometry_of(name, {key: value for key, value in options.items() if key not in own})
-        balls: list[dict[str, Any]] = [{}] if not sizes else []
-        for size, values in sizes.items():
-            smaller = sorted(values)
-            balls += [
-                {size: value, **({"after": tuple(smaller[:place])} if warm_start else {})}
-                for place, value in enumerate(smaller)
-            ]
-        for ball in balls:
+        for ball in balls or [{}]:
             yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
 
 
@@ -212,9 +209,12 @@ class Spec:
         if self.test is not None and self.test.task != self.data.task:
             raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
-        if taken := [name for name in listed if name in (*self.measured_scores, *self.labels)]:
+        measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
+        if self.loss is not None:  # errors are those of cross-entropy, which has labels
+            measured = [name for name in measured if "error" not in name]
+        if taken := [name for name in listed if name in (*measured, *self.labels)]:
             raise ValueError(f"scores must not have names that are measured. Found {taken[0]}; rename it")
-        known = [*self.measured_scores, *listed]
+        known = [*measured, *listed]
         for key, wanted in (("against", self.against), ("given", self.given)):
             for name in wanted:
                 if name not in known:
@@ -226,17 +226,6 @@ class Spec:
     def labels(self) -> list[str]:
         """Return how tables call the measures."""
         return [each.label for each in self.measures]
-
-    @property
-    def measured_scores(self) -> list[str]:
-        """Return the names of the scores that are measured: errors of cross-entropy alone, which has labels."""
-        names = ("loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS)))
-        return [name for name in names if self.loss is None or "error" not in name]
-
-    @property
-    def folders(self) -> list[str]:
-        """Return where functions of the user's are imported from, besides where Python looks."""
-        return [os.getcwd(), *([] if self.path is None else [str(self.path.resolve().parent)])]
 
     @property
     def calls_functions(self) -> bool:

@@ -176,12 +176,15 @@ def older(path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (lambda path: path.write_text("checkpoint,value\n" * 50), "is not a store: give the path of one"),
-    "another program's": (lambda path: change(path, "CREATE TABLE results (key TEXT)"), "is not a store"),
-    "damaged": (damage, "is damaged: restore a copy, or move it away and run again"),
-    "cut": (lambda path: (damage(path), os.truncate(path, 20_000)), "is damaged: restore a copy"),
-    "another format": (older, rf"must be a store of format {FORMAT}. Found format {FORMAT - 1}"),
-    "a folder": (lambda path: path.mkdir(), "cannot be opened: check that it is a file"),
+    "text": (lambda path: path.write_text("checkpoint,value\n" * 50), "file is not a database"),
+    "another program's": (
+        lambda path: change(path, "CREATE TABLE results (key TEXT)"),
+        "of this version. Found another",
+    ),
+    "damaged": (damage, "is malformed.* kept: see to it, or give another place"),
+    "cut": (lambda path: (damage(path), os.truncate(path, 20_000)), "is malformed"),
+    "another format": (older, "of this version. Found another"),
+    "a folder": (lambda path: path.mkdir(), "unable to open database file"),
 }
 
 
@@ -199,9 +202,9 @@ def test_places_where_no_store_can_be(path: Path) -> None:
     with pytest.raises(StoreError, match="Found none at"):
         Store(path, alone=False)
     path.touch()
-    with pytest.raises(StoreError, match="is not a store"):
+    with pytest.raises(StoreError, match="Found another file"):
         Store(path, alone=False)
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match="cannot be used"):
         Store(path / "zoo.sqlite")
     Store(path).close()  # an empty file becomes one
     with Store(path.parent / "new" / "deeper" / "zoo.sqlite") as store:  # folders are made

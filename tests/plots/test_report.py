@@ -90,7 +90,7 @@ def test_everything_is_shown_and_its_text_escaped(reader: Reader) -> None:
     notes = [text for attributes, text in reader.all("div") if attributes.get("role") == "note"]
     assert [EVIL in text for text in notes] == [True, True]
     assert any("0.25 ± 0.01" in text for _, text in reader.all("td"))
-    assert [EVIL in attributes["alt"] for attributes, _ in reader.all("img")] == [True] * 3
+    assert [EVIL in attributes["alt"] for attributes, _ in reader.all("img")] == [True]
     assert {attributes.get("scope") for attributes, _ in reader.all("th")} == {"col", "row"}
 
 
@@ -99,7 +99,7 @@ def test_ids_are_unique_and_references_arrive(reader: Reader) -> None:
     assert len(ids) == len(set(ids))
     attributes = [attributes for _, attributes, _ in reader.elements]
     wanted = {each[name].lstrip("#") for each in attributes for name in ("href", "aria-labelledby") if name in each}
-    assert {"failures", "notes", "care", "ranking", "figures", "radius", "values", "redo"} < wanted <= set(ids)
+    assert {"failures", "notes", "care", "ranking", "figures", "values", "redo"} < wanted <= set(ids)
 
 
 def test_headings_go_down_in_order_and_the_page_suits_a_phone(reader: Reader) -> None:
