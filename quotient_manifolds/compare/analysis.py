@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from quotient_manifolds.compare.comparison import FAILURES, RANKINGS, VALUES, Comparison, listing, table
+from quotient_manifolds.compare.comparison import Comparison, listing, table
 from quotient_manifolds.compare.spec import GAPS, MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
 from quotient_manifolds.compare.worker import Identity, Job, Task, tasks_of
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import BatchResult
-from quotient_manifolds.statistics import COEFFICIENTS, Correlation, correlation, holm
+from quotient_manifolds.statistics import COEFFICIENTS, FEWEST_MODELS, correlation, holm
 from quotient_manifolds.version import VERSION
-
-FEWEST = 5  # models that a ranking is of; fewer have no interval either
 
 Kept = Mapping[str, tuple[Mapping[str, Any], float]]  # payload and seconds, by key
 
@@ -36,16 +34,15 @@ def analyse(
     scores = scores.astype({name: "float64" for name in scores if scores[name].isna().all()})
     settings = [each.columns for each in spec.measures]
     measures = pd.DataFrame(settings, index=pd.Index(spec.labels, name="label"), dtype=object)
-    values = [row for name, some in tasks.items() for row in _values(name, spec.measures, some, kept)]
+    values = (row for name, some in tasks.items() for row in _values(name, spec.measures, some, kept))
     notes = (*_notes(identities), *_groups(tasks, kept), *unmatched(list(tasks), spec.scores))
-    tables = (table("values", values, VALUES), table("rankings", [], RANKINGS), table("failures", failures, FAILURES))
+    tables = (table("values", values), table("rankings", []), table("failures", failures))
     found = Comparison(
         spec.name, VERSION, command, measures.astype({"radius": "float64"}), scores, *tables, notes=notes
     )
     varying = [name for name in scores.select_dtypes("number") if scores[name].nunique() > 1]
     usual = [gap for gap in GAPS if gap in scores] or [name for name in varying if name not in spec.given]
-    targets = spec.against or usual
-    rankings = table("rankings", list(_rankings(found.frame(), spec, targets, store, progress)), RANKINGS)
+    rankings = table("rankings", _rankings(found.frame(), spec, spec.against or usual, store, progress))
     for _, alike in rankings[rankings["given"] == ""].groupby("kind"):
         corrected = holm([None if pd.isna(p) else float(p) for p in alike["p_value"]])
         rankings.loc[alike.index, "p_holm"] = np.array(corrected, dtype=np.float64)
@@ -70,12 +67,11 @@ def _scores(tasks: Sequence[Task], kept: Kept) -> dict[str, Any]:
 
 
 def unmatched(names: Sequence[str], scores: Mapping[str, Any]) -> list[str]:
-    """Return sentences on checkpoints without scores and, where there are such, on scores of no checkpoint."""
+    """Return a sentence on checkpoints without scores and, where there are such, on scores of no checkpoint."""
     lacking, others = [name for name in names if name not in scores], [name for name in scores if name not in names]
-    if not scores or not lacking:
-        return []
-    more = [f"Rows of scores that name no checkpoint: {listing(others)}."] if others else []
-    return [f"Without a row of scores, so in no correlation with them: {listing(lacking)}.", *more]
+    more = f" Rows of scores that name no checkpoint: {listing(others)}." if others else ""
+    said = f"Without a row of scores, so in no correlation with them: {listing(lacking)}.{more}"
+    return [said] if scores and lacking else []
 
 
 def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], kept: Kept) -> Iterator[dict[str, Any]]:
@@ -107,7 +103,7 @@ def _rankings(
             if (record := store.recall(key)) is None:
                 record = asdict(correlation(x, y, kind, given=given))
                 store.remember(key, record)
-            if Correlation(**record).models >= FEWEST:
+            if record["models"] >= FEWEST_MODELS:  # fewer have no interval either
                 yield {"measure": label, "against": target, "given": name, **record}
         progress("correlations", done, len(wanted))
 

@@ -49,7 +49,7 @@ def comparison_page(comparison: Comparison) -> str:
         ranking=_ranking_table(rankings) if len(rankings) else None,
         resamples=next(iter(rankings["resamples"]), 0),
         confidence=f"{next(iter(rankings['confidence']), 0.0):.0%}",
-        scatter={target: _scatter(comparison, target) for target in comparison.against},
+        scatter={target: _scatter(comparison, target) for target in rankings["against"].unique()},
         all_values=_value_table(comparison),
         command=comparison.command,
         version=comparison.version,
@@ -68,19 +68,12 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
     return _table("rankings", "Correlations over models", columns, rows, words=4)
 
 
-def _correlation(row: Any) -> Correlation:
-    """Return the correlation that a row of rankings holds."""
-    values = {each.name: row[each.name] for each in fields(Correlation)}
-    known: dict[str, Any] = {name: None if pd.isna(value) else value for name, value in values.items()}
-    return Correlation(**known)
-
-
 def _scatter(comparison: Comparison, target: str) -> str:
     """Return a figure of the score against each measure of which any value is known, as an <img> element."""
     means, errors = comparison.frame(), comparison.frame("standard_error")
-    tau = {
-        each["measure"]: _correlation(each) for _, each in comparison.ranking().query("against == @target").iterrows()
-    }
+    ranking = comparison.ranking().query("against == @target")
+    rows = ranking.astype(object).where(ranking.notna(), None).to_dict("records")
+    tau = {row["measure"]: Correlation(**{each.name: row[each.name] for each in fields(Correlation)}) for row in rows}
     known = [label for label in comparison.labels if means[label].notna().any()]
     panels = [Panel(each, means[each], means[target], tau.get(each), errors[each]) for each in known]
     return scatter_figure(panels, y_label=target, columns=2).html()

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pandas as pd
 import torch
@@ -184,8 +184,6 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
     except ImportError as error:
         needed = 'Several workers need dask.distributed: pip install "quotient-manifolds[distributed]".'
         raise ImportError(needed) from error
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be a whole number, at least 1. Found {workers!r}")
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"workers must have a GPU each. Found {devices} for {workers}; give {devices} workers")
     for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
@@ -202,7 +200,6 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
         yield stack.enter_context(Client(address, set_as_default=False))
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Forecast:
     """Say what there is to measure, and about how long it takes.

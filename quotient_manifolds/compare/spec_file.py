@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -140,7 +139,7 @@ def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
 def read_scores(path: Path) -> Mapping[str, Scores]:
     """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
-    Raises ValueError for a file that cannot be read so, lacks a name or has it twice, or has an infinite number.
+    Raises ValueError for a file that cannot be read so, or that lacks a name or has it twice.
     """
     try:
         with warnings.catch_warnings():
@@ -153,8 +152,6 @@ def read_scores(path: Path) -> Mapping[str, Scores]:
     names = frame.pop(NAME).fillna("")
     if twice := [*names[names.duplicated()], *names[names == ""]]:
         raise ValueError(f"{path} must name each checkpoint once. Found {twice[0]!r}")
-    if infinite := [name for name in frame.select_dtypes("number") if frame[name].abs().eq(math.inf).any()]:
-        raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {infinite[0]}")
     flags = frame.select_dtypes(["bool", "int"]).columns
     rows = frame.astype(dict.fromkeys(flags, float)).astype(object).where(frame.notna(), None).to_dict("records")
     return dict(zip(names, rows, strict=True))

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 FORMAT = 0x716D7A04  # "qmz" and the number of the format, in the file's header: tells a store from other SQLite files
 PATIENCE = 60.0  # seconds to wait for another process's transaction
@@ -37,7 +37,6 @@ def task_key(deciding: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@final
 class Store:
     """Keep values in one file.
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ Made = TypeVar("Made")
 _ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
 
 
-@final
 @dataclass(frozen=True)
 class Identity:
     """Hold what decides the numbers of a checkpoint, and what must be said beside them (notes, by split).
@@ -51,7 +50,6 @@ class Identity:
     notes: Mapping[str, Sequence[str]]
 
 
-@final
 @dataclass(frozen=True)
 class Task:
     """Ask for one measure on one batch, or (entry None) for loss and error there; key: of all that decides the value.
@@ -70,7 +68,6 @@ class Task:
         return f"loss and error on {self.split}" if self.entry is None else self.entry.label
 
 
-@final
 @dataclass(frozen=True)
 class Job:
     """Ask for all that a spec wants of one checkpoint.
@@ -85,7 +82,6 @@ class Job:
     fingerprint: str
 
 
-@final
 @dataclass(frozen=True)
 class Loaded:
     """Hold a checkpoint on its device, with its batches by split; known: what was found of it, for all measures."""

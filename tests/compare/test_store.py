@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sqlite3
 import struct
@@ -88,46 +87,7 @@ def test_numbers_that_are_not_finite_are_not_kept(store: Store) -> None:
     assert store.finished(["a"]) == set()
 
 
-# Kills.
-
-
-def fill(path: Path, log: Path) -> None:
-    """Finish what is left of 48 keys, with a note of each that is begun."""
-    keys = [task_key({"key": number}) for number in range(48)]
-    with Store(path) as store:
-        for key in keys:
-            if key not in store.finished(keys):
-                with log.open("a") as notes:
-                    notes.write(f"{key}\n")
-                finish(store, key, {"value": int(key, 16) / 3, "losses": [0.1] * 50})
-
-
-def content(path: Path) -> list[tuple[Any, ...]]:
-    """All that is in the store, read without the package; it is sound."""
-    connection = sqlite3.connect(path)
-    try:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return connection.execute("SELECT * FROM results ORDER BY key").fetchall()
-    finally:
-        connection.close()
-
-
-@needs_fork
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    fill(tmp_path / "whole.sqlite", tmp_path / "whole.log")
-    expected, draw, kills, runs = content(tmp_path / "whole.sqlite"), random.Random(0), 0, 0
-    while kills < 40:
-        path, log, killed = tmp_path / f"{runs}.sqlite", tmp_path / f"{runs}.log", 0
-        while True:
-            child = start(fill, path, log)
-            time.sleep(draw.uniform(0, 0.06))
-            os.kill(child, signal.SIGKILL)
-            if end_of(child) == 0:
-                break
-            killed += 1
-        assert content(path) == expected
-        assert len(log.read_text().split()) <= len(expected) + killed  # a kill costs the value in flight, no more
-        kills, runs = kills + killed, runs + 1
+# Who owns a file, and what can be wrong with it.
 
 
 @needs_fork
@@ -150,9 +110,6 @@ def test_a_store_has_one_owner_until_that_has_ended(path: Path) -> None:
     assert end_of(child) == -signal.SIGKILL
     with Store(path) as store:
         assert finish(store, "a", {"value": 1.0})
-
-
-# What can be wrong with a file.
 
 
 def change(path: Path, statement: str) -> None:

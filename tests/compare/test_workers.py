@@ -266,7 +266,6 @@ def test_a_scheduler_that_ends_amid_measuring_ends_it_too(spec: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"workers": 0}, "workers must be a whole number, at least 1"),
         ({"workers": 1, "scheduler": "tcp://127.0.0.1:1"}, "not both"),
         ({"workers": 99, "device": "cuda"}, "workers must have a GPU each"),
     ],

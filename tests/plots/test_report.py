@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from quotient_manifolds.compare import Comparison
-from quotient_manifolds.compare.comparison import FAILURES, VALUES
+from quotient_manifolds.compare.comparison import COLUMNS
 from quotient_manifolds.compare.report import comparison_page
 from quotient_manifolds.plots import orbit_figure
 from quotient_manifolds.report import render
@@ -58,12 +58,13 @@ def html() -> str:
     measures = pd.DataFrame({"family": EVIL, "radius": [0.1, 0.2]}, index=pd.Index(labels, name="label"))
     scores = pd.DataFrame({EVIL: [3.0, 1.0, 2.0, 5.0, 4.0]}, index=pd.Index(names, name="checkpoint"))
     values = [
-        dict.fromkeys(VALUES, 0.2) | {"checkpoint": name, "label": label, "mean": 0.25 + k, "standard_error": 0.01}
+        dict.fromkeys(COLUMNS["values"], 0.2)
+        | {"checkpoint": name, "label": label, "mean": 0.25 + k, "standard_error": 0.01}
         for label in labels
         for k, name in enumerate(names)
     ]
     rows = [{"measure": label, "against": EVIL, "given": ""} | asdict(FOUND) | {"p_holm": 0.5} for label in labels]
-    failures = pd.DataFrame([[EVIL, EVIL, "no loss"]], columns=list(FAILURES))
+    failures = pd.DataFrame([[EVIL, EVIL, "no loss"]], columns=list(COLUMNS["failures"]))
     flags = {"beyond_reach": False, "rounded": True}
     tables = (pd.DataFrame(values).assign(**flags), pd.DataFrame(rows), failures)
     return comparison_page(Comparison(EVIL, "1", EVIL, measures, scores, *tables, notes=(EVIL,)))
