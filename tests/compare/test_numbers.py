@@ -33,9 +33,8 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, holm
-from quotient_manifolds.symmetries import find_symmetries, random_move
 from tests import hugging_face, zoos
-from tests.zoos import run, save, vit, write_images, write_seeds, write_spec, write_zoo
+from tests.zoos import run, write_seeds, write_spec, write_zoo
 
 SMALL = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
 SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
@@ -189,30 +188,6 @@ def test_models_of_text_are_measured_and_cut_texts_are_counted(tmp_path: Path) -
     assert "2 of 4 texts were cut at 5 tokens" in note
 
 
-def test_no_measure_of_a_quotient_changes_along_the_orbit(tmp_path: Path) -> None:
-    write_images(tmp_path / "train.npz", 8, seed=0)
-    images, labels = arrays(tmp_path / "train.npz")
-    model = vit(0, patch_size=8, num_hidden_layers=1).double()
-    batch = {"pixel_values": images.double(), "labels": labels}
-    symmetries = find_symmetries(model, batch, evaluate=cross_entropy)
-    save(model, tmp_path / "models" / "m_0")
-    model.load_state_dict(random_move(model, symmetries, log_scale=2.0), strict=False)
-    save(model, tmp_path / "models" / "m_1")
-    where = "geometry: [adaptive, inv, mix]"
-    spec = write_spec(
-        tmp_path,
-        f"measure: worst-case, {where}, radius: 0.05, steps: 3",
-        f"measure: average-case, {where}, sigma: 0.05, samples: 2",
-        f"measure: gradient-norm, {where}",
-        head="checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}\ndtype: float64",
-    )
-    found = run(spec)
-    assert len(found.labels) == 9
-    for label in found.labels:
-        here, there = found.column(label)
-        assert (there == pytest.approx(here, rel=1e-9)) == ("adaptive" not in label), label
-
-
 # Tables.
 
 
@@ -236,15 +211,6 @@ def test_correlations_are_those_of_the_columns(zoo: Path) -> None:
     assert "6 models, tau has standard deviation 0.35" in found.cautions[-1]
     again = run(zoo / "zoo.yaml")  # correlations are kept in the store, too
     pd.testing.assert_frame_equal(again.rankings, found.rankings)
-
-
-def test_of_fewer_than_five_models_no_ranking_is_claimed(zoo: Path) -> None:
-    for seed in (4, 5):
-        (zoo / "models" / f"m_{seed}").unlink()
-    found = run(write_spec(zoo, SLOPE, head=SMALL))
-    assert found.known == (8, 8)
-    assert found.rankings.empty
-    assert found.cautions == []
 
 
 def test_a_comparison_is_saved_and_loaded_and_written_as_a_table(zoo: Path) -> None:

@@ -60,11 +60,13 @@ def test_the_report_says_what_failed(zoo: Path) -> None:
     assert "0 of 30" in page(zoo / "zoo.yaml")
 
 
-def test_the_report_of_one_model_has_values_and_no_ranking(zoo: Path) -> None:
-    spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("*", "m_1"))
+def test_the_report_of_fewer_than_five_models_has_values_and_no_ranking(zoo: Path) -> None:
+    spec = write_spec(zoo, SLOPE, WORST, head=HEAD.replace("*", "m_[0-3]"))
     text = page(spec)
     assert "No ranking: it takes five models" in text
-    assert len(summary_tables(run(spec))) == 1
+    found = run(spec)
+    assert (found.known, len(found.rankings), found.cautions) == ((20, 20), 0, [])
+    assert len(summary_tables(found)) == 1
 
 
 # The plan.

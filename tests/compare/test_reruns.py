@@ -124,21 +124,6 @@ def test_weights_decide_not_files_or_names(vits: Path, loads: list[str]) -> None
     assert values(run(spec))["m_1"] != before["m_1"]
 
 
-def test_a_file_that_is_written_while_it_is_loaded_is_read_again(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = worker.load_checkpoint
-
-    def raced(checkpoint: Any) -> nn.Module:
-        model = load(checkpoint)
-        save(vit(77), checkpoint.path)
-        return model
-
-    spec = write_spec(vits, SLOPE, head=VITS)
-    with monkeypatch.context() as patched:
-        patched.setattr(worker, "load_checkpoint", raced)
-        run(spec)
-    assert run(spec).measured_now == 2 * 2  # which are twins now
-
-
 def test_data_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_spec(zoo, SLOPE, head=SMALL.replace("*", "m_1"))
     assert run(spec).measured_now == 4
@@ -157,9 +142,9 @@ def test_data_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_symmetries_are_found_once_for_each_model_and_loss(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = recorded_runs(monkeypatch)
-    ascent = "measure: worst-case, geometry: [inv, mix], radius: [0.05, 0.1], steps: 1"
-    run(write_spec(vits, ascent, f"{ascent}, normalise_logits: true", head=VITS))
-    assert len(runs) == 2 * 2
+    ascent = "measure: worst-case, geometry: [inv, mix], radius: 0.05, steps: 1"
+    run(write_spec(vits, ascent, f"{ascent}, normalise_logits: true", head=VITS.replace("*", "m_1")))
+    assert len(runs) == 2
 
 
 # What a stored number belongs to.
@@ -198,7 +183,6 @@ def test_a_model_is_its_classes_settings_and_state() -> None:
         change(model := vit(0))
         different.append(model)
     assert len(set(map(model_hash, different))) == len(different)
-    assert model_hash(vit(0)) == model_hash(vit(0))
 
 
 def test_a_file_replaced_with_the_same_size_and_time_is_another(tmp_path: Path) -> None:
