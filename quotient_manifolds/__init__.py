@@ -45,75 +45,29 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         random_move,
     )
 
+# fmt: off
 __all__ = [
-    "SAM",
-    "Adaptive",
-    "AutoPGD",
-    "DiagonalQuotient",
-    "Euclidean",
-    "FixedRankQuotient",
-    "Quotient",
-    "QuotientAdam",
-    "QuotientSGD",
-    "Recipe",
-    "Result",
-    "RotaryQuotient",
-    "SharpnessCallback",
-    "Symmetries",
-    "__version__",
-    "average_case_sharpness",
-    "balance",
-    "canonical",
-    "count_symmetries",
-    "cross_entropy",
-    "declare_pair",
-    "example_inputs",
-    "find_symmetries",
-    "gradient_norm",
-    "hessian_trace",
-    "legacy_sharpness",
-    "load_model",
-    "merge_adapters",
-    "next_token_cross_entropy",
-    "normalised_logits",
-    "orbit_audit",
-    "prove_symmetries",
-    "random_move",
-    "read_text_labels",
-    "tokenised_batches",
-    "top_eigenvalue",
-    "worst_case_profile",
+    "SAM", "Adaptive", "AutoPGD", "DiagonalQuotient", "Euclidean", "FixedRankQuotient", "Quotient", "QuotientAdam",
+    "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "SharpnessCallback", "Symmetries", "__version__",
+    "average_case_sharpness", "balance", "canonical", "count_symmetries", "cross_entropy", "declare_pair",
+    "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace", "legacy_sharpness", "load_model",
+    "merge_adapters", "next_token_cross_entropy", "normalised_logits", "orbit_audit", "prove_symmetries",
+    "random_move", "read_text_labels", "tokenised_batches", "top_eigenvalue", "worst_case_profile",
     "worst_case_sharpness",
 ]
+# fmt: on
 
 
 _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "merge", "callbacks")
-"""Where public names live, looked through from the lowest to the highest; the higher import the lower anyway."""
+"""Where public names live, from the lowest to the highest, which imports the others; the last needs transformers."""
 
 _INSTEAD = {
-    "GEODESICS": "manifolds.GEODESICS",
-    "METRICS": "manifolds.METRICS",
-    "ConvergenceWarning": "sharpness.ConvergenceWarning",
-    "GeodesicError": "manifolds.GeodesicError",
-    "Geometry": "geometry.Geometry",
-    "HorizontalSpace": "manifolds.HorizontalSpace",
     "MeasureResult": "Result",
-    "MergedAdapter": "merge.MergedAdapter",
-    "OrbitAudit": "optim.OrbitAudit",
-    "Proof": "symmetries.Proof",
-    "QuotientManifold": "manifolds.QuotientManifold",
-    "RoundingWarning": "sharpness.RoundingWarning",
-    "ScaleQuotient": "manifolds.ScaleQuotient",
     "SharpnessRecord": "Result.to_frame",
-    "SymmetricPair": "symmetries.SymmetricPair",
-    "TangentSpace": "geometry.TangentSpace",
-    "Translation": "symmetries.Translation",
-    "TranslationQuotient": "manifolds.TranslationQuotient",
-    "TruncationWarning": "sharpness.TruncationWarning",
     "relative_flatness": "notebooks/studies/appendix_g.py",
     "truncation_error": "Result.reach, and geodesic='exact' to see what truncation changes",
 }
-"""What to use in place of names that the package itself does not have, or no longer: an AttributeError says it."""
+"""What to use in place of names that are nowhere any more."""
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would believe every name
@@ -121,18 +75,19 @@ if not TYPE_CHECKING:  # a type checker that saw it would believe every name
     def __getattr__(name: str) -> object:
         """Find a public name or a module of the package on first use, so that importing the package costs nothing.
 
-        `quotient_manifolds.pymanopt` needs no import of its own this way.
+        `quotient_manifolds.pymanopt` needs no import of its own this way. An AttributeError says where a name is that
+        the package itself does not have.
         """
-        if name in __all__:
-            for room in _ROOMS:
-                module = importlib.import_module(f"{__name__}.{room}")
-                if name in module.__all__:
-                    globals()[name] = getattr(module, name)
-                    return globals()[name]
-        if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        if name not in __all__ and name[0] != "_" and importlib.util.find_spec(f"{__name__}.{name}"):
             return importlib.import_module(f"{__name__}.{name}")
-        instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
+        instead = _INSTEAD.get(name)
+        for room in () if name[0] == "_" else _ROOMS if name in __all__ else _ROOMS[:-1]:
+            module = importlib.import_module(f"{__name__}.{room}")
+            if name in module.__all__ and name in __all__:
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+            instead = f"{room}.{name}" if name in module.__all__ else instead
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{f'; use {instead}' if instead else ''}")
 
 
 def __dir__() -> list[str]:

@@ -28,8 +28,6 @@ except ImportError as error:
 
 __all__ = ["SharpnessCallback"]
 
-LOGGED = ("loss", "grad_norm", "learning_rate", "epoch", "step")  # by the trainer itself
-
 
 @final
 class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -40,8 +38,7 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     trainer: a `transformers.Trainer`; wherever its logs go, sharpness goes too, under `name`. loss, batches, geometry,
     radius and options (steps, restarts, seed, progress): of `worst_case_sharpness`; batches are kept, and those of the
     training set do well. every: optimizer steps between measurements. name: "sharpness_" and the geometry's, unless
-    given; callbacks of one trainer must have different ones, and none that the trainer logs itself. `results` holds
-    what was measured, by step.
+    given, and another one for each callback. `results` holds what was measured, by step.
 
     The model is measured in eval mode, in the precision in which the trainer runs it, on the trainer's device, by the
     first process alone; a run ends at the weights at which it ends without the callback. ValueError for models that are
@@ -67,8 +64,6 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             raise ValueError(
                 "The model must be whole. Found a trainer that spreads this one over processes; measure its checkpoints"
             )
-        if name is not None and (not name or name in LOGGED):
-            raise ValueError(f"name must be one that the trainer does not log itself. Found {name!r}")
         self._trainer, self._loss, self._batches = trainer, loss, listed(batches)
         self._sharpness = WorstCase(as_geometry(geometry), radius, **options)
         self._every = every
@@ -77,10 +72,6 @@ class SharpnessCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Measure before the first step, or where a run is taken up again, if its logs do not have that already."""
-        every = [each for each in self._trainer.callback_handler.callbacks if isinstance(each, SharpnessCallback)]
-        named = [each for each in every if each.name == self.name]
-        if named and named != [self]:
-            raise ValueError(f"Callbacks must log under different names. Found {self.name!r} twice; give one a name=")
         if not any(row.get("step") == state.global_step and self.name in row for row in state.log_history):
             self._measure(state)
 

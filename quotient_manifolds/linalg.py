@@ -234,13 +234,6 @@ def _sign(left: Tensor) -> Tensor:
     return torch.where(top >= -bottom, 1.0, -1.0).to(left.dtype)
 
 
-def relative_singular_values(G: Tensor, H: Tensor) -> Tensor:
-    """Compute the singular values of G H^T over the largest, descending, in float64; 0 where the product is 0."""
-    R_G, R_H = (torch.linalg.qr(part.detach().double(), mode="r").R for part in (G, H))
-    s = torch.linalg.svdvals(R_G @ R_H.mT)
-    return s / s[..., :1].clamp_min(torch.finfo(s.dtype).tiny)
-
-
 def spectral_norm(a: Tensor) -> Tensor:
     """Compute the largest singular value of tall matrices (..., n, h), from a^T a in float64. Shape (...,)."""
     a = a.double()

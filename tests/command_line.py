@@ -1,10 +1,8 @@
-"""Calls of the command line in this process or in one of their own, and what a user may write into a module."""
+"""Calls of the command line, and what a user may write into a module."""
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -46,10 +44,6 @@ def inputs():
     torch.manual_seed(1)
     return torch.randn(4, 5, 8)
 
-def many_inputs():
-    torch.manual_seed(1)
-    return torch.randn(50, 5, 8)
-
 def batches():
     torch.manual_seed(1)
     return [(torch.randn(4, 5, 8), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
@@ -90,12 +84,6 @@ def crooked_loss(model, batch):
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def run(*arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, as a shell runs it."""
-    command = [sys.executable, "-m", "quotient_manifolds", *(str(argument) for argument in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, **settings)  # type: ignore[call-overload, no-any-return]
 
 
 def digest(directory: Path) -> dict[str, str]:

@@ -116,14 +116,6 @@ def test_a_run_that_is_taken_up_again_logs_no_step_twice(start: nn.Module, tmp_p
     assert list(callback.results) == [4]
 
 
-def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
-    trainer = trainer_of(copy.deepcopy(start), tmp_path, max_steps=1)
-    added(trainer)
-    added(trainer, radius=0.1)
-    with pytest.raises(ValueError, match="Found 'sharpness_mix_second_order' twice; give one a name="):
-        trainer.train()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -133,7 +125,6 @@ def test_two_callbacks_need_two_names(start: nn.Module, tmp_path: Path) -> None:
         ({"method": "newton"}, "method"),
         ({"paces": 3}, "paces"),
         ({"every": 0}, "every must be a whole number"),
-        ({"name": "loss"}, "name must be one that the trainer does not log"),
         ({"batches": {"input_ids": sequences(4)}}, r"Found one dict; wrap it: \[batch\]"),
         ({"batches": []}, "at least one batch"),
     ],

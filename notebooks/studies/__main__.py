@@ -1,7 +1,7 @@
 """Redo one of the studies: `make study NAME=...`, or `python -m studies NAME` with `notebooks` on Python's path.
 
-A study is a module with `run(out, *, fast, command, progress)`, which writes the study's record to `out` and returns
-it, `load(folder)`, which reads the record in a folder, and `tables(record)`. It is imported when it is asked for.
+A study is a module with `run(out, *, fast, progress)`, which returns its record and may keep what it takes to continue
+in `out`, and `tables(record)`. The record is written to OUT/NAME.json. A zoo has a file of values besides, and `load`.
 """
 
 from __future__ import annotations
@@ -10,50 +10,51 @@ import importlib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from quotient_manifolds.files import write_text
-from studies.common import RECORDS, Tables, csv_files, fill_page, markdown, save_figure
+from quotient_manifolds.version import VERSION
+from studies.common import RECORDS, Tables, csv_files, fill_page, load, markdown, save_figure, write_record
 from studies.convert import convert
 
 STUDIES: Final = {
     "ascents": "Compare the matched and the released ascent at equal passes. Half a minute.",
     "audit": "Study how far optimizers started at different points of one orbit drift apart. Two minutes.",
     "diagonal": "Study how sharpness ranks diagonal networks, along geodesics of each order. An hour.",
-    "families": "Study how much each family of symmetries alone changes each measure. Ten minutes.",
     "fibres": "Count how many of the directions that preserve the function are found, in 99 models. 20 minutes.",
     "invariance": "Study how much measures change along the orbit, in 99 models. Half an hour.",
     "mnist": "Study how measures rank 216 vision transformers on MNIST, a full factorial design. Three hours.",
     "pilots": "Measure the pilots whose increase in loss chose the radii of the zoos. Ten minutes.",
     "sentiment": "Study how measures rank 62 BERTs fine-tuned on film reviews. Four hours.",
-    "toy": "Compare ascents and expansions with the closed forms of the scalar network f(x) = G H x. Half a minute.",
-    "training": "Study whether quotient optimizers and geodesic SAM train better than others. Three and a half hours.",
+    "toy": "Compare expansions with the closed forms of the scalar network f(x) = G H x. A second.",
+    "training": "Study whether optimizers on the quotient train better than others. Two hours.",
 }
 """By name what a study does, and how long it takes on one core."""
 
-FIGURES: Final = {
-    "diagonal": Path("notebooks/results/settings.svg"),
-    "training": Path("docs/images/learning_rates.svg"),
-}
-"""By study, where the figure of its pages is."""
+FIGURE: Final = Path("docs/images/learning_rates.svg")
+"""Where the figure of the study of training is."""
 
 out_option = click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Directory of the record.")
 quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 
 
 def module_of(name: str) -> ModuleType:
-    """Return the module of a study."""
+    """Return the module of a study, imported when it is asked for."""
     return importlib.import_module(f"studies.{name}")
+
+
+def load_study(name: str, folder: Path = RECORDS) -> Any:
+    """Return the record of a study, of a zoo with its values."""
+    own = getattr(module_of(name), "load", None)
+    return load(name, folder) if own is None else own(folder)
 
 
 @cache
 def recorded(name: str) -> Tables:
-    """Return the tables of a study by name, from its committed record."""
-    module = module_of(name)
-    found: Tables = module.tables(module.load(RECORDS))
-    return found
+    """Return the tables of a study by name as they are printed, from its committed record."""
+    return {title: shown.map(str) for title, shown in module_of(name).tables(load_study(name)).items()}
 
 
 def said(what: str, done: int, total: int) -> None:
@@ -72,13 +73,12 @@ def _add(name: str, words: str) -> None:
     @click.option("--fast", is_flag=True, help="A few small cases, to try the command.")
     @quiet_option
     def run(out: Path | None, fast: bool, quiet: bool) -> None:
-        out = out or Path("results", name)
-        out.mkdir(parents=True, exist_ok=True)
-        module = module_of(name)
+        out, module = out or Path("results", name), module_of(name)
+        record = module.run(out, fast=fast, progress=(lambda *done: None) if quiet else said)
         command = f"make study NAME={name}{' ARGS=--fast' if fast else ''}"
-        found = module.run(out, fast=fast, command=command, progress=(lambda *done: None) if quiet else said)
+        write_record(out / f"{name}.json", {**record, "command": command, "version": VERSION})
         if not quiet:
-            for title, table in module.tables(found).items():
+            for title, table in module.tables(load_study(name, out)).items():
                 click.echo(f"{title}\n\n{markdown(table)}")
             click.echo(f"Record: {out}")
 
@@ -88,20 +88,17 @@ for _name, _words in STUDIES.items():
 
 
 @study.command()
-@click.argument("pages", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def pages(pages: tuple[Path, ...]) -> None:
-    """Fill the tables of PAGES, by default all of docs and notebooks, from the committed records, and draw figures.
+def pages() -> None:
+    """Fill the tables of all pages of docs and notebooks from the committed records, and draw the figure.
 
     A table stands between the lines `<!-- table STUDY NAME -->` and `<!-- end -->`.
     """
-    for page in pages or [*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))]:
+    for page in (*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))):
         for file, text in {page: fill_page(page, recorded), **csv_files(page, recorded)}.items():
             if not file.exists() or text != file.read_text(encoding="utf-8"):
                 write_text(file, text)
                 click.echo(f"Changed: {file}")
-    for name, file in FIGURES.items():
-        module = module_of(name)
-        save_figure(module.figure(module.load(RECORDS)), file)
+    save_figure(module_of("training").figure(load_study("training")), FIGURE)
 
 
 @study.command("appendix-g")
@@ -124,10 +121,9 @@ def appendix_g(zoo: Path, layer: str, radius: float, steps: int, out: Path | Non
     """
     from studies.appendix_g import measure_zoo
 
-    progress = (lambda *done: None) if quiet else said
-    file = measure_zoo(
-        out or Path("results/appendix_g"), zoo, layer=layer, radius=radius, steps=steps, progress=progress
-    )
+    progress = None if quiet else said
+    out = out or Path("results/appendix_g")
+    file = measure_zoo(out, zoo, layer=layer, radius=radius, steps=steps, progress=progress)
     if not quiet:
         click.echo(f"Table: {file}")
 

@@ -17,8 +17,7 @@ from quotient_manifolds.compare import read_spec
 from quotient_manifolds.files import write_text
 from quotient_manifolds.geometry import Geometry, KnownSymmetries, Quotient, TangentSpace
 from quotient_manifolds.load import load_checkpoint
-from quotient_manifolds.manifolds.arguments import require_vector
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness.losses import IGNORED, inputs_and_labels
 from quotient_manifolds.symmetries import Evaluate

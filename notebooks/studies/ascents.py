@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import cross_entropy, legacy_sharpness, worst_case_sharpness
-from studies.common import Record, Tables, read_record, table, write_record
+from studies.common import Record, Tables
 
 RADII: dict[Geometry, tuple[float, float]] = {
     Euclidean(): (0.025, 0.2),
@@ -49,35 +49,24 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Measure every network in every ball and write OUT/ascents.json; `fast`: two networks, hardly trained."""
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Measure every network in every ball; `fast`: two networks, hardly trained."""
     digits, steps = load_digits(train_points=TRAIN_POINTS), 5 if fast else TRAINING_STEPS
     networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, digits, steps) for name in LAYERS}
     recipe = draw_recipe(0, steps=2 * steps)
     networks["vision transformer"] = partial(train, recipe, digits.train_images, digits.train_labels)
-    images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
-    batch = {"pixel_values": images, "labels": labels}
+    batch = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
     names = list(networks)[:2] if fast else list(networks)
     cases: list[Record] = []
-    passes: list[int] = []
     for place, name in enumerate(names):
         progress("networks", place, len(names))
         model = networks[name]().double().eval()
-        for geometry, radii in RADII.items():
-            for radius in radii:
-                case, passes = _case(model, batch, geometry, radius)
-                cases.append({"network": name, **case})
-    return write_record(out / "ascents.json", {"cases": cases, "passes": passes}, command)
+        balls = [(geometry, radius) for geometry, radii in RADII.items() for radius in radii]
+        cases += [{"network": name, **_case(model, batch, *ball)} for ball in balls]
+    return {"cases": cases}
 
 
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "ascents.json")
-
-
-def _case(
-    model: nn.Module, batch: dict[str, torch.Tensor], geometry: Geometry, radius: float
-) -> tuple[Record, list[int]]:
+def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, radius: float) -> Record:
     """Return the increases that both ascents find in one ball, and the passes of both, forward and backward.
 
     released_norm: of the released ascent's best point, in units of the radius; above 1 where a zero weight turns its
@@ -86,15 +75,15 @@ def _case(
     shared: dict[str, Any] = {"geometry": geometry, "radius": radius}
     matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, **shared)
     released = legacy_sharpness(model, cross_entropy, [batch], steps=RELEASED_STEPS, **shared)
-    case = {
+    return {
         "geometry": geometry.name,
         "radius": radius,
         "loss": matched.base_losses[0],
         "matched": matched.mean,
         "released": released.mean,
         "released_norm": (released.norms[0] or 0.0) / radius,
+        "passes": [found.forward_passes + found.backward_passes for found in (matched, released)],
     }
-    return case, [found.forward_passes + found.backward_passes for found in (matched, released)]
 
 
 def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
@@ -107,20 +96,7 @@ def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(network(digits.train_images), digits.train_labels).backward()
         optimizer.step()
-    return _OnPixels(network)
-
-
-@final
-class _OnPixels(nn.Module):
-    """Wrap a network so that it takes the keyword of image classifiers."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.network(pixel_values)
-        return logits
+    return network
 
 
 def median_ratio(cases: pd.DataFrame) -> tuple[float, float, float]:
@@ -137,8 +113,10 @@ def tables(record: Record) -> Tables:
     for geometry, own in cases.groupby("geometry", sort=False):
         median, low, high = median_ratio(own)
         less, more = (own.released < 0.99 * own.matched).sum(), (own.released > 1.01 * own.matched).sum()
-        ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", str(more)])
+        ratios.append([geometry, f"{median:.3f} [{low:.3f}, {high:.3f}]", f"{less} of {len(own)}", more])
     return {
-        "ratios": table(["Ball", "Released / matched, median", "Over 1 % less", "Over 1 % more"], ratios),
+        "ratios": pd.DataFrame(
+            ratios, columns=["Ball", "Released / matched, median", "Over 1 % less", "Over 1 % more"]
+        ),
         "cases": cases.assign(ratio=cases.released / cases.matched),
     }

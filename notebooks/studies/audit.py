@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 
 import geoopt
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
@@ -23,15 +24,16 @@ from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
 from quotient_manifolds.symmetries import Symmetries, find_symmetries
-from studies.common import Record, Tables, read_record, table, write_record
+from studies.common import Record, Tables, power
 
 STEPS, MOVES, CONDITION = 60, 5, 100.0
 BATCHES, BATCH_SIZE, WORDS, LENGTH, CLASSES = 3, 16, 60, 9, 3
+HEAD_RATE = 1e-2  # of what is no matrix or no adapter, where an optimizer is for those alone
 PACKAGES = ("torch", "transformers", "peft", "pytorch_optimizer", "geoopt")
 SAM_RADIUS = 0.05
 
-Make = Callable[[nn.Module, Symmetries, float], Optimizer]
-"""Return an optimizer of a model and its symmetries at a learning rate."""
+Make = Callable[..., Optimizer]
+"""Return an optimizer of a model, with its symmetries and a learning rate."""
 
 
 class Candidate(NamedTuple):
@@ -106,10 +108,6 @@ def factors_of(model: nn.Module) -> list[nn.Parameter]:
     return [p for pair in adapter_pairs(model) for p in pair]
 
 
-def _head(model: nn.Module) -> Optimizer:
-    return AdamW([p for name, p in _trained(model).items() if "lora_" not in name], lr=1e-2, weight_decay=0.0)
-
-
 def _plain(kind: Any, **options: Any) -> Make:
     return lambda model, symmetries, rate: kind(_trained(model).values(), lr=rate, **options)
 
@@ -125,12 +123,22 @@ def _muon(kind: Any) -> Make:
         trained = list(_trained(model).values())
         matrices, others = ([p for p in trained if (p.ndim == 2) == matrix] for matrix in (True, False))
         if kind is Muon:
-            return Together(Muon(matrices, lr=rate, weight_decay=0.0), AdamW(others, lr=1e-2, weight_decay=0.0))
+            return Together(Muon(matrices, lr=rate, weight_decay=0.0), AdamW(others, lr=HEAD_RATE, weight_decay=0.0))
         groups = [{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}]
-        made: Optimizer = kind(groups, lr=rate, adamw_lr=1e-2)
+        made: Optimizer = kind(groups, lr=rate, adamw_lr=HEAD_RATE)
         return made
 
     return make
+
+
+def _with_head(make: Callable[[nn.Module, float], Optimizer]) -> Make:
+    """Return an optimizer of the adapters, and AdamW for the head."""
+
+    def both(model: nn.Module, symmetries: Symmetries, rate: float) -> Optimizer:
+        head = [p for name, p in _trained(model).items() if "lora_" not in name]
+        return Together(make(model, rate), AdamW(head, lr=HEAD_RATE, weight_decay=0.0))
+
+    return both
 
 
 def _preconditioned(kind: Any, **options: Any) -> Make:
@@ -153,16 +161,13 @@ def candidates() -> list[Candidate]:
     """Return all optimizers of the table, in its order."""
     import pytorch_optimizer as third
 
-    def rite(model: nn.Module, symmetries: Symmetries, rate: float, **options: Any) -> Optimizer:
-        return Together(third.LoRARite(factors_of(model), lr=rate, **options), _head(model))
-
-    def manifolds(model: nn.Module, symmetries: Symmetries, rate: float) -> Optimizer:
-        return Together(OnManifolds(adapter_pairs(model), rate), _head(model))
-
+    rite = _with_head(lambda model, rate: third.LoRARite(factors_of(model), lr=rate))
+    switched_off: Any = {"update_skipping": 0.0, "clip_unmagnified_grad": 0.0}
+    unskipped = _with_head(lambda model, rate: third.LoRARite(factors_of(model), lr=rate, **switched_off))
+    manifolds = _with_head(lambda model, rate: OnManifolds(adapter_pairs(model), rate))
     # As released the preconditioner starts at step 25 and is computed anew every 1000 steps: 60 would hardly use it.
     shampoo: Any = {"weight_decay": 0.0, "start_preconditioning_step": 2, "preconditioning_compute_steps": 1}
     plain, theirs, adapters, ours = "torch", "pytorch_optimizer", "peft", "quotient_manifolds"
-    unskipped = partial(rite, update_skipping=0.0, clip_unmagnified_grad=0.0)
     adamw, adam = _plain(AdamW, weight_decay=0.0), _quotient(QuotientAdam)
     anew, rest, radius = "ScalableShampoo, anew at each step", "the head's bias by AdamW", f"radius {SAM_RADIUS:g}"
     sam = _sam(adamw, lambda symmetries: Euclidean())
@@ -195,8 +200,8 @@ def candidates() -> list[Candidate]:
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Audit every optimizer in float64 and write OUT/audit.json; `fast`: two steps and one move.
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Audit every optimizer in float64; `fast`: two steps and one move.
 
     A row holds the drifts of all moves and the losses of the first batch, after the run from the weights as they were
     (loss) and after those from moved ones, or why there are none (failure).
@@ -209,9 +214,10 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     for index, each in enumerate(listed):
         progress("optimizers", index, len(listed))
         said = {"optimizer": each.name, "source": each.source, "rate": each.rate, "note": each.note}
-        audit = partial(orbit_audit, steps=steps, symmetries=symmetries, condition=CONDITION, moves=moves)
+        make = partial(each.make, symmetries=symmetries, rate=each.rate)
+        asked: Any = {"steps": steps, "symmetries": symmetries, "condition": CONDITION, "moves": moves}
         try:
-            found = audit(partial(_make, each.make, symmetries, each.rate), model, _loss, batches)
+            found = orbit_audit(make, model, _loss, batches, **asked)
             if not np.isfinite([*found.drifts, *found.moved_losses, found.loss]).all():
                 raise ArithmeticError("a run ended in numbers that are not finite")
             rows.append(said | {"drifts": found.drifts, "loss": found.loss, "moved_losses": found.moved_losses})
@@ -222,12 +228,7 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
     pairs = sum({*_trained(model)}.issuperset(pair.names) for pair in symmetries.pairs)
     settings = {"start": start, "pairs": pairs, "steps": steps, "moves": moves, "condition": CONDITION}
     versions = {name: version(name) for name in PACKAGES}
-    return write_record(out / "audit.json", {"rows": rows, **settings, "versions": versions}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "audit.json")
+    return {"rows": rows, **settings, "versions": versions}
 
 
 def tables(record: Record) -> Tables:
@@ -239,12 +240,12 @@ def tables(record: Record) -> Tables:
         if not found[2]:
             found = [_size(float(np.median(row["drifts"]))), _size(max(row["drifts"])), f"{row['loss']:.3g}"]
         rows.append([row["optimizer"], row["source"], row["note"], f"{row['rate']:g}", *found])
-    return {"drifts": table(columns, rows)}
+    return {"drifts": pd.DataFrame(rows, columns=columns)}
 
 
 def _size(drift: float) -> str:
     """Return a drift with two digits, and one that is rounding by its order of magnitude."""
-    return f"{drift:.2g}" if drift >= 1e-4 else f"{drift:.0e}".replace("e-0", "e-")
+    return f"{drift:.2g}" if drift >= 1e-4 else power(drift)
 
 
 def adapted_bert() -> tuple[nn.Module, list[dict[str, Tensor]]]:
@@ -267,10 +268,6 @@ def adapted_bert() -> tuple[nn.Module, list[dict[str, Tensor]]]:
             words = torch.randint(3, WORDS, (BATCH_SIZE, LENGTH))
             batches.append({"input_ids": words, "labels": torch.randint(CLASSES, (BATCH_SIZE,))})
     return model, batches
-
-
-def _make(make: Make, symmetries: Symmetries, rate: float, model: nn.Module) -> Optimizer:
-    return make(model, symmetries, rate)
 
 
 def _loss(model: nn.Module, batch: Any) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from quotient_manifolds.demo.zoo import each_finished
 from quotient_manifolds.files import write_text
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.version import VERSION
 
 Floats = NDArray[np.float64]
 Record = dict[str, Any]
@@ -32,24 +31,15 @@ RECORDS = Path("notebooks/records")
 # ---- records
 
 
-def write_record(path: Path, record: Record, command: str, *, indent: int | None = 1) -> Record:
-    """Write a record with its command and the version as JSON, atomically, and return it as it is read again.
-
-    Raises ValueError for a number that is not finite.
-    """
-    _write(path, {**record, "command": command, "version": VERSION}, indent)
-    return read_record(path)
-
-
-def read_record(path: Path) -> Record:
-    """Return what `write_record` wrote."""
-    record: Record = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
-def _write(path: Path, record: Any, indent: int | None = 1) -> None:
+def write_record(path: Path, record: Any, indent: int | None = 1) -> None:
+    """Write a record as JSON, atomically. Raises ValueError for a number that is not finite."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(record, indent=indent, allow_nan=False, default=asdict) + "\n")
+
+
+def load(name: str, folder: Path = RECORDS) -> Any:
+    """Return the record of a study by name."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def resume(
@@ -66,25 +56,26 @@ def resume(
     A cell returns what JSON can hold, or a dataclass. An interrupted study continues from its files, one for each cell.
     settings: what decides the cells besides their names. Raises ValueError if the folder holds cells of other settings.
     """
-    known, settings = folder / "settings.json", json.loads(json.dumps(settings, default=asdict))
-    if not known.is_file():
-        _write(known, settings)
-    elif read_record(known) != settings:
+    settings = json.loads(json.dumps(settings, default=asdict))
+    if not (folder / "settings.json").is_file():
+        write_record(folder / "settings.json", settings)
+    elif load("settings", folder) != settings:
         raise ValueError(
-            f"{folder} must hold cells of the same settings. Found others in {known.name}: take another --out"
+            f"{folder} must hold cells of the same settings. Found others in settings.json: take another --out"
         )
-    files = {name: folder / f"{re.sub(r'[^a-z0-9.+-]+', '_', name.lower())}.json" for name in cells}
+    files = {name: re.sub(r"[^a-z0-9.+-]+", "_", name.lower()) for name in cells}
     if len(set(files.values())) < len(files):
         raise ValueError(f"The names of cells must differ in letters or digits. Found {', '.join(files)}")
-    jobs = [partial(_compute, cells[name], file) for name, file in files.items() if not file.exists()]
+    missing = [name for name, file in files.items() if not (folder / f"{file}.json").exists()]
+    jobs = [partial(_compute, cells[name], folder / f"{files[name]}.json") for name in missing]
     for number, _ in enumerate(each_finished(jobs, workers), 1):
         if progress is not None:
             progress(what, len(cells) - len(jobs) + number, len(cells))
-    return [read_record(file) for file in files.values()]
+    return [load(file, folder) for file in files.values()]
 
 
 def _compute(cell: Callable[[], Any], file: Path) -> None:
-    _write(file, cell())
+    write_record(file, cell())
 
 
 # ---- numbers
@@ -95,19 +86,14 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def figure(value: float) -> str:
-    """Return four significant digits."""
-    return f"{value:.4g}"
+def power(value: float) -> str:
+    """Return a small change by its order of magnitude, such as 3e-12."""
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def signed(value: float | None) -> str:
     """Return a correlation with its sign."""
     return "undefined" if value is None else minus(f"{value:+.2f}")
-
-
-def percent(share: float) -> str:
-    """Return a share in per cent."""
-    return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
 @final
@@ -150,11 +136,6 @@ Tables = dict[str, pd.DataFrame]
 """The tables of a study by name."""
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> pd.DataFrame:
-    """Return a table of what is printed, in rows."""
-    return pd.DataFrame([list(row) for row in rows], columns=list(columns))
-
-
 def markdown(shown: pd.DataFrame) -> str:
     """Return a table as Markdown."""
     rows = [list(shown.columns), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
@@ -188,9 +169,6 @@ def save_figure(drawn: Any, file: Path) -> None:
     """Write a figure of matplotlib, or what holds one, as SVG: the same bytes for the same figure."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "studies"}):
         drawn.figure.savefig(file, metadata={"Date": None})
-
-
-# ---- what studies begin with
 
 
 def pretrained_encoder() -> Path:

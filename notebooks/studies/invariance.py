@@ -23,8 +23,8 @@ from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
 from quotient_manifolds.symmetries import Symmetries, propose_symmetries, random_move
 from quotient_manifolds.symmetries.double_precision import DoublePrecision
-from studies.common import Record, Tables, read_record, resume, table, write_record
-from studies.fibres.cases import FAST, names, small_model
+from studies.common import Record, Tables, power, resume
+from studies.fibres import FAST, names, small_model
 
 METRICS = ("inv", "mix")
 MEASURES = ("worst case", "average case", "gradient norm", "trace", "top eigenvalue")
@@ -69,11 +69,6 @@ class Subject:
         """Find all that leaves the loss alone."""
         return propose_symmetries(self.model, self.batch, evaluate=loss)
 
-    def loss(self) -> float:
-        """Compute the loss."""
-        with torch.no_grad():
-            return float(loss(self.model, self.batch))
-
     def adaptive(self) -> float:
         """Compute the gradient norm of adaptive sharpness, which is not invariant."""
         return qm.gradient_norm(self.model, loss, [self.batch], geometry="adaptive").mean
@@ -112,20 +107,15 @@ def _cast(batch: Any, dtype: torch.dtype) -> Any:
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Measure all models and write OUT/invariance.json; a run continues from OUT/rows, which has a file for each."""
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Measure all models; a run continues from OUT/rows, which has a file for each."""
     import transformers
 
     moves = MOVES[-1:] if fast else MOVES
     cells = {name: partial(row_of, name, moves) for name in (FAST if fast else names())}
     rows = resume(out / "rows", cells, what="invariance", settings=moves, progress=progress)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return write_record(out / "invariance.json", {"rows": rows, "moves": moves, **versions}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "invariance.json")
+    return {"rows": rows, "moves": moves, **versions}
 
 
 def row_of(name: str, moves: Sequence[tuple[float, int]] = MOVES) -> Record:
@@ -221,32 +211,25 @@ def tables(found: Record) -> Tables:
     largest = frame.pivot_table(index="model", columns=["measure", "precision"], values="change", aggfunc="max")
     spread = []
     for measure in MEASURES:
-        spread.append([measure])
+        line = {"Measure": measure}
         for precision, target in TARGETS.items():
             changes = largest[measure, precision]
-            spread[-1] += [
-                power(changes.median()),
-                power(changes.max()),
-                f"{(changes <= target).sum()} of {len(changes)}",
-            ]
-    heads = [f"{words}, {precision}" for precision in TARGETS for words in ("median", "largest", "within target")]
+            line[f"median, {precision}"], line[f"largest, {precision}"] = map(size, (changes.median(), changes.max()))
+            line[f"within target, {precision}"] = f"{(changes <= target).sum()} of {len(changes)}"
+        spread.append(line)
+    wide = frame.pivot(index="model", columns=["measure", "metric", "precision"], values="change").map(size)
     order = [(measure, metric, each) for measure in MEASURES for metric in METRICS for each in TARGETS]
-    cells = frame.pivot(index="model", columns=["measure", "metric", "precision"], values="change").map(power)
-    models = [
-        [
-            row["name"],
-            str(row["moved"]),
-            power(max(row["adaptive"], 1 / row["adaptive"])),
-            *cells.loc[row["name"], order],
-        ]
-        for row in rows
-    ]
+    models = wide[order].set_axis([*map(", ".join, order)], axis=1).loc[[row["name"] for row in rows]].reset_index()
+    factors = [size(max(row["adaptive"], 1 / row["adaptive"])) for row in rows]
+    models = models.rename(columns={"model": "Model"})
+    models.insert(1, "Dimension", [row["moved"] for row in rows])
+    models.insert(2, "Adaptive gradient norm, factor", factors)
     missed = dict(iter(frame[frame["missed"]].groupby("model")))
     misses = [[name, *why] for row in rows if (name := row["name"]) in missed for why in _why(missed[name])]
     return {
-        "measures": table(["Measure", *heads], spread),
-        "misses": table(["Model", "Precision", "Reason", "Change"], misses),
-        "models": table(["Model", "Dimension", "Adaptive gradient norm, factor", *map(", ".join, order)], models),
+        "measures": pd.DataFrame(spread),
+        "misses": pd.DataFrame(misses, columns=["Model", "Precision", "Reason", "Change"]),
+        "models": models,
     }
 
 
@@ -254,22 +237,17 @@ def _why(missed: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
     """Yield for each precision where a model misses a target a reason, and the change that it explains."""
     if missed["cast"].any():
         largest = missed.loc[missed["cast"], "uncast"].max()
-        yield "float64", "the model casts to float32 inside; without the casts", power(largest)
+        yield "float64", "the model casts to float32 inside; without the casts", size(largest)
     if missed["rounded"].any():
         largest = missed.loc[missed["rounded"], "stored"].max()
-        yield "float32", "transformed weights are rounded when stored; this alone, in float64", power(largest)
+        yield "float32", "transformed weights are rounded when stored; this alone, in float64", size(largest)
     for each in missed[missed["cancels"]].itertuples():
-        yield (
-            "float32",
-            f"{each.measure} of {each.metric} nearly cancels; standard error over mean",
-            f"{each.spread:.0f}",
-        )
+        why = f"{each.measure} of {each.metric} nearly cancels; standard error over mean"
+        yield "float32", why, f"{each.spread:.0f}"
     for each in missed[~missed[["cast", "rounded", "cancels"]].any(axis=1)].itertuples():
-        yield each.precision, f"{each.measure} of {each.metric}: unexplained", power(each.change)
+        yield each.precision, f"{each.measure} of {each.metric}: unexplained", size(each.change)
 
 
-def power(value: float) -> str:
-    """Return a change by its order of magnitude, such as 3e-12."""
-    if not value or 0.01 <= value < 100:
-        return f"{value:.3g}"
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+def size(value: float) -> str:
+    """Return three digits, and a small or large change by its order of magnitude."""
+    return f"{value:.3g}" if not value or 0.01 <= value < 100 else power(value)

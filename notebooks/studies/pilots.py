@@ -21,10 +21,9 @@ from quotient_manifolds import cross_entropy, worst_case_sharpness
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import SharpnessWarning
-from studies.common import Record, Tables, figure, read_record, table, write_record
-from studies.mnist.zoo import pilot_models as vision
-from studies.sentiment.sentences import fetched
-from studies.sentiment.zoo import pilot_models as language
+from studies.common import Record, Tables
+from studies.mnist import pilot_models as vision
+from studies.sentiment import pilot_models as language
 
 RISES: Final = (0.02, 0.2, 2.0)  # nats
 REACH: Final = 0.4
@@ -39,9 +38,9 @@ GEOMETRIES: Final[dict[str, tuple[Geometry, float]]] = {
 DOUBLINGS = 9
 
 
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> dict[str, Record]:
-    """Measure the pilots of both zoos and write OUT/ZOO/pilots.json."""
-    models = {"mnist": (vision(100), 20), "sentiment": (language(fetched()), 10)}
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Measure the pilots of both zoos."""
+    models = {"mnist": (vision(100), 20), "sentiment": (language(32), 10)}
     found = {}
     for zoo, (made, steps) in models.items():
         chosen, steps = (dict(list(made.items())[:1]), 2) if fast else (made, steps)
@@ -50,13 +49,8 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress) -> dict[str,
             for place, pilot in enumerate(chosen.values())
             for rise in rises_of(*pilot(), steps=steps, progress=progress)
         ]
-        found[zoo] = write_record(out / zoo / "pilots.json", {"models": [*chosen], "rises": rises}, command)
+        found[zoo] = {"models": [*chosen], "rises": rises}
     return found
-
-
-def load(folder: Path) -> dict[str, Record]:
-    """Read the records in a folder."""
-    return {zoo: read_record(folder / zoo / "pilots.json") for zoo in ("mnist", "sentiment")}
 
 
 def rises_of(model: nn.Module, batch: Any, *, steps: int, progress: Progress) -> Iterator[Record]:
@@ -98,12 +92,10 @@ def _radius(column: pd.Series, wanted: float) -> float:
     return float(f"{np.exp(np.interp(np.log(wanted), np.log(increasing), np.log(increasing.index))):.2g}")
 
 
-def tables(found: dict[str, Record]) -> Tables:
+def tables(found: Record) -> Tables:
     """Return the median increase in loss of each zoo's pilots by geometry and radius."""
-    columns = ["Geometry", "Radius", "Median increase (nats)"]
-    return {
-        zoo: table(
-            columns, [[name, f"{radius:g}", figure(rise)] for (name, radius), rise in medians(record)["rise"].items()]
-        )
-        for zoo, record in found.items()
-    }
+    shown = {}
+    for zoo in ("mnist", "sentiment"):
+        rise = medians(found[zoo])["rise"].map("{:.4g}".format).reset_index()
+        shown[zoo] = rise.set_axis(["Geometry", "Radius", "Median increase (nats)"], axis=1)
+    return shown

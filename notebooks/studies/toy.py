@@ -8,29 +8,24 @@ lies at an end of the interval. With R = radius / sqrt(2), the largest relative 
     adaptive      p (1 + a) (1 + c), a^2 + c^2 <= radius^2
     euclidean     (G + a) (H + c), a^2 + c^2 <= radius^2
 
-The study compares these closed forms with the package's ascent and with their expansions [paper, Eq. 19 to 22].
+The study compares these closed forms with their expansions [paper, Eq. 19 to 22]; tests compare the package with them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
-from quotient_manifolds.demo.zoo import one_thread
-from quotient_manifolds.geometry import Adaptive, Euclidean
-from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import AutoPGD, worst_case_sharpness
-from studies.common import Record, Tables, read_record, table, write_record
+from studies.common import Record, Tables
 
 # ---- the network
 
@@ -73,34 +68,11 @@ class Scalar:
         pairs = list(zip(self.x, self.y, strict=True))
         return sum(x * x for x, _ in pairs), sum(x * y for x, y in pairs), sum(y * y for _, y in pairs)
 
-    def loss(self, point: Tensor) -> Tensor:
-        """Compute L at a point (2, 1), G on top of H: the shape that DiagonalQuotient has."""
-        x, y = torch.tensor([self.x, self.y], dtype=point.dtype)
-        return ((x * point.prod() - y) ** 2).sum()
-
     def rise(self, product: float, reached: float) -> float:
         """Compute L where G H is `reached`, minus L where it is `product`."""
         A, B, _ = self.coefficients
         step = reached - product
         return A * step**2 + 2 * (A * product - B) * step
-
-    def batch(self) -> tuple[Tensor, Tensor]:
-        """Return the data as the network takes them, (points, 1) each."""
-        x, y = torch.tensor([self.x, self.y], dtype=torch.float64)[..., None]
-        return x, y
-
-
-def network(point: Point) -> nn.Sequential:
-    """Compute x -> H (G x): two Linears without bias, in float64."""
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double().eval()
-    for weight, value in zip(model.parameters(), point, strict=True):
-        nn.init.constant_(weight, value)
-    return model
-
-
-def squared_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    """Compute sum_i (f(x_i) - y_i)^2."""
-    return ((model(data[0]) - data[1]) ** 2).sum()
 
 
 # ---- closed forms
@@ -152,115 +124,31 @@ def first_term(problem: Scalar, point: Point, measure: str, radius: float) -> fl
     return 4 * largest_step(point, measure, radius) * abs(point.product * (A * point.product - B))
 
 
-# ---- the package's ascent and manifolds
-
-STEPS = 30
-RESTARTS = 3  # a ball that is a line segment has two maxima, one at each end
-
-
-def climb(problem: Scalar, point: Point, measure: str, radius: float) -> float:
-    """Return worst-case sharpness as Auto-PGD finds it.
-
-    Quotient measures ascend on DiagonalQuotient, whose geodesics are closed forms in both metrics. `Quotient` measures
-    the same on FixedRankQuotient(1, 1), where an exact geodesic of mix is an ODE.
-    """
-    if measure in ("euclidean", "adaptive"):
-        geometry = Euclidean() if measure == "euclidean" else Adaptive()
-        settings: dict[str, Any] = {"radius": radius, "steps": STEPS, "restarts": RESTARTS}
-        return worst_case_sharpness(
-            network(point), squared_error, [problem.batch()], geometry=geometry, **settings
-        ).mean
-    metric, order = measure.rstrip(")").split(" (")
-    objective: Any = _OnGeodesics(problem, point, metric, order.removesuffix(" order"))
-    found = AutoPGD(steps=STEPS, restarts=RESTARTS).maximise(objective, radius, torch.Generator().manual_seed(0))
-    return found.loss - found.base
-
-
-@final
-class _OnGeodesics:
-    """Represent z -> L(gamma_z(1)) in orthonormal coordinates z of the horizontal line at a point."""
-
-    def __init__(self, problem: Scalar, point: Point, metric: Any, order: Any) -> None:
-        self.problem, self.order = problem, order
-        self.space = DiagonalQuotient(metric).at(torch.tensor(point, dtype=torch.float64)[:, None])
-
-    def zero(self) -> dict[str, Tensor]:
-        return {"z": torch.zeros_like(self.space.point)}
-
-    def sample(self, generator: torch.Generator) -> dict[str, Tensor]:
-        noise = torch.randn(self.space.point.shape, generator=generator, dtype=torch.float64)
-        return {"z": self.space.project(noise).clone()}
-
-    def value(self, z: dict[str, Tensor]) -> float:
-        return float(self.problem.loss(self.space.follow(z["z"], self.order)[0]))
-
-    def value_and_gradient(self, z: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-        leaf = z["z"].detach().requires_grad_()
-        value = self.problem.loss(self.space.follow(leaf, self.order)[0])
-        (gradient,) = torch.autograd.grad(value, leaf)
-        return float(value.detach()), {"z": self.space.project(gradient).clone()}
-
-
 # ---- the study
 
 PROBLEM = Scalar()
-POINTS = (Point(0.4, 0.9), Point(2.0, -1.5), Point(0.6, 2.5))
-SEVERAL = Scalar((1.0, -2.0, 0.5), (0.7, 1.0, 2.0))
-RADII = (0.01, 0.1, 1.0)
 SERIES_PRODUCTS = (1.0, 1.01, 1.5)
 SERIES_RADII = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+ORDERS = {"first": "first order", "second": "second order", "exact": "exact"}
 
 
-@one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress) -> Record:
-    """Compare everything and write OUT/toy.json; `fast`: one ascent for each measure and kind of data.
-
-    agreements: the largest relative difference of ascents and closed form, and where. series: sharpness with the
-    geodesic to first and second order, exact, and the first-order term in the radius.
-    """
-    agreements = []
-    for place, measure in enumerate(MEASURES):
-        progress("ascents", place, len(MEASURES))
-        agreements.append(_agreement(measure, POINTS[:1] if fast else POINTS, RADII[1:2] if fast else RADII))
-    return write_record(out / "toy.json", {"agreements": agreements, "series": _series()}, command)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "toy.json")
-
-
-def _agreement(measure: str, points: Sequence[Point], radii: Sequence[float]) -> Record:
-    """Compare over one point of data, a minimum, and several points of data."""
-    found = []
-    for point in points:
-        for problem in (PROBLEM, Scalar((1.0,), (point.product,)), SEVERAL):
-            for radius in radii:
-                exact = sharpness(problem, point, measure, radius)
-                found.append((abs(climb(problem, point, measure, radius) / exact - 1), point.product, radius))
-    difference, product, radius = max(found)
-    where = {"difference": difference, "product": product, "radius": radius}
-    return {"measure": measure, "cases": len(found), **where}
-
-
-def _series() -> list[Record]:
-    rows = []
-    for metric in ("inv", "mix"):
-        for product in SERIES_PRODUCTS:
-            point = Point.balanced(product)
-            for radius in SERIES_RADII:
-                row = {"metric": metric, "product": product, "radius": radius}
-                row["term"] = first_term(PROBLEM, point, metric, radius)
-                for key, order in (("first", "first order"), ("second", "second order"), ("exact", "exact")):
-                    row[key] = sharpness(PROBLEM, point, f"{metric} ({order})", radius)
-                rows.append(row)
-    return rows
+def run(out: Path, *, fast: bool, progress: Progress) -> Record:
+    """Compute sharpness with the geodesic to first and second order, exact, and the first-order term in the radius."""
+    series = []
+    for metric, product, radius in itertools.product(("inv", "mix"), SERIES_PRODUCTS, SERIES_RADII):
+        point = Point.balanced(product)
+        row = {"metric": metric, "product": product, "radius": radius}
+        row["term"] = first_term(PROBLEM, point, metric, radius)
+        row |= {key: sharpness(PROBLEM, point, f"{metric} ({order})", radius) for key, order in ORDERS.items()}
+        series.append(row)
+    return {"series": series}
 
 
 def tables(record: Record) -> Tables:
-    """Return how far ascents are from the closed forms."""
-    rows = [[one["measure"], str(one["cases"]), f"{one['difference']:.1e}"] for one in record["agreements"]]
-    return {"ascents": table(["Measure", "Balls", "Largest difference"], rows)}
+    """Return sharpness by metric, product and radius, over that of exact geodesics."""
+    series = pd.DataFrame(record["series"])
+    parts = series[["term", "first", "second"]].div(series["exact"], axis=0).map("{:.3f}".format)
+    return {"series": series[["metric", "product", "radius"]].join(parts)}
 
 
 def series_picture(record: Record, metric: str, product: float) -> Figure:
@@ -268,10 +156,9 @@ def series_picture(record: Record, metric: str, product: float) -> Figure:
     rows = pd.DataFrame(record["series"]).query("metric == @metric and product == @product")
     figure = Figure(figsize=(4.8, 3.7), layout="constrained")
     axes = figure.subplots()
-    names = ("exact", "first-order geodesics", "second-order geodesics", "first-order term")
-    for name, column, style in zip(
-        names, ("exact", "first", "second", "term"), ("k:", "^-.", "o-", "s--"), strict=True
-    ):
+    lines = {"exact": ("exact", "k:"), "first-order geodesics": ("first", "^-.")}
+    lines |= {"second-order geodesics": ("second", "o-"), "first-order term": ("term", "s--")}
+    for name, (column, style) in lines.items():
         axes.loglog(rows.radius, rows[column], style, label=name, fillstyle="none")
     axes.set(xlabel="radius", ylabel="sharpness")
     axes.legend()

@@ -12,9 +12,6 @@ QUIET_AND_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 def main() -> None:
     """Run the console script `quotient-manifolds`; leave by SystemExit with one of the documented exit codes."""
     os.environ.update(QUIET_AND_OFFLINE)
-    for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict":  # an ASCII terminal gets ? for what it cannot show
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         from quotient_manifolds.cli.app import cli
     except ModuleNotFoundError as error:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.cli.compare import compare, demo
+from quotient_manifolds.cli.compare import compare, demo, measure
 from quotient_manifolds.cli.inspect import inspect
-from quotient_manifolds.cli.measure import measure
 from quotient_manifolds.cli.merge import merge
-from quotient_manifolds.cli.move import move
-from quotient_manifolds.cli.orbit import orbit
+from quotient_manifolds.cli.orbit import move, orbit
 from quotient_manifolds.version import VERSION
 
 

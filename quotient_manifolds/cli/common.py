@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import rich.table
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
 NEGATIVE_FINDING = 1
 EXIT_CODES = """\b
 Exit codes:
-  0  done, or whoever read the output has left, as in `| head -1`
-  1  done, with a negative finding (such as a symmetry that is not verified), or a defect, with a traceback
+  0  done
+  1  done, with a negative finding (such as a symmetry that is not verified); or a defect, with a traceback
   2  bad usage, bad input, or interrupted; one sentence on standard error says which
 """
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class BadInput(click.ClickException):
@@ -45,31 +43,17 @@ class BadInput(click.ClickException):
 class Commands(click.Group):
     """Run commands; what the package says of bad input becomes one sentence, and any other error stays a traceback."""
 
-    def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with _reader_may_leave():
-            return super().make_context(*args, **settings)
-
     def invoke(self, ctx: click.Context) -> Any:
-        with _reader_may_leave(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
                 return super().invoke(ctx)
             except (KeyboardInterrupt, click.Abort):
                 raise BadInput("Interrupted.") from None
-            except BrokenPipeError:
+            except BrokenPipeError:  # whoever read the output has left, as in `| head -1`: click ends quietly, with 1
                 raise
             except (ValueError, TypeError, ImportError, OSError, MemoryError) as error:
                 raise BadInput(sentence(error)) from error
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """End with exit code 0 where whoever read the output has left, of which click would make 1."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes the rest when it ends
-        raise click.exceptions.Exit(0) from None
 
 
 # ---- options
@@ -111,7 +95,7 @@ inputs_option = click.option(
 )
 
 
-def run_options(function: Function) -> Function:
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add --seed, --device and --quiet."""
     return seed_option(device_option(quiet_option(function)))
 
@@ -126,61 +110,41 @@ def check_output(file: Path | None, *inputs: str) -> None:
     target = Path(os.path.realpath(file))  # a link stays, and what it leads to is written
     if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise BadInput(f"Cannot write {file}: it must be the name of a file in a directory that can be written.")
-    for each in inputs if target.exists() else ():
-        here = Path(os.path.realpath(os.path.expanduser(each)))
-        if target == here or here in target.parents:
-            raise BadInput(f"Cannot write {file}: it is part of the input {each}.")
+    places = {Path(os.path.realpath(os.path.expanduser(each))) for each in inputs}
+    if target.exists() and places & {target, *target.parents}:
+        raise BadInput(f"Cannot write {file}: it is part of an input.")
 
 
 def check_new(target: Path) -> None:
     """Refuse a directory to write that is there already, or has no place. Raises BadInput."""
-    if target.exists():
-        raise BadInput(f"{target} is there already; give a new directory.")
-    if not target.absolute().parent.is_dir():
-        raise BadInput(f"{target.absolute().parent} is no directory to write {target.name} into.")
+    if target.exists() or not target.absolute().parent.is_dir():
+        raise BadInput(f"{target} must be the name of a new directory in one that is there.")
 
 
 # ---- the terminal
 
 
-class Terminal(Console):
-    """Print to standard output, text as it is; wide enough for a table of parameter names where it is no terminal."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False, highlight=False, emoji=False)
-        if not self.is_terminal:
-            self.width = 240
-
-    def show(self, *blocks: str | Table) -> None:
-        """Print sentences, and tables as a page would render them, without breaking names off."""
-        for block in blocks:
-            self.print(block if isinstance(block, str) else _drawn(block))
-
-    def on_broken_pipe(self) -> None:
-        """Leave it to the command, where rich would end the program with exit code 1."""
-        raise BrokenPipeError
-
-
-def _drawn(table: Table) -> rich.table.Table:
-    drawn = rich.table.Table(title=table.caption, title_justify="left")
-    for name, numeric in zip(table.columns, table.numeric, strict=True):
-        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*row)
-    return drawn
+def show(*blocks: str | Table) -> None:
+    """Print sentences as they are, and tables without breaking names off, to standard output."""
+    width = None if sys.stdout.isatty() else 240  # wide enough for a table of parameter names
+    terminal = Console(width=width, markup=False, highlight=False, emoji=False)
+    for block in blocks:
+        if isinstance(block, Table):
+            drawn = rich.table.Table(title=block.caption, title_justify="left")
+            for name, numeric in zip(block.columns, block.numeric, strict=True):
+                drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
+            for row in block.rows:
+                drawn.add_row(*row)
+            with terminal.capture() as printed:
+                terminal.print(drawn)
+            block = printed.get().rstrip("\n")
+        click.echo(block)  # which an ASCII terminal takes, too
 
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[Progress]:
     """Yield a function that shows one bar for each thing it is told about."""
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True), disable=quiet) as bars:
+    with progress.Progress(console=Console(stderr=True), disable=quiet) as bars:
         tasks: dict[str, Any] = {}
 
         def report(what: str, finished: int, total: int) -> None:

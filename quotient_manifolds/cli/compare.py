@@ -1,13 +1,12 @@
-"""Compare checkpoints: run every measure on every one, into a store that survives a crash, and rank the measures."""
+"""Run every measure on every checkpoint, into a store that survives a crash: of a spec, of one model, of the demo."""
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +16,8 @@ from quotient_manifolds.cli.orbit import orbit
 if TYPE_CHECKING:
     import torch
 
-    from quotient_manifolds.compare import Comparison, Forecast, Spec
+    from quotient_manifolds.compare import BatchFunction, Comparison, Forecast, MeasureEntry, Spec
+    from quotient_manifolds.load import DataSource
 
 
 @common.command
@@ -77,7 +77,7 @@ def compare(
 
     The exit code is 1 if a checkpoint or a measure of one failed; the rest is done all the same.
     """
-    from quotient_manifolds.compare import forecast, read_spec, run_comparison
+    from quotient_manifolds.compare import forecast, read_spec
 
     folder = spec.resolve().parent / "results" / spec.stem if out is None else out
     wanted = read_spec(spec)
@@ -87,28 +87,151 @@ def compare(
             _print_forecast(found, wanted, folder)
         _say_failures(found.failures)
         return
-    redo = shlex.join(["quotient-manifolds", "compare", str(spec)])
-    how = {"device": device, "workers": workers, "scheduler": scheduler, "command": redo}
+    _say_failures(_measured(wanted, folder, quiet=quiet, device=device, workers=workers, scheduler=scheduler))
+
+
+# ---- one model
+
+
+def _named(context: click.Context, parameter: click.Parameter, word: str | None) -> dict[str, Any] | None:
+    """Read NAME=VALUE,NAME=VALUE as a dict, whole numbers as such."""
+    if word is None:
+        return None
+    parts = [part.partition("=") for part in word.split(",")]
+    if any(not name.strip() or not value.strip() for name, _, value in parts):
+        raise click.BadParameter(f"Expected name=value with commas between them. Found {word!r}")
+    return {name.strip(): int(value) if value.strip().isdigit() else value.strip() for name, _, value in parts}
+
+
+@common.command
+@click.argument("model")
+@click.option(
+    "--data",
+    required=True,
+    help="A .jsonl, .csv, .tsv, .txt or .npz file, or package.module:function, a function that returns batches.",
+)
+@click.option(
+    "--geometry",
+    "geometries",
+    metavar="NAME[:RADIUS,...]",
+    multiple=True,
+    default=("adaptive", "inv", "mix"),
+    show_default=True,
+    help="euclidean, adaptive, inv, mix or a number t, with its own radii after a colon; give it again for another.",
+)
+@click.option(
+    "--radius",
+    "radii",
+    type=float,
+    multiple=True,
+    help="Of the balls of geometries without radii of their own, in the metric's norm over all parameters; give it "
+    "again for another.",
+)
+@click.option("--geodesic", help="first, second or exact, of quotient geometries.  [default: second]")
+@click.option("--symmetries", help="all, pairs or paper: which are quotiented out.  [default: all]")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Of ascent, per batch.")
+@click.option(
+    "--loss",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="A function loss(model, batch) that returns a scalar.  [default: cross-entropy]",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Examples in a batch.  [default: 32]")
+@click.option(
+    "--examples", "max_examples", type=click.IntRange(min=1), help="Use so many examples at most.  [default: all]"
+)
+@click.option(
+    "--draw", type=click.IntRange(min=0), metavar="SEED", help="Take examples at random instead of the first ones."
+)
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=1),
+    help="Tokens kept of a text.  [default: 128, or the positions of the model, if fewer]",
+)
+@click.option(
+    "--task",
+    type=click.Choice(("classification", "causal")),
+    help="What a model of text predicts: a label, or the next token, for which DATA needs no labels and may be a .txt "
+    "file.  [default: classification]",
+)
+@click.option("--columns", callback=_named, metavar="text=NAME,label=NAME", help="What the columns are called in DATA.")
+@click.option(
+    "--labels", callback=_named, metavar="NAME=CLASS,...", help="The class of each label, where DATA has its own."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of report.html, comparison.json, values.csv and store.sqlite; one that is there is resumed.",
+)
+@click.option("--dtype", type=click.Choice(("float32", "float64")), default="float32", show_default=True)
+@common.run_options
+def measure(
+    model: str,
+    data: str,
+    geometries: tuple[str, ...],
+    radii: Sequence[float],
+    loss: str | None,
+    out: Path | None,
+    device: torch.device,
+    dtype: str,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Measure the worst-case sharpness of MODEL on DATA.
+
+    MODEL is a Hugging Face directory, an adapter of peft, or package.module:function, a function that returns a torch
+    module. On every batch of DATA the loss is maximised within the radius, by an ascent along geodesics; the result is
+    the mean increase over batches with its standard error. Every batch counts the same, so a last batch that is smaller
+    weighs more per example.
+
+    This is `compare` of one model, which has all measures and their options: the directory OUT receives the same files,
+    and the same command resumes there.
+    """
+    from quotient_manifolds.compare import BatchFunction, Spec
+    from quotient_manifolds.load import Checkpoint, DataSource
+
+    given = {name: value for name, value in options.items() if value is not None}
+    ascent = {name: given.pop(name) for name in ("steps", "seed")}
+    of_quotients: dict[str, Any] = {name: given.pop(name) for name in ("geodesic", "symmetries") if name in given}
+    measures = [each for word in geometries for each in _balls(word, radii, ascent, of_quotients)]
+    path = Path(model).expanduser()
+    function = ":" in model and not path.exists()
+    checkpoint = Checkpoint(model, None, model) if function else Checkpoint(path.name, path, "huggingface")
+    source: DataSource | BatchFunction
+    if ":" in data and not Path(data).exists():
+        if other := [name for name in given if name != "task"]:
+            raise common.BadInput(f"Batches that {data} makes are taken as they are. Leave out {', '.join(other)}.")
+        source = BatchFunction(data, given.get("task"))
+    else:
+        source = DataSource(data, seed=given.pop("draw", None), **given)
+    spec = Spec((checkpoint,), source, measures, loss=loss, dtype=dtype, name=checkpoint.name)
+    if failures := _measured(spec, out, quiet=quiet, device=device):
+        raise common.BadInput(failures[0])
+
+
+def _balls(
+    word: str, radii: Sequence[float], ascent: Mapping[str, Any], of_quotients: Mapping[str, Any]
+) -> list[MeasureEntry]:
+    """Return a measure for each radius of a geometry, NAME or NAME:RADIUS,RADIUS, ascending. Raises common.BadInput."""
+    from quotient_manifolds.compare import measures_of
+
+    name, colon, listed = word.partition(":")
     try:
-        with common.progress_bars(quiet=quiet) as progress:
-            comparison = run_comparison(wanted, folder, progress=progress, **how)  # type: ignore[arg-type]
-    except KeyboardInterrupt:
-        raise common.BadInput("Interrupted: what was measured is kept. The same command resumes from there.") from None
-    if not quiet:
-        print_comparison(comparison, folder)
-    _say_failures(failures_of(comparison))
+        own = [float(each) for each in listed.split(",")] if colon else radii
+    except ValueError:
+        raise common.BadInput(f"Expected a geometry and its radii, as inv:0.1,0.2. Found {word!r}") from None
+    if not own:
+        raise common.BadInput(f"The geometry {word} has no radius: give --radius, or --geometry {word}:0.1")
+    options = {**ascent, **({} if name in ("euclidean", "adaptive") else of_quotients)}
+    number = name.lstrip("-").replace(".", "", 1).isdigit()
+    geometry: str | float = float(name) if number else name
+    return list(measures_of("worst-case", [geometry], {"radius": list(own)}, options=options))
 
 
 @common.command
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="results/demo",
-    show_default=True,
-    help="Directory.",
+    "--out", type=click.Path(path_type=Path, file_okay=False), default="results/demo", show_default=True, help="Folder."
 )
-# The more models, the narrower the interval of tau.
-@click.option("--models", type=click.IntRange(min=2), default=16, show_default=True, help="Size of the zoo.")
+@click.option("--models", type=click.IntRange(min=5), default=16, show_default=True, help="Models; a ranking needs 5.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes that train.  [default: one for each core]")
 @common.run_options
 def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.device, quiet: bool) -> None:
@@ -118,34 +241,36 @@ def demo(out: Path, models: int, workers: int | None, seed: int, device: torch.d
     orbit, where the function stays the same, and its sharpness is compared before and after, as `orbit` does; that is
     OUT/orbit.svg. Then all are ranked by sharpness and by generalisation gap, as `compare` does with OUT/zoo.yaml; OUT
     receives its files, of which report.html is to be read. Change OUT/zoo.yaml and run `compare` on it to see more.
-
-    The exit code is 1 if a measurement failed, such as one in a quotient whose symmetries are not verified.
     """
-    from quotient_manifolds.compare import run_comparison
     from quotient_manifolds.demo import one_thread, prepare
 
     with common.progress_bars(quiet=quiet) as progress:
         spec = prepare(out, models=models, seed=seed, workers=workers or os.cpu_count() or 1, progress=progress)
-    moved = {
-        "model": str(out / "models" / "vit-00"),
-        "figure": out / "orbit.svg",
-        "radius": 0.2,
-        "scales": (0.1, 1.0, 10.0),
-    }
+    figure = out / "orbit.svg"
+    moved = {"model": str(out / "models" / "vit-00"), "figure": figure, "radius": 0.2, "scales": (0.1, 1.0, 10.0)}
     with one_thread():
         click.get_current_context().invoke(orbit, **moved, seed=seed, device=device, quiet=quiet)
-    if not quiet:
-        click.echo(f"The first figure, while all models are measured: {moved['figure']}")
-    with one_thread(), common.progress_bars(quiet=quiet) as progress:
-        found = run_comparison(spec, out, device=device, progress=progress, command=common.command_line())
-    if not quiet:
-        print_comparison(found, out)
-    _say_failures(failures_of(found))
+        if not quiet:
+            click.echo(f"The first figure, while all models are measured: {figure}")
+        _say_failures(_measured(spec, out, quiet=quiet, device=device))
 
 
-def failures_of(comparison: Comparison) -> list[str]:
-    """Return a sentence for each failure."""
-    return [f"{checkpoints}, {what}: {why}" for checkpoints, what, why in comparison.failure_groups()]
+# ---- what all of them do
+
+
+def _measured(spec: Spec | Path, folder: Path | None, *, quiet: bool, **how: Any) -> list[str]:
+    """Measure what is missing, print what to know of it, and return a sentence for each failure."""
+    from quotient_manifolds.compare import run_comparison
+
+    try:
+        with common.progress_bars(quiet=quiet) as progress:
+            found = run_comparison(spec, folder, progress=progress, command=common.command_line(), **how)
+    except KeyboardInterrupt:
+        kept = "what was measured is kept. The same command resumes from there" if folder else "nothing is kept"
+        raise common.BadInput(f"Interrupted: {kept}.") from None
+    if not quiet and len(found.values):
+        _print_comparison(found, folder)
+    return [f"{checkpoints}, {what}: {why}" for checkpoints, what, why in found.failure_groups()]
 
 
 def _say_failures(failures: Sequence[str]) -> None:
@@ -155,35 +280,33 @@ def _say_failures(failures: Sequence[str]) -> None:
         raise click.exceptions.Exit(common.NEGATIVE_FINDING)
 
 
+def _print_comparison(found: Comparison, folder: Path | None) -> None:
+    from quotient_manifolds.compare import summary_tables
+
+    if len(found.scores) == 1:
+        columns = ["label", "mean", "standard_error", "batches", "seconds"]
+        common.show(found.values[columns].to_string(index=False, na_rep="", float_format="{:.6g}".format))
+    else:
+        common.show(*summary_tables(found))
+    known, values = found.known
+    measured = found.measured_now
+    common.show(
+        (f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure.")
+        + f" Known: {known} of {values} values.",
+        *(f"Note: {note}" for note in found.notes),
+        *(f"Caution: {sentence}" for sentence in found.cautions),
+        *([f"Report: {folder / 'report.html'}"] if folder else []),
+    )
+
+
 def _print_forecast(found: Forecast, wanted: Spec, folder: Path) -> None:
-    terminal = common.Terminal()
-    names = [each.name for each in wanted.checkpoints]
-    shown = ", ".join(names if len(names) <= 8 else [*names[:6], "...", names[-1]])
-    terminal.show(f"{len(names)} checkpoints: {shown}. A task is a measure on a checkpoint and a batch.")
+    names = ", ".join(each.name for each in wanted.checkpoints)
+    common.show(f"{len(wanted.checkpoints)} checkpoints: {names}. A task is a measure on a checkpoint and a batch.")
     if found.timed is not None:
-        terminal.show(
+        common.show(
             found.measures.to_string(na_rep="unknown", float_format="{:.3g}".format),
             f"About {timedelta(seconds=round(found.seconds))} (h:mm:ss) in one process, with {found.loading:.3g} s to "
             f"load each of {found.to_load} checkpoints. Timed on {found.timed}: one pass in each geometry, in seconds. "
             "Checks of symmetries and correlations are not counted.",
         )
-    terminal.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")
-
-
-def print_comparison(comparison: Comparison, folder: Path | None) -> None:
-    """Print the summary of a comparison, what to know beside its numbers, and where its report is."""
-    from quotient_manifolds.compare import summary_tables
-
-    terminal = common.Terminal()
-    if len(comparison.scores) == 1:
-        columns = ["label", "mean", "standard_error", "batches", "seconds"]
-        terminal.show(comparison.values[columns].to_string(index=False, na_rep="", float_format="{:.6g}".format))
-    else:
-        terminal.show(*summary_tables(comparison))
-    known, values = comparison.known
-    measured = comparison.measured_now
-    now = f"Measured now: {measured}, counting each batch." if measured else "Nothing was left to measure."
-    terminal.show(f"{now} Known: {known} of {values} values.", *(f"Note: {note}" for note in comparison.notes))
-    terminal.show(*(f"Caution: {sentence}" for sentence in comparison.cautions))
-    if folder is not None:
-        terminal.show(f"Report: {folder / 'report.html'}")
+    common.show(*(f"Note: {note}" for note in found.notes), f"Nothing was measured. Results will be in {folder}")

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from quotient_manifolds.cli import common
-from quotient_manifolds.report import Table
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, value: str | None) -> list[float] | None:
@@ -35,7 +34,7 @@ def merge(adapters: tuple[str, ...], target: Path, weights: list[float] | None, 
     weighted mean of what the adapters add to it, or what is closest to that at the given rank. It does not depend on
     how an adapter is factored. Heads and other tensors that are stored whole must be in all adapters, and are averaged.
 
-    The table says, module by module, which part of the mean is lost by the truncation (in the Frobenius norm).
+    Printed is, module by module, which part of the mean is lost by the truncation (in the Frobenius norm).
     """
     common.check_new(target)
     from quotient_manifolds.merge import merge_adapters
@@ -44,21 +43,11 @@ def merge(adapters: tuple[str, ...], target: Path, weights: list[float] | None, 
     merged.save(target)
     if quiet:
         return
-    rows = [
-        [
-            module.name,
-            " x ".join(map(str, module.size)),
-            ", ".join(map(str, module.ranks)),
-            str(module.rank),
-            f"{module.relative_error:.2%}",
-        ]
-        for module in merged.modules
-    ]
-    columns = ["Module", "Update", "Ranks", "Merged rank", "Lost"]
-    caption = "What the adapters add to the weights"
-    given = ", ".join(f"{weight:.3g}" for weight in merged.weights)
-    common.Terminal().show(
-        Table("merged", caption, columns, rows, [False] * 3 + [True] * 2),
-        f"{target}: {len(adapters)} adapters merged with the weights {given}; of all updates together "
-        f"{merged.relative_error:.2%} is lost.",
+    for each in merged.modules:
+        size, ranks = " x ".join(map(str, each.size)), ", ".join(map(str, each.ranks))
+        common.show(f"{each.name}, {size}: ranks {ranks} to {each.rank}, {each.relative_error:.2%} lost")
+    common.show(
+        f"{target}: {len(adapters)} adapters merged with the weights "
+        f"{', '.join(f'{weight:.3g}' for weight in merged.weights)}; of all updates together "
+        f"{merged.relative_error:.2%} is lost."
     )

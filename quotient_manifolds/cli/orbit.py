@@ -1,9 +1,8 @@
-"""Show what each measure says of the same function elsewhere on its symmetry orbit."""
+"""Act on a model by its symmetries: write the same function elsewhere on its orbit, or measure it there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from quotient_manifolds.version import VERSION
 
 if TYPE_CHECKING:
     import torch
+
 
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
 FIGURES = (".svg", ".pdf", ".png")
@@ -75,29 +75,78 @@ def orbit(
     ascent = {"radius": radius, "steps": steps, "seed": seed}
     with common.progress_bars(quiet=quiet) as progress:
         rows = list(along_orbit(network, found, geometries, batch, scales, ascent=ascent, progress=progress))
-    moved = [row for row in rows if row["scale"] is not None]
+    lines: dict[str, list[float]] = {}
+    for row in rows:
+        if row["scale"] is not None:
+            lines.setdefault(f"{row['measure']}, {row['precision']}", []).append(row["ratio"])
     if out is not None:
         record = {"model": model, "version": VERSION, "command": common.command_line(), **ascent, "rows": rows}
         write_text(out, json.dumps(record, indent=1) + "\n")
     if figure is not None:
         from quotient_manifolds.plots import orbit_figure
 
-        lines: dict[str, list[float | None]] = {}
-        for row in moved:
-            lines.setdefault(f"{row['measure']}, {row['precision']}", []).append(row["ratio"])
         orbit_figure(scales, lines).save(figure)
     if not quiet:
-        common.Terminal().show(_table(f"{model}: sharpness after / before, radius {radius:g}", moved))
+        cells = [[name, *(f"{ratio - 1:+.1e}" for ratio in ratios)] for name, ratios in lines.items()]
+        columns = ["measure", *(f"a = {scale:g}" for scale in scales)]
+        caption = f"{model}: relative change of sharpness, radius {radius:g}"
+        common.show(Table("changes", caption, columns, cells, [False] + [True] * len(scales)))
 
 
-def _table(caption: str, moved: Sequence[dict[str, Any]]) -> Table:
-    """Return a row for every precision and measure, a column for every scale of the move."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for each in moved:
-        key = {"precision": each["precision"], "measure": each["measure"]}
-        # Near 1 the distance from it tells invariance from rounding; 4 digits would hide it.
-        away = each["ratio"] - 1
-        near_one = f"1 {'-' if away < 0 else '+'} {abs(away):.1e}"
-        row = rows.setdefault((each["precision"], each["measure"]), key)
-        row[f"a = {each['scale']:g}"] = near_one if abs(away) <= 0.01 else f"{each['ratio']:.4g}"
-    return Table.of("ratios", caption, list(rows.values()), words={"precision", "measure"})
+@common.command
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--balance", "balanced", is_flag=True, help="To the canonical representative instead of a random one.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Of the random group elements.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random group elements.")
+@click.option(
+    "--inputs",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    multiple=True,
+    help="A function that returns inputs on which the function is to stay, beside those made from the model's "
+    "configuration; may be given several times.",
+)
+@common.symmetries_option
+@common.quiet_option
+def move(
+    source: str,
+    target: Path,
+    balanced: bool,
+    scale: float,
+    seed: int,
+    inputs: tuple[str, ...],
+    symmetries: str | None,
+    quiet: bool,
+) -> None:
+    """Move the Hugging Face model in IN along its symmetry orbit and write it to the new directory OUT.
+
+    The weights become others, of the same dtype; the function stays the same up to rounding on the inputs given: text,
+    images or sound made from the model's configuration, with and without the optional inputs that it tells of (token
+    types, padding, masked patches), and --inputs. Symmetries that parameters which ran on none of them (experts, heads)
+    may depend on are left out. What is written is read again and compared on other example inputs before OUT is there.
+    Files beside the weights, such as a tokenizer, are copied.
+    """
+    common.check_new(target)
+    if not Path(source).is_dir():
+        raise common.BadInput(f"Expected a Hugging Face directory to move, found {source}.")
+    from quotient_manifolds.cli.subject import all_inputs, examples, symmetries_of, write_moved
+    from quotient_manifolds.load import load_model
+    from quotient_manifolds.symmetries import balance, prove_symmetries, random_move
+
+    network = load_model(source)
+    given = all_inputs(network, inputs, seed=seed)
+    first, *others = given.values()
+    found = symmetries_of(network, first, symmetries, *others)
+    proved = prove_symmetries(network, first, found, seed=seed).proved(found)
+    if not proved.moved:
+        raise common.BadInput(f"{source} ({type(network).__name__}) has no verified symmetry; `inspect` says why.")
+    params = {name: w.detach().double() for name, w in network.named_parameters()}
+    moved = balance(params, proved) if balanced else random_move(params, proved, scale=scale, seed=seed)
+    unseen = examples(network, seed=seed + 1)
+    held_out = {name: unseen.get(name, one) for name, one in given.items()}
+    change = write_moved(network, moved, held_out, Path(source), target)
+    if not quiet:
+        common.show(
+            f"{target}: {len(proved.pairs)} pairs, {len(proved.translations)} translations and {len(proved.freedoms)} "
+            f"freedoms moved; the output changed by {change:.1e} of its size."
+        )

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from quotient_manifolds.cli.common import BadInput
 from quotient_manifolds.geometry import Geometry
 from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries, optional_inputs
-from quotient_manifolds.load.small_copy import joined
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharpness import worst_case_sharpness
@@ -28,19 +27,15 @@ ALONE = "example inputs"
 
 # What a model raises on inputs that it cannot take.
 UNFIT = (RuntimeError, IndexError, KeyError, AttributeError, TypeError, NotImplementedError, AssertionError)
-DRAWS = 4  # of example inputs that nothing was found on, which the written model is compared on
-MARGIN = 100.0  # how often the rounding noise of the output the moved model may change it, in float64
-NOISE = 1e-12  # of the output, at least
+MARGIN, NOISE = 100.0, 1e-12  # how often the rounding noise the output may change, in float64; the least of it
 WEIGHTS = ("safetensors", "index.json", "bin", "pt", "pth", "ckpt", "h5", "msgpack", "onnx", "gguf")
 
 
 def symmetries_of(network: nn.Module, inputs: Any, asked: str | None, *others: Any) -> Symmetries:
     """Return what the function of the name `asked` declares, or what is found: all, or within that scope."""
-    scopes: dict[str, Scope] = {scope: scope for scope in get_args(Scope)}
-    wanted = asked or "all"
-    if wanted in scopes:
-        return find_symmetries(network, inputs, *others).within(scopes[wanted])
-    return load_symmetries(wanted, network)
+    if asked is None or asked in get_args(Scope):
+        return find_symmetries(network, inputs, *others).within(cast(Scope, asked or "all"))
+    return load_symmetries(asked, network)
 
 
 @contextmanager
@@ -78,26 +73,21 @@ def all_inputs(network: nn.Module, references: Sequence[str], *, seed: int) -> d
         with inputs_for(network, reference, seed=seed) as given:
             output_change(network, given, {}, {})
             found[ALONE if reference is None else f"the inputs of {reference}"] = given
-    made: dict[str, Any] = {}
-    with suppress(*UNFIT, ValueError):
-        made = examples(network, seed=seed)
-    for name, inputs in made.items():
+    for name, inputs in examples(network, seed=seed).items():
         with suppress(*UNFIT, ValueError):
             output_change(network, inputs, {}, {})
             found[name] = inputs
     return found
 
 
-def examples(network: nn.Module, *, seed: int, draws: int = 1) -> dict[str, Any]:
-    """Return example inputs, of all draws in one batch, by what they are: alone, and with each optional one."""
-    drawn: list[dict[str, Any]] = []
-    for number in range(seed, seed + draws):
-        plain = example_inputs(network, seed=number)
-        optional = optional_inputs(network, plain, seed=number)
-        drawn.append(
-            {ALONE: plain, **{f"example inputs with {name}": {**plain, name: optional[name]} for name in optional}}
-        )
-    return {name: joined([each[name] for each in drawn]) for name in drawn[0]}
+def examples(network: nn.Module, *, seed: int) -> dict[str, Any]:
+    """Return example inputs by what they are: alone, and with each optional one; none where none can be made."""
+    try:
+        plain = example_inputs(network, seed=seed)
+        optional = optional_inputs(network, plain, seed=seed)
+    except (*UNFIT, ValueError):
+        return {}
+    return {ALONE: plain, **{f"example inputs with {name}": {**plain, name: optional[name]} for name in optional}}
 
 
 def along_orbit(
@@ -134,8 +124,7 @@ def along_orbit(
                         f"no rise in {precision}; choose a larger radius"
                     )
                 ratio = value / before.setdefault(geometry.name, value)
-                row = {"precision": precision, "measure": geometry.name, "scale": scale, "value": value}
-                yield {**row, "ratio": ratio}
+                yield {"precision": precision, "measure": geometry.name, "scale": scale, "value": value, "ratio": ratio}
 
 
 def distance(model: nn.Module, batch: tuple[Any, Tensor]) -> Tensor:
@@ -154,11 +143,7 @@ def distance_batch(model: nn.Module, inputs: Any, seed: int) -> tuple[Any, Tenso
 
 def like(batch: Any, parameter: Tensor) -> Any:
     """Return the batch on the device of a parameter, its floating-point tensors in the parameter's dtype."""
-
-    def moved(value: Tensor) -> Tensor:
-        return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
-
-    return private_batch(batch, moved)
+    return private_batch(batch, lambda value: value.to(parameter if value.is_floating_point() else parameter.device))
 
 
 def write_moved(network: nn.Module, moved: Params, held_out: Mapping[str, Any], source: Path, target: Path) -> float:
@@ -200,10 +185,8 @@ def _unchanged(network: nn.Module, moved: Params, what: str, inputs: Any) -> lis
     """Return the output of a model, in float64. Raises BadInput if the moved parameters change it beyond rounding."""
     here = ModelOutputs(network, inputs)
     found, change = here.outputs, here.change({name: value.clone() for name, value in moved.items()})
-    noise = here.rounding_noise(moved, torch.Generator().manual_seed(0))
     here.compare_with(moved)
-    noise = max(noise, here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE)
-    if not change <= MARGIN * noise:
+    if not change <= MARGIN * max(here.rounding_noise(moved, torch.Generator().manual_seed(0)), NOISE):
         raise BadInput(
             f"The moved model must compute the same on inputs that its symmetries were not found on. Found a change by "
             f"{change:.1e} on {what}: nothing written; give inputs that show the difference by --inputs."

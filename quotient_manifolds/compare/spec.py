@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, geometry_of
+from quotient_manifolds.geometry import GEOMETRY_OPTIONS, Quotient, as_geometry
 from quotient_manifolds.load import Checkpoint, DataSource, call_object, load_object
 from quotient_manifolds.load.tokens import CAUSAL
 from quotient_manifolds.sharpness import (
@@ -128,7 +128,7 @@ def measures_of(
         for place, value in enumerate(sorted(values))
     ]
     for name in geometries:
-        geometry = geometry_of(name, {key: value for key, value in options.items() if key not in own})
+        geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         for ball in balls or [{}]:
             yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.files import whole, write_text
 from quotient_manifolds.frames import data_frame
-from quotient_manifolds.load import load_object
+from quotient_manifolds.load.huggingface import transformers_library
 from quotient_manifolds.messages import Progress
 
 TRAIN_POINTS = 256  # few, so that generalisation gaps spread
@@ -35,8 +35,6 @@ ARCHITECTURE: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
     "initializer_range": 0.12,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
     "num_labels": 10,
 }
 
@@ -49,7 +47,8 @@ def prepare(out: Path, *, models: int, seed: int, workers: int, progress: Progre
     """
     load_digits(train_points=TRAIN_POINTS, seed=seed).write(out)
     recipes = {f"vit-{index:02}": draw_recipe(index, seed=seed) for index in range(models)}
-    train_zoo(out / "models", recipes, out / "train.npz", workers=workers, progress=progress)
+    how: dict[str, Any] = {"architecture": ARCHITECTURE, "workers": workers, "progress": progress}
+    train_zoo(out / "models", recipes, out / "train.npz", **how)
     scores = data_frame([{"checkpoint": name, **asdict(recipe)} for name, recipe in recipes.items()])
     write_text(out / "scores.csv", scores.to_csv(index=False))
     write_text(out / "zoo.yaml", resources.files(__package__).joinpath("zoo.yaml").read_text(encoding="utf-8"))
@@ -135,16 +134,13 @@ def train_zoo(
     resumes. data: an npz file of `images` (N, 1, 8, 8) and `labels` (N,).
     """
     common = {"architecture": dict(architecture), "data": hashlib.sha256(data.read_bytes()).hexdigest()}
-    jobs = [
-        partial(
-            make_once, folder / name, {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, common)
-        )
-        for name, recipe in recipes.items()
-    ]
-    report = progress or (lambda what, finished, total: None)
-    report("training", 0, len(jobs))
+    jobs = []
+    for name, recipe in recipes.items():
+        made_by, make = {"recipe": asdict(recipe), **common}, partial(_train_into, recipe, data, architecture)
+        jobs.append(partial(make_once, folder / name, made_by, make))
     for finished, _ in enumerate(each_finished(jobs, workers), 1):
-        report("training", finished, len(jobs))
+        if progress is not None:
+            progress("training", finished, len(jobs))
 
 
 def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[Any]:
@@ -152,7 +148,7 @@ def each_finished(jobs: Sequence[Callable[[], Any]], workers: int) -> Iterator[A
     import joblib
 
     run = joblib.Parallel(n_jobs=min(workers, max(len(jobs), 1)), return_as="generator_unordered")
-    yield from run(joblib.delayed(job)() for job in jobs)
+    return run(joblib.delayed(job)() for job in jobs)
 
 
 def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path], None]) -> None:
@@ -164,22 +160,19 @@ def make_once(directory: Path, made_by: Mapping[str, Any], make: Callable[[Path]
     if (directory / record).is_file() and (directory / record).read_text(encoding="utf-8") == text:
         return
     unfinished = directory.parent.with_name(f".unfinished-{directory.name}")  # a zoo is all that lies in one folder
-    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
     unfinished.mkdir(parents=True)
-    try:
-        make(unfinished)
-        (unfinished / record).write_text(text, encoding="utf-8")
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    make(unfinished)
+    (unfinished / record).write_text(text, encoding="utf-8")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(unfinished, directory)
 
 
-def _train_into(recipe: TrainingRecipe, data: Path, common: Mapping[str, Any], folder: Path) -> None:
+def _train_into(recipe: TrainingRecipe, data: Path, architecture: Mapping[str, Any], folder: Path) -> None:
     with np.load(data, allow_pickle=False) as points:
         images, labels = (torch.from_numpy(points[name]) for name in ("images", "labels"))
-    train(recipe, images, labels, common["architecture"]).save_pretrained(folder, safe_serialization=True)
+    train(recipe, images, labels, architecture).save_pretrained(folder)
 
 
 @contextmanager
@@ -199,21 +192,16 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def train(
-    recipe: TrainingRecipe,
-    images: Tensor,
-    labels: Tensor,
-    architecture: Mapping[str, Any] = ARCHITECTURE,
+    recipe: TrainingRecipe, images: Tensor, labels: Tensor, architecture: Mapping[str, Any] = ARCHITECTURE
 ) -> Any:
     """Return a vision transformer trained by AdamW with a one-cycle learning rate, on the CPU in float32.
 
     torch's global generator is left alone.
     """
-    # By name, for the library itself is imported behind one door.
-    config = load_object("transformers:ViTConfig", "a model's configuration")(**architecture)
-    build = load_object("transformers:ViTForImageClassification", "a vision transformer")
+    transformers = transformers_library()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = build(config).train()
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(**architecture)).train()
     generator = torch.Generator().manual_seed(recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)

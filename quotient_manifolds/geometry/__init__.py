@@ -8,12 +8,11 @@ Every parameter that requires a gradient is measured; frozen parameters stay whe
 be measured whole or not at all: with one side frozen the ball would not be invariant, so that is an error.
 """
 
-from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
-from quotient_manifolds.geometry.named import GEOMETRY_OPTIONS, as_geometry, geometry_from_dict, geometry_of
+from quotient_manifolds.geometry.geometries import Adaptive, Euclidean, Geometry, KnownSymmetries
 from quotient_manifolds.geometry.pair_block import Gradients, PairBlock
 from quotient_manifolds.geometry.parameters import measured_parameters
-from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
+from quotient_manifolds.geometry.quotient import GEOMETRY_OPTIONS, Quotient, as_geometry
+from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 
 __all__ = [
     "GEOMETRY_OPTIONS",
@@ -25,9 +24,8 @@ __all__ = [
     "Norm",
     "PairBlock",
     "Quotient",
+    "ShardedSpace",
     "TangentSpace",
     "as_geometry",
-    "geometry_from_dict",
-    "geometry_of",
     "measured_parameters",
 ]

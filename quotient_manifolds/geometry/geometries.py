@@ -5,46 +5,29 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Literal, final, get_args
+from typing import Any, TypeVar, final
 
-import torch
 from torch import nn
 
-from quotient_manifolds.geometry.known_symmetries import KnownSymmetries
-from quotient_manifolds.geometry.pair_block import PairBlock, pair_blocks
-from quotient_manifolds.geometry.parameters import (
-    Layouts,
-    balanced,
-    folded,
-    has_rank,
-    measured_pairs,
-    measured_parameters,
-    of_lower_rank,
-    precise,
-    require_finite,
-    scales_outside,
-    trained_parameters,
-    without_needless_biases,
-)
-from quotient_manifolds.geometry.sharded_space import ShardedSpace, elementwise
-from quotient_manifolds.geometry.tangent_space import Norm, TangentSpace
-from quotient_manifolds.manifolds import GEODESICS, FixedRankQuotient, Metric
-from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, is_sharded, together
+from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
+from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
+from quotient_manifolds.sharded import Ownership, ShardedModel
 from quotient_manifolds.symmetries import (
-    HOW_TO,
     Evaluate,
-    Freedom,
     Params,
+    Proof,
     Scope,
-    SymmetricPair,
     Symmetries,
-    changed_by,
+    Verified,
+    propose_symmetries,
+    prove_on_sharded,
+    verify_on_batches,
 )
 
-SHOWN = 3  # symmetries that a warning names
+Found = TypeVar("Found")
 
 
 class Geometry(ABC):
@@ -90,7 +73,7 @@ class Geometry(ABC):
         return ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and settings in plain JSON types, which `geometry_from_dict` reads."""
+        """Return kind and settings in plain JSON types, as results keep them."""
         own: list[str] = [each.name for each in fields(self)] if is_dataclass(self) else []
         return {"kind": type(self).__name__.lower(), **{name: getattr(self, name) for name in own}}
 
@@ -107,7 +90,8 @@ class _Elementwise(Geometry, ABC):
         return self._space(trained_parameters(model))
 
     def over(self, model: ShardedModel) -> ShardedSpace:
-        return elementwise(model, self._space)
+        ownership = Ownership(model.layouts, model.measured, ())
+        return ShardedSpace(self._space(ownership.gather(model.original)), model, ownership)
 
     def _named(self, name: str) -> str:
         return name if self.norm == "l2" else f"{name} {self.norm}"
@@ -171,227 +155,49 @@ class Adaptive(_Elementwise):
 
 
 @final
-@dataclass(frozen=True)
-class Quotient(Geometry):
-    """Measure without seeing symmetries: pairs (G, H) modulo their group, the rest as in `Adaptive`.
+class KnownSymmetries:
+    """Hold the symmetries of models as they are, by loss and batches: found once, and verified once in every scope.
 
-    A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head; moves of the
-    pair that leave the product alone do not count. [paper, App. C.1]
-
-    metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
-    the paper's relaxation of the metric (0 keeps invariance).
-
-    symmetries: those to divide by, or which of the model's. "all" also measures at the representative where needless
-    biases (b_K = 0, b_V = 0, b_O + W_O b_V) and all else that has one canonical place (gains and biases of norms,
-    directions and means that nothing reads, see `canonical`) are there, and stay so: found in what the loss computes,
-    when a measure begins; what takes frozen parameters besides others stays where it is. "pairs" has pairs and needless
-    biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
-    pairs, and nothing else. In all of them the factors of pairs are balanced first, G^T G = H^T H, which changes no
-    value: products of factors as ill-conditioned as a group can make them lose digits.
-    complete: whether symmetries that are given are completed by what else is found in the loss, such as the shift of
-    all logits, which outputs see. Without it they are all there is.
-    verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
-    found and fail are left out, with a warning; one that was given raises an error.
+    Neither depends on metric, radius or measure. Whoever measures a model several times makes one and hands it to each
+    measure; whoever changes the model's parameters in between makes another.
     """
 
-    metric: Metric = "inv"
-    geodesic: str = "second"
-    eps: float = 0.0
-    symmetries: Symmetries | Scope = "all"
-    complete: bool = True
-    verify: Literal["all", "first", "none"] = "all"
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Hashable, ...], tuple[tuple[Any, ...], Any]] = {}
 
-    def __post_init__(self) -> None:
-        FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
-        if self.geodesic not in GEODESICS:
-            raise ValueError(f"geodesic must be one of {', '.join(GEODESICS)}. Found {self.geodesic!r}")
-        if not isinstance(self.symmetries, Symmetries) and self.symmetries not in get_args(Scope):
-            raise ValueError(f"symmetries must be Symmetries, 'all', 'pairs' or 'paper'. Found {self.symmetries!r}")
-        if self.verify not in ("all", "first", "none"):
-            raise ValueError(f"verify must be 'all', 'first' or 'none'. Found {self.verify!r}")
+    def found(self, model: nn.Module, loss: Evaluate, batch: Any, scope: Scope) -> Symmetries:
+        """Return the symmetries of loss(model, batch) within a scope; the same object every time."""
+        every = self.once(partial(propose_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
+        return self.once(partial(every.within, scope), scope, every)
 
-    @property
-    def name(self) -> str:
-        metric = self.metric if isinstance(self.metric, str) else f"t = {self.metric:g}"
-        options = ["exact" if self.geodesic == "exact" else f"{self.geodesic} order"]
-        options += ["pairs alone"] * (self.symmetries == "pairs") + ["biases as rows"] * (self.symmetries == "paper")
-        options += {"all": [], "first": ["verified on the first batch"], "none": ["not verified"]}[self.verify]
-        return f"{metric} ({', '.join(options)})"
+    def completed(self, model: nn.Module, loss: Evaluate, batch: Any, given: Symmetries) -> Symmetries:
+        """Return the given symmetries and those of loss(model, batch) besides; the same object every time."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return kind and settings in plain JSON types; of symmetries that were given only that they were."""
-        return {
-            **super().to_dict(),
-            "symmetries": "given" if isinstance(self.symmetries, Symmetries) else self.symmetries,
-        }
+        def complete() -> Symmetries:
+            try:
+                every = propose_symmetries(model, batch, evaluate=loss, declared=given)
+            except ValueError as error:  # a function that takes no float64, or differentiates inside
+                warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
+                return given
+            known = {each.name for each in every.freedoms}
+            return replace(every, freedoms=(*every.freedoms, *(f for f in given.freedoms if f.name not in known)))
 
-    def at(self, model: nn.Module) -> TangentSpace:
-        start = measured_parameters(model)
-        pairs, freedoms, point = self._canonical(model, start, dict(model.named_parameters()))
-        return self._space(pairs, freedoms, point, start)
+        return self.once(complete, "completed", model, loss, batch, given)
 
-    def over(self, model: ShardedModel) -> ShardedSpace:
-        start = model.original
-        pairs, freedoms, point = self._canonical(model.model, start, model.held(), model.layouts)
-        ownership = Ownership(model.layouts, model.measured, [pair.names for pair in pairs])
-        share, before = ownership.gather(point), ownership.gather(start)
-        own = [pair for pair in pairs if ownership.here(pair.names[0])]
-        here = [each for each in freedoms if not share.keys().isdisjoint(each.names)]
-        local = together(lambda: self._space(own, here, share, before))
-        return ShardedSpace(local, model, ownership, pairs)
+    def verified(self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], symmetries: Symmetries) -> Verified:
+        """Return what these batches say of the symmetries, as `verify_on_batches` has it."""
+        verify = partial(verify_on_batches, model, loss, batches, symmetries)
+        return self.once(verify, "verified", model, loss, symmetries, *batches)
 
-    def _canonical(
-        self, model: nn.Module, start: Params, every: Params, layouts: Layouts | None = None
-    ) -> tuple[list[SymmetricPair], list[Freedom], Params]:
-        """Return pairs and freedoms of measured parameters, and the point where all with one place is there."""
-        point, symmetries = start, self._known(model)
-        every = {name: w.detach() for name, w in every.items()}
-        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        freedoms = [each for each in symmetries.freedoms if point.keys() >= set(each.names)]  # the frozen stays
-        if not (pairs or freedoms):
-            raise ValueError(
-                f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
-                f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
-                "pairs of the model"
-            )
-        point = folded(freedoms, point, every, layouts)
-        pairs, point = without_needless_biases(pairs, symmetries.translations, point, layouts)
-        absorbers = {shift.output.name for shift in symmetries.translations if shift.output is not None}
-        again = [each for each in freedoms if not absorbers.isdisjoint(each.names)]
-        return pairs, freedoms, folded(again, point, every, layouts)
+    def proof(self, model: nn.Module, loss: Evaluate, batch: Any, symmetries: Symmetries) -> Proof:
+        """Return what moving a sharded model along these symmetries does to the loss, as `prove_on_sharded` has it."""
+        prove = partial(prove_on_sharded, model, loss, batch, symmetries)
+        return self.once(prove, "proved", model, loss, batch, symmetries)
 
-    def _space(self, pairs: list[SymmetricPair], freedoms: list[Freedom], point: Params, start: Params) -> TangentSpace:
-        """Return the tangent space at the balanced representative; start: the point before anything was folded."""
-        pairs, point = self._balanced(pairs, point, start)
-        scales = scales_outside(pairs, point)  # refuses pairs that share elements
-        constant = (name for each in freedoms for name in each.constant if name in point)
-        scales |= {name: torch.zeros_like(point[name]) for name in constant}
-        blocks = self._blocks(pairs, point)
-        # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
-        point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
-        return TangentSpace(point, scales, blocks)
-
-    def _balanced(self, pairs: list[SymmetricPair], point: Params, start: Params) -> tuple[list[SymmetricPair], Params]:
-        """Return the pairs of full rank, and the point where their factors are balanced."""
-        pairs = list(pairs)
-        free = self.eps == 0  # otherwise the place in the orbit counts
-        for index, pair in enumerate(pairs):
-            if free:
-                pairs[index], point = of_lower_rank(pair, point, start)
-        pairs = [pair for pair in pairs if has_rank(pair, point, start, self.metric, self.eps)]
-        return pairs, balanced(pairs, point) if free else point
-
-    @property
-    def group(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self.symmetries.every) if isinstance(self.symmetries, Symmetries) else ()
-
-    def around(self, model: nn.Module) -> TangentSpace:
-        point, symmetries = trained_parameters(model), self._known(model)
-        every = {name: w.detach() for name, w in model.named_parameters()}
-        pairs = measured_pairs(symmetries.pairs, point, every, type(model).__name__)
-        require_finite({name: point[name] for pair in pairs for name in pair.names})
-        return TangentSpace(point, scales_outside(pairs, point), self._blocks(pairs, point, brief=True))
-
-    def _known(self, model: nn.Module) -> Symmetries:
-        if isinstance(self.symmetries, Symmetries):
-            return self.symmetries
-        raise ValueError(
-            f"the symmetries of {type(model).__name__} are found in a run: call verified(model, loss, batches) first, "
-            "as every measure does, or give symmetries=find_symmetries(model, batch)"
-        )
-
-    def _blocks(self, pairs: list[SymmetricPair], point: Params, *, brief: bool = False) -> tuple[PairBlock, ...]:
-        manifolds = {pair: pair.manifold(self.metric, self.eps) for pair in pairs}
-        return pair_blocks(manifolds, point, self.geodesic, brief=brief)
-
-    def verified(
-        self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], known: KnownSymmetries | None = None
-    ) -> Geometry:
-        """Return the quotient by those symmetries under which the loss stays, on every batch; see `verify`.
-
-        All that leaves the loss alone is found in one recorded run of loss(model, first batch). A forward and backward
-        pass and three forward passes in float64 on every batch verify it: `verify_on_batches`, and that the loss is the
-        same where a measure begins. A sharded model is moved along its symmetries instead, by about ten evaluations a
-        batch.
-        """
-        known = known or KnownSymmetries()
-        symmetries = self._found(model, loss, batches[0], known)
-        verified = replace(self, symmetries=symmetries, complete=False)
-        batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
-        if not batches or not (symmetries.pairs or symmetries.freedoms):
-            return verified
-        if is_sharded(model):
-            _check_same(symmetries)
-            proofs = [known.proof(model, loss, batch, symmetries) for batch in batches]
-            failed = {
-                each.pair: f"the loss on batch {index} changes along its orbit"
-                for index, proof in enumerate(proofs)
-                for each in proof.claims
-                if not each.holds
-            }
-            return verified._without(failed, self.symmetries)
-        found = known.verified(model, loss, batches, symmetries)
-        verified = verified._without(found.failed, self.symmetries)
-        begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
-        where = f"begins {self.metric} {self.eps}"
-        if changed := known.once(begins, where, model, loss, symmetries, *batches):
-            raise ValueError(
-                f"The loss must be the same at the point of the orbit where a measure begins. Found {changed}; use "
-                f"Adaptive(), or pass symmetries= without those of which this is true"
-            )
-        return verified
-
-    def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
-        given = self.symmetries
-        if not is_sharded(model):
-            if not isinstance(given, Symmetries):
-                return known.found(model, loss, batch, given)
-            return known.completed(model, loss, batch, given) if self.complete else given
-        if not isinstance(given, Symmetries):
-            raise ValueError(
-                f"The symmetries of a sharded model cannot be found in a run of it. Found symmetries={given!r}; find "
-                f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
-                f"symmetries= that"
-            )
-        return given
-
-    def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
-        """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
-        assert isinstance(self.symmetries, Symmetries)
-        own = tuple(each.name for each in given.every) if isinstance(given, Symmetries) else ()
-        if false := next((name for name in failed if name in own), None):
-            raise ValueError(
-                f"The loss must not change along the orbit of a symmetry that is given. Found {false}: "
-                f"{failed[false]}; pass symmetries= without it, use Adaptive(), or trust it by verify='none'"
-            )
-        if failed:
-            listed = "; ".join(f"{name}: {reason}" for name, reason in list(failed.items())[:SHOWN])
-            more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-            warnings.warn(f"symmetries that do not hold are not quotiented out: {listed}{more}", stacklevel=2)
-        return replace(self, symmetries=self.symmetries.without(set(failed)))
-
-    def _begin(self, model: nn.Module, every: Params) -> Params:
-        """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
-        start = {name: every[name] for name in trained_parameters(model)}
-        pairs, _, point = self._canonical(model, start, every)
-        return every | self._balanced(pairs, point, start)[1]
-
-
-def _check_same(symmetries: Symmetries) -> None:
-    """Raise unless all processes that share a model have the same symmetries of it."""
-    groups = symmetries.pairs, symmetries.translations, symmetries.freedoms
-    named = tuple((each.name, each.names) for group in groups for each in group)
-    if any(other != named for other in from_all(named)):
-        raise ValueError(
-            "All processes must divide by the same symmetries, in one order. Found different ones; find them on "
-            "one process and send them to the others by torch.distributed.broadcast_object_list"
-        )
-
-
-def _why(symmetries: Symmetries) -> str:
-    """Say what was found instead of measured pairs, if anything."""
-    if symmetries.pairs:
-        return f" (each of its {len(symmetries.pairs)} has a frozen parameter, with requires_grad=False)"
-    if symmetries.unrecognised:
-        return f" ({symmetries.unrecognised[0]}; {HOW_TO})"
-    return f" ({symmetries.refused[0]})" if symmetries.refused else ""
+    def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
+        """Return what `make` made when it was first asked for by this name and of these objects."""
+        place = (what, *map(id, of))
+        if place not in self._kept:
+            self._kept[place] = of, make()  # what is told by its address has to stay alive
+        result: Found = self._kept[place][1]
+        return result

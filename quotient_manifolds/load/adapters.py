@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from quotient_manifolds.files import expanded
 from quotient_manifolds.load.huggingface import (
     OWN_CODE,
+    check_config,
+    check_patterns,
     load_pretrained,
     loading,
     read_object,
@@ -27,7 +29,6 @@ from quotient_manifolds.load.huggingface import (
     shapes_in,
     without_weights,
 )
-from quotient_manifolds.load.untrusted import check_config, check_patterns
 from quotient_manifolds.messages import brief, first_line
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -8,7 +8,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from quotient_manifolds.load.small_copy import generic_inputs, joined, small_copy
 from quotient_manifolds.messages import Progress
@@ -137,18 +136,6 @@ def certify(
         places={} if fibre.doubts else _places(fibre.kernel, small, spanned),
         outside=(*refuted, *outside),
     )
-
-
-def single_examples(batch: Any) -> list[Any]:
-    """Cut a batch into its examples, where all tensors in it have as many; else return it as it is, alone."""
-    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)}
-    if len(sizes) != 1 or not max(sizes):
-        return [batch]
-    leaves, structure = tree_flatten(batch)
-    return [
-        tree_unflatten([leaf[i : i + 1] if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
-        for i in range(max(sizes))
-    ]
 
 
 def _along(K: Tensor, model: nn.Module, symmetries: Symmetries) -> tuple[list[Tensor], tuple[str, ...]]:

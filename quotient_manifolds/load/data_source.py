@@ -10,13 +10,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load.arrays import figures, prepared, read_images, read_labels
 from quotient_manifolds.load.example_inputs import accepted_by
-from quotient_manifolds.load.huggingface import has_tokenizer, tokenizer_files
+from quotient_manifolds.load.huggingface import (
+    has_image_processor,
+    has_tokenizer,
+    load_image_processor,
+    tokenizer_files,
+)
 from quotient_manifolds.load.models import Checkpoint
 from quotient_manifolds.load.text import (
     COLUMNS,
@@ -29,10 +35,19 @@ from quotient_manifolds.load.text import (
     known_classes,
     read_examples,
 )
-from quotient_manifolds.load.tokens import LANGUAGE, SEQ2SEQ, TextEncoder, are_pairs, language_batches, needed_for
+from quotient_manifolds.load.tokens import CAUSAL, CLASSIFICATION, TextEncoder, causal_batches, check_task, encoded
+from quotient_manifolds.messages import first_line
 
-CLASSIFICATION = "classification"
 SETTINGS = {"text": ("max_length", "tokenizer", "columns", "task"), "npz": ("mean", "std")}  # that mean something there
+CHANNELS = (1, 3)  # grey, RGB
+# Per channel, for values in 0 ... 1: of CLIP (Radford et al., 2021), of ImageNet's training images, and as they are.
+PRESETS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0,), (1.0,)),
+}
+
+Figures = tuple[Tensor, Tensor]  # mean and standard deviation, (channels, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -43,8 +58,8 @@ class DataSource:
     many batches of batch_size, the last possibly smaller; all if None. max_examples: so many examples at most. labels:
     the model's class of each label in the data, {"entailment": 1, ...}.
 
-    task: what a model of text has to tell: a label ("classification"), or the tokens of a language model ("causal",
-    "masked", "seq2seq"), whose text needs no labels and may be in a .txt file, see `language_batches`.
+    task: what a model of text has to tell: a label ("classification"), or tokens ("causal"): a language model's text
+    needs no labels and may be in a .txt file, see `causal_batches`.
 
     Text: max_length tokens (128, or the positions the model has, if fewer); tokenizer: a directory in place of the
     checkpoint's; columns: what text, text_pair and label are called in the file. Images: mean and std for each channel
@@ -74,16 +89,14 @@ class DataSource:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be an integer of at least 1. Found {value!r}.")
-        if self.task not in (None, CLASSIFICATION, *LANGUAGE):
-            raise ValueError(f"task must be one of {', '.join((CLASSIFICATION, *LANGUAGE))}. Found {self.task!r}.")
+        if self.task not in (None, CLASSIFICATION, CAUSAL):
+            raise ValueError(f"task must be {CLASSIFICATION} or {CAUSAL}. Found {self.task!r}.")
         for name in SETTINGS["npz" if self.kind == "text" else "text"]:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} means nothing for data of the format {self.kind}: {self.path}. Leave it out.")
-        if suffix == PLAIN and (self.task in (None, CLASSIFICATION, SEQ2SEQ) or self.columns is not None):
-            raise ValueError(
-                f"A .txt file has no labels and no columns: give the task causal or masked, found {self.task}."
-            )
-        if self.is_language and self.labels is not None:
+        if suffix == PLAIN and (self.task != CAUSAL or self.columns is not None):
+            raise ValueError(f"A .txt file has no labels and no columns: give the task {CAUSAL}, found {self.task}.")
+        if self.task == CAUSAL and self.labels is not None:
             raise ValueError(f"labels mean nothing for the task {self.task}; leave them out.")
         if unknown := sorted(set(self.columns or ()) - set(COLUMNS)):
             raise ValueError(f"columns must name some of {', '.join(COLUMNS)}. Found {unknown[0]!r}.")
@@ -93,11 +106,6 @@ class DataSource:
     def kind(self) -> str:
         """Return what the name of the path says: "text" or "npz"."""
         return "npz" if Path(self.path).suffix.lower() == ".npz" else "text"
-
-    @property
-    def is_language(self) -> bool:
-        """Return whether tokens are to be told, and no labels."""
-        return self.task in LANGUAGE
 
     def batches(self, model: nn.Module, checkpoint: Checkpoint | None = None) -> Batches:
         """Return what cross_entropy takes, in a list with `notes`, such as how many texts were cut.
@@ -109,23 +117,24 @@ class DataSource:
         not have, and where nothing says how pixels are normalised.
         """
         path, homes = expanded(self.path), _homes(model, checkpoint)
-        if self.is_language:
+        if self.task == CAUSAL:
             how: Any = {"columns": self.columns, "batch_size": self.batch_size, "most": self._most, "seed": self.seed}
-            made, notes = language_batches(path, str(self.task), self._encoder(model, homes), model, **how)
+            encoder = TextEncoder(self._home(model, homes), getattr(model, "config", None), self.max_length)
+            made, notes = causal_batches(path, encoder, model, **how)
             return Batches([_batch(model, "input_ids", each, each.pop("labels")) for each in made], notes)
         found, where, examples = self._labels()
         rows = drawn(len(found), self._most, self.seed)
         count, names = known_classes(model)
         classes = torch.tensor([class_of(found[row], where(row), self.labels, count, names) for row in rows])
-        chunks = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
         notes, keyword = [], "pixel_values"
         if self.kind == "npz":
             images, given = read_images(path, len(found)), figures(self.mean, self.std)
+            chunks = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
             inputs = [{keyword: prepared(images[chunk], given, homes, path)} for chunk in chunks]
         else:
-            encode, keyword = self._encoder(model, homes, pairs=are_pairs(examples)), "input_ids"
-            inputs = [encode([examples[row] for row in chunk]) for chunk in chunks]
-            notes = encode.notes(len(rows))
+            check_task(model, CLASSIFICATION)
+            home, config, keyword = self._home(model, homes), getattr(model, "config", None), "input_ids"
+            inputs, notes = encoded([examples[row] for row in rows], home, config, self.batch_size, self.max_length)
         labelled = zip(inputs, classes.split(self.batch_size), strict=True)
         return Batches([_batch(model, keyword, *each) for each in labelled], notes)
 
@@ -134,8 +143,8 @@ class DataSource:
 
         Words that only a model's configuration can say the class of are left to `batches`.
         """
-        if self.is_language:
-            texts = read_examples(expanded(self.path), columns=self.columns, needed=needed_for(str(self.task)))
+        if self.task == CAUSAL:
+            texts = read_examples(expanded(self.path), columns=self.columns, needed=("text",))
             list(islice(texts, self._most))
             return
         found, where, _ = self._labels()
@@ -168,7 +177,8 @@ class DataSource:
         examples = list(islice(read_examples(path, columns=self.columns), first))
         return [each.label for each in examples], lambda row: f"{path}, line {examples[row].line}", examples
 
-    def _encoder(self, model: nn.Module, homes: Sequence[Path], *, pairs: bool = False) -> TextEncoder:
+    def _home(self, model: nn.Module, homes: Sequence[Path]) -> Path:
+        """Return the directory of the tokenizer."""
         given = None if self.tokenizer is None else expanded(self.tokenizer)
         home = given or next(filter(has_tokenizer, homes), None) or next(iter(homes), None)
         if home is None:
@@ -176,7 +186,7 @@ class DataSource:
                 f"{type(model).__name__} was not loaded from a directory, so there is no tokenizer for {self.path}. "
                 "Give the directory of one."
             )
-        return TextEncoder(home, getattr(model, "config", None), self.max_length, pairs=pairs)
+        return home
 
     @property
     def _most(self) -> int | None:
@@ -200,3 +210,91 @@ def _batch(model: nn.Module, keyword: str, inputs: dict[str, Tensor], labels: Te
     if passes_on and getattr(model, "config", None) is not None:
         return {**inputs, "labels": labels}
     return inputs[keyword], labels
+
+
+# ---- images in arrays
+
+
+def figures(mean: Sequence[float] | str | None, std: Sequence[float] | None) -> Figures | None:
+    """Return what mean and std say, or the name of a preset in place of mean; None if nothing does."""
+    if mean is None and std is None:
+        return None
+    if isinstance(mean, str) and mean in PRESETS and std is None:
+        mean, std = PRESETS[mean]
+    if isinstance(mean, str | None) or std is None or len(mean) != len(std) or not mean or not min(std) > 0:
+        raise ValueError(
+            f"mean and std must have a figure for each channel, std above 0, or mean must be one of "
+            f"{', '.join(PRESETS)} alone. Found {mean!r} and {std}."
+        )
+    first, second = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
+    return first, second
+
+
+def read_labels(path: Path) -> list[int]:
+    """Return the array `labels` (N,) of a .npz file. Raises ValueError unless it is one of integers."""
+    labels = _array(path, "labels")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        raise ValueError(f"{path}: labels must be integers (N,). Found {labels.dtype} {labels.shape}.")
+    return labels.tolist()
+
+
+def read_images(path: Path, count: int) -> NDArray[Any]:
+    """Return the array `images` of a .npz file, uint8 or floating point, (N, channels, height, width), N = count.
+
+    It may be stored as (N, height, width, channels) or (N, height, width), too. Raises ValueError for others.
+    """
+    images = _array(path, "images")
+    images = images[:, None] if images.ndim == 3 else images
+    known = images.dtype == np.uint8 or images.dtype.kind == "f"
+    if not known or images.ndim != 4 or not {images.shape[1], images.shape[3]} & set(CHANNELS):
+        raise ValueError(
+            f"{path}: images must be uint8 or floating point, (N, channels, height, width), (N, height, width, "
+            f"channels) or (N, height, width). Found {images.dtype} {images.shape}."
+        )
+    if len(images) != count:
+        raise ValueError(f"{path} must have as many images as labels. Found {len(images)} and {count}.")
+    return images if images.shape[1] in CHANNELS else images.transpose(0, 3, 1, 2)
+
+
+def prepared(images: NDArray[Any], given: Figures | None, homes: Sequence[Path], path: Path) -> Tensor:
+    """Return images (N, channels, height, width) as a model takes them, float32.
+
+    With figures, values of 8 bits are divided by 255, and all become (x - mean) / std. Without, those of 8 bits are
+    given to the image processor in one of the directories `homes`, and others stay as they are. Raises ValueError
+    where nothing says how values of 8 bits are normalised, and for values in 0 ... 1 that a processor would normalise.
+    """
+    eight = images.dtype == np.uint8
+    values = torch.from_numpy(np.ascontiguousarray(images)).float()
+    if given is not None:
+        mean, std = given
+        if len(mean) not in (1, images.shape[1]):
+            raise ValueError(f"{path} has images of {images.shape[1]} channels. Found mean and std for {len(mean)}.")
+        return ((values / 255 if eight else values) - mean) / std
+    home = next(filter(has_image_processor, homes), None)
+    processor = None if home is None else load_image_processor(home)
+    if eight and processor is not None:
+        return processor(list(images), input_data_format="channels_first", return_tensors="pt")["pixel_values"].float()
+    if eight:
+        raise ValueError(
+            f"Nothing says how the pixels of {path} are normalised: the model has no preprocessor_config.json. Give "
+            "mean and std (or mean: clip, imagenet), or mean: none for values in 0 ... 1 as they are."
+        )
+    if getattr(processor, "do_normalize", False) and values.min() >= 0 and values.max() <= 1:
+        raise ValueError(
+            f"The images in {path} lie in 0 ... 1, and the model in {home} was trained on normalised ones. Give mean "
+            "and std, or mean: none if they are to be taken as they are."
+        )
+    return values
+
+
+def _array(path: Path, name: str) -> NDArray[Any]:
+    """Return an array of a .npz file; nothing in it is unpickled."""
+    if not path.is_file():
+        raise ValueError(f"There is no data file {path}.")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays[name]
+    except KeyError as error:
+        raise ValueError(f"{path} has no array {name!r}: expected images and labels.") from error
+    except Exception as error:  # zipfile, zlib and numpy raise half a dozen kinds for damaged files
+        raise ValueError(f"{path} is no readable .npz file of plain arrays: {first_line(error)}") from error

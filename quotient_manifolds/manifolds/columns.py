@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length, product_gap
-from quotient_manifolds.manifolds.arguments import require_sizes, require_vector, some
 from quotient_manifolds.manifolds.fixed_rank import FixedRankQuotient
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, Metric, require_sizes, require_vector, some
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 
@@ -111,35 +110,23 @@ class DiagonalQuotient(QuotientManifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         """Find the horizontal vector at x whose geodesic reaches the orbit of y at t = 1.
 
-        b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
+        b x with b = ((beta_y / beta_x)^t - 1) / 2t, log(beta_y / beta_x) / 2 if t = 0. ValueError if signs differ.
 
         >>> DiagonalQuotient("mix").logmap(x, 2 * x)
         tensor([[ 1.5000,  3.0000],
                 [ 6.0000, 12.0000]])
         """
-        return (self._log(x, y) * x).to(x.dtype)
-
-    def dist(self, x: Tensor, y: Tensor, *, keepdim: bool = False) -> Tensor:
-        """Compute the distance in its closed form. Shape (...,), or (..., 1, 1) with `keepdim`.
-
-        >>> DiagonalQuotient("mix").dist(x, 2 * x)  # sqrt((16 - 4)^2 + (64 - 16)^2) / sqrt(2)
-        tensor(34.9857)
-        """
-        gaps = 2**0.5 * self._log(x, y) * x.double().prod(dim=-2, keepdim=True).abs() ** self.t
-        return length(gaps, (-2, -1), keepdim).to(x.dtype)
-
-    def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the velocity b relative to x, in float64: products leave the range of float32. Shape (..., 1, d)."""
         self._require_points(x=x, y=y)
-        ratios = y.double() / x.double()
+        ratios = y.double() / x.double()  # products leave the range of float32
         apart = ratios.sign().prod(dim=-2, keepdim=True) != 1
         if some(apart):
             raise ValueError(
                 "the products u v of both points must have the same signs, since no geodesic crosses 0. "
                 f"Found {int(apart.sum())} coordinates of opposite sign"
             )
-        log = ratios.abs().log().sum(dim=-2, keepdim=True)  # a product of both ratios may leave the range of float64
-        return log / 2 if self.t == 0 else torch.expm1(self.t * log) / (2 * self.t)
+        log = ratios.abs().log().sum(dim=-2, keepdim=True)
+        b = log / 2 if self.t == 0 else torch.expm1(self.t * log) / (2 * self.t)
+        return (b * x).to(x.dtype)
 
     def _misfit(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) >= 2 and shape[-2] == 2 and shape[-1] > 0

@@ -13,10 +13,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quotient_manifolds.linalg import SingularFrame, product_gap, rank_floor, relative_singular_values, singular_frame
-from quotient_manifolds.manifolds.arguments import TOO_LONG, require_sizes
+from quotient_manifolds.linalg import SingularFrame, product_gap, product_svd, rank_floor, singular_frame
 from quotient_manifolds.manifolds.fixed_rank_space import FixedRankSpace
-from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power
+from quotient_manifolds.manifolds.horizontal import GeodesicError, Metric, power, require_sizes
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 MAX_STEPS = 60
@@ -74,13 +73,7 @@ class FixedRankQuotient(QuotientManifold):
         self.n, self.m, self.metric, self.t, self.eps = n, m, metric, power(metric), float(eps)
 
     def _space(self, x: Tensor, dtype: torch.dtype) -> FixedRankSpace:
-        try:
-            return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            largest = float(x.detach().abs().max())
-            raise ValueError(
-                f"products of a point's entries must be finite. Found entries up to {largest:.3g}: {TOO_LONG}"
-            ) from None
+        return FixedRankSpace(x, self.n, self.t, self.eps, dtype)
 
     def _element(self, x: Tensor) -> tuple[int, ...]:
         return x.shape[-1], x.shape[-1]
@@ -138,7 +131,8 @@ class FixedRankQuotient(QuotientManifold):
         """Judge the rank of G H^T by its singular values relative to the largest, which are invariants of the orbit."""
         if self.eps or x.numel() == 0:
             return None
-        ratio = float(relative_singular_values(*self.split(x))[..., -1].min())
+        s = product_svd(*self.split(x.detach().double()))[1]
+        ratio = float((s[..., -1] / s[..., 0].clamp_min(torch.finfo(s.dtype).tiny)).min())
         if ratio > rank_floor(self.n, self.m):
             return None
         zero = [name for name, part in zip("GH", self.split(x), strict=True) if not bool(part.any(-1).any(-1).all())]

@@ -10,15 +10,17 @@ from torch import Tensor
 
 from quotient_manifolds.linalg import full_precision, in_no_graph, pair_frame, spectral_norm
 from quotient_manifolds.manifolds import exact
-from quotient_manifolds.manifolds.arguments import has_values, require_vector, some
 from quotient_manifolds.manifolds.horizontal import (
     GeodesicError,
     HorizontalSpace,
     Linearised,
     PullBack,
     Rows,
+    has_values,
     join_rows,
     require_finite_velocity,
+    require_vector,
+    some,
 )
 from quotient_manifolds.manifolds.second_order import (
     Both,

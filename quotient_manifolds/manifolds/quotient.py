@@ -12,16 +12,16 @@ from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
 from quotient_manifolds.linalg import FullPrecision, full_precision, in_no_graph, length
-from quotient_manifolds.manifolds.arguments import (
+from quotient_manifolds.manifolds.horizontal import (
     NOT_FINITE,
     PRECISIONS,
+    HorizontalSpace,
     all_finite,
     has_values,
-    require_element,
     require_tensor,
     require_vector,
+    unsqueeze,
 )
-from quotient_manifolds.manifolds.horizontal import GeodesicError, HorizontalSpace, unsqueeze
 
 REMEMBERED = 2
 """An optimizer's step asks for its start a few times, then for its end, which is where the next step starts."""
@@ -129,7 +129,11 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
                 [ 8.0000, 16.0000]])
         """
         self._require(x=x)
-        require_element(A, x.shape[: x.ndim - self.ndim], self._element(x), self.complex_group)
+        require_tensor(A, "A, an element of the group,", self.complex_group)
+        shape = self._element(x)
+        if tuple(A.shape[A.ndim - len(shape) :]) != shape:
+            wanted = ", ".join(["...", *map(str, shape)])
+            raise ValueError(f"A, an element of the group, must have shape ({wanted}). Found {tuple(A.shape)}")
         return self._act(A, x)
 
     def balance(self, x: Tensor) -> Tensor:
@@ -259,34 +263,7 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         tensor([[0.6931, 0.6931],
                 [0.6931, 0.6931]])
         """
-        raise NotImplementedError(f"{self.name} has no logarithm, and so neither distance nor mean")
-
-    def mean(self, x: Tensor, *, steps: int = 50, tolerance: float = 1e-8) -> Tensor:
-        """Find the Karcher mean of points x (k, ...): where the logarithms of all add up to 0.
-
-        By y <- Exp_y(mean of Log_y(x_i)) from the first point, until the step is at most `tolerance` times the largest
-        logarithm. Raises `GeodesicError` if that takes more than `steps`. Shape (...).
-
-        >>> manifold.balance(manifold.mean(torch.stack([x, 4 * x])))
-        tensor([[4., 8.],
-                [4., 8.]])
-        """
-        require_tensor(x, "x")
-        if x.ndim <= self.ndim or len(x) == 0:
-            raise ValueError(f"x must hold at least one point along a first dimension. Found shape {tuple(x.shape)}")
-        self._require(x=x)
-        if x.dtype != torch.float64:
-            return self.mean(x.double(), steps=steps, tolerance=tolerance).to(x.dtype)
-        y = x[0]
-        for _ in range(steps):
-            space = self.at(y)
-            logs = self.logmap(y.expand_as(x), x)
-            step = logs.mean(dim=0)
-            spread = torch.maximum(space.norm(logs).amax(dim=0), 1e-6 * space.norm(y))  # rounding is no spread
-            if bool((space.norm(step) <= tolerance * spread).all()):
-                return y
-            y = space.geodesic(step, order="exact")
-        raise GeodesicError(f"the points must be near enough for a mean. Found no fixed point within {steps} steps")
+        raise NotImplementedError(f"{self.name} has no logarithm, and so no distance")
 
     @__scaling__(ScalingInfo(u=-1))
     def geodesic(self, x: Tensor, u: Tensor, t: float | Tensor = 1.0, order: str = "second") -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
 
-from quotient_manifolds.manifolds.arguments import require_vector
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 from quotient_manifolds.manifolds.runge_kutta import inside, require_constant, solve
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from quotient_manifolds.linalg import length
-from quotient_manifolds.manifolds.arguments import require_vector, some
 from quotient_manifolds.manifolds.exact import circle
-from quotient_manifolds.manifolds.horizontal import HorizontalSpace
+from quotient_manifolds.manifolds.horizontal import HorizontalSpace, require_vector, some
 from quotient_manifolds.manifolds.quotient import QuotientManifold
 
 

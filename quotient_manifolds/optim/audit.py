@@ -34,9 +34,6 @@ class OrbitAudit:
     """
 
     optimizer: str
-    steps: int
-    condition: float
-    pairs: int
     drifts: tuple[float, ...]
     starts: tuple[float, ...]
     loss: float
@@ -81,8 +78,6 @@ def orbit_audit(
     listed = list(batches)
     if not listed:
         raise ValueError("batches must hold at least one batch to train on. Found none")
-    if moves < 1 or (steps is not None and steps < 1) or not 1 <= condition < math.inf:
-        raise ValueError(f"moves, steps and condition must be at least 1. Found {moves}, {steps} and {condition}")
     steps = len(listed) if steps is None else steps
     found = find_symmetries(copy.deepcopy(model).eval(), _inputs(listed[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -102,17 +97,11 @@ def orbit_audit(
     travelled = float(torch.linalg.vector_norm(first.after - first.before))
     if travelled == 0:
         raise ValueError("training must change the outputs. Found no change: take more steps or another lr")
-    size = float(torch.linalg.vector_norm(first.before))
-    return OrbitAudit(
-        first.optimizer,
-        steps,
-        float(condition),
-        len(pairs),
-        tuple(float(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others),
-        tuple(float(torch.linalg.vector_norm(other.before - first.before)) / (size or 1.0) for other in others),
-        first.loss,
-        tuple(other.loss for other in others),
-    )
+    size = float(torch.linalg.vector_norm(first.before)) or 1.0
+    drifts = (float(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others)
+    starts = (float(torch.linalg.vector_norm(other.before - first.before)) / size for other in others)
+    moved_losses = tuple(other.loss for other in others)
+    return OrbitAudit(first.optimizer, tuple(drifts), tuple(starts), first.loss, moved_losses)
 
 
 class _Run(NamedTuple):

@@ -302,8 +302,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
                     f"{min(other)!r}: make the optimizer with the symmetries it had"
                 )
         for pair in self._symmetries.pairs:
-            shapes = [value.shape for value in state_dict["state"].get(pair.name, {}).values() if value.ndim]
-            if any(shape[:2] != (pair.heads, pair.n + pair.m) or shape[2] not in (1, pair.h) for shape in shapes):
+            rows, kept = (pair.heads, pair.n + pair.m), state_dict["state"].get(pair.name, {})
+            shapes = {name: (*rows, pair.h if name == "gradient" else 1) for name in kept if name != "step"}
+            if any(kept[name].shape != shape for name, shape in shapes.items()):
                 raise ValueError(
                     f"the state must be that of a {kind} of the same model. Found another shape of {pair.name!r}"
                 )

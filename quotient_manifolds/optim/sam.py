@@ -40,11 +40,9 @@ class SAM(torch.optim.Optimizer):
         self, base: torch.optim.Optimizer, model: nn.Module, *, geometry: Geometry | None = None, radius: float
     ) -> None:
         geometry = Euclidean() if geometry is None else geometry
-        if not isinstance(base, torch.optim.Optimizer):
-            raise TypeError(f"base must be a torch.optim.Optimizer, made. Found {base!r}")
         if not isinstance(geometry, Geometry):
             raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
-        if isinstance(radius, bool) or not isinstance(radius, (int, float)) or not 0 <= radius < math.inf:
+        if not 0 <= radius < math.inf:
             raise ValueError(f"radius must be a finite number >= 0. Found {radius!r}")
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)
         own = {id(p) for p in model.parameters()}

@@ -7,7 +7,6 @@ linf norm. What the coordinates mean is the objective's business, so every geome
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol, final
@@ -117,23 +116,21 @@ class AutoPGD:
         if norm not in BALLS:
             raise ValueError(f"norm must be one of {', '.join(BALLS)}. Found {norm!r}")
         ball = BALLS[norm](radius)
-        forwards = 0
         if start is None:
             point = objective.zero()
         else:
             point = {key: block.clone(memory_format=torch.contiguous_format) for key, block in start.items()}
             scale(point, min(1.0, radius / max(ball.length(point), TINY)))
-            if base is None:
-                base, forwards = objective.value(objective.zero()), 1
+        more = int(start is not None and base is None)
+        base = objective.value(objective.zero()) if more else base
         best = _Climb(self, objective, ball, generator, base).run(point)
-        base, critical = best.base, best.critical_start
-        forwards, backwards = forwards + best.forward_passes, best.backward_passes
+        critical, climbs = best.critical_start, 1 + self.restarts
         for _ in range(self.restarts):
             point = objective.sample(generator)
             ball.spread(point)
-            again = _Climb(self, objective, ball, generator, base).run(point)
-            forwards, backwards = forwards + again.forward_passes, backwards + again.backward_passes
+            again = _Climb(self, objective, ball, generator, best.base).run(point)
             best = again if again.loss > best.loss else best
+        forwards, backwards = climbs * best.forward_passes + more, climbs * best.backward_passes
         return replace(best, critical_start=critical, forward_passes=forwards, backward_passes=backwards)
 
 
@@ -233,31 +230,17 @@ class Iterate(NamedTuple):
     product: float  # <gradient, z>
 
 
-class Ball(ABC):
-    """Describe {z : |z| <= radius} to the ascent."""
-
-    def __init__(self, radius: float) -> None:
-        self.radius = radius
-
-    @abstractmethod
-    def length(self, z: Params) -> float:
-        """Return |z|."""
-
-    @abstractmethod
-    def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
-        """Write P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent); out may be z_old.
-
-        Steepest ascent is the direction of length 1 of the largest slope. Returns |out|, or the radius if no step asks.
-        """
-
-    @abstractmethod
-    def spread(self, sample: Params) -> None:
-        """Make a random point of the ball, to start from, of a sample of the space, in place."""
-
-
 @final
-class L2Ball(Ball):
-    """Describe the ball of |z| = sqrt(sum z_i^2): steepest ascent along the gradient, P(v) = v min(1, radius / |v|)."""
+@dataclass(frozen=True)
+class L2Ball:
+    """Describe {z : |z| <= radius}, |z|^2 = sum z_i^2: steepest ascent along g, P(v) = v min(1, radius / |v|).
+
+    step: write P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent) to `out`, which may be
+    z_old, and return |out|; steepest ascent is the direction of length 1 of the largest slope. spread: make a random
+    point to start from of a sample of the space, in place.
+    """
+
+    radius: float
 
     def length(self, z: Params) -> float:
         return norm(z)
@@ -281,22 +264,26 @@ class L2Ball(Ball):
 
 
 @final
-class LinfBall(Ball):
-    """Describe the box of |z| = max |z_i|: steepest ascent along sign(gradient), P(v)_i = v_i cut to +-radius."""
+@dataclass(frozen=True)
+class LinfBall:
+    """Describe the box of |z| = max |z_i| likewise: steepest ascent along sign(g), P(v)_i = v_i cut to +-radius."""
+
+    radius: float
 
     def length(self, z: Params) -> float:
         return largest(z)
 
     def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
         signed_step(at.z, z_old, at.gradient, eta, a, self.radius, out)
-        return self.radius
+        return self.radius  # which no step asks for
 
     def spread(self, sample: Params) -> None:
         """Scale a sample, uniform in [-1, 1], to a uniform point of the box."""
         scale(sample, self.radius)
 
 
-BALLS: dict[str, type[Ball]] = {"l2": L2Ball, "linf": LinfBall}
+Ball = L2Ball | LinfBall
+BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBall}
 
 
 def check_radius(radius: float, name: str = "radius") -> None:

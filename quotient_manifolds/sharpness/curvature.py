@@ -14,23 +14,17 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
-from quotient_manifolds.geometry.parameters import trained_parameters
 from quotient_manifolds.sharpness.ascent import check_whole
-from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective, idle
 from quotient_manifolds.sharpness.result import BatchResult, mean_and_error
 from quotient_manifolds.sharpness.vector import combine, dot, norm
 from quotient_manifolds.symmetries import Params
-from quotient_manifolds.symmetries.freedom import gaussian, typical
-from quotient_manifolds.symmetries.propose import RUN_ERRORS
-from quotient_manifolds.symmetries.verify import BatchLosses
 
 Products = Literal["exact", "difference"]
 PRODUCTS = ("exact", "difference")
 
-DISAGREE = 0.01  # relative, of one parameter's part of H v: rounding explains less
-RESOLVED = 0.01  # of the largest part: what is smaller is compared with that
+DISAGREE = 0.01  # relative, of a product: rounding explains less
 
 
 @final
@@ -49,15 +43,30 @@ class Hessian:
 
     def __init__(self, objective: BatchObjective, products: Products) -> None:
         self.objective, self.space = objective, objective.space
-        wrong = wrong_second_derivative(objective.model, objective.loss, objective.batch) if products == "exact" else ""
-        if wrong:
-            warnings.warn(f"{wrong}; differences of gradients are taken instead", stacklevel=2)
-        exact = products == "exact" and not wrong
-        self.forward_passes, self.backward_passes = 1, int(exact)
-        if exact:
+        self.forward_passes, self.backward_passes = 1, int(products == "exact")
+        if products == "exact":
             self.base, self.times = self._differentiated()
+            if off := self._error():
+                warnings.warn(
+                    f"The second derivative by autograd of the loss on batch {objective.index} is off by {off:.0%}; "
+                    f"differences of gradients are taken instead",
+                    stacklevel=2,
+                )
+                self.times = self._difference
         else:
             self.base, self.times = objective.value(objective.zero()), self._difference
+
+    def _error(self) -> float:
+        """Return the relative error of a random product by autograd; 0 where differences of gradients do not deny it.
+
+        They may have errors of their own, from rounding and from kinks near by, but these depend on the step.
+        """
+        counts, v = (self.forward_passes, self.backward_passes), self.space.sample(torch.Generator().manual_seed(0))
+        exact, near = self.times(v), self._difference(v)
+        error, size = apart(near, exact), norm(near)
+        wrong = error > DISAGREE * size and error > 4 * apart(near, self._difference(v, 0.125))
+        self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
+        return error / size if wrong else 0.0
 
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
@@ -89,13 +98,13 @@ class Hessian:
 
         return loss, times
 
-    def _difference(self, v: Params) -> Params:
+    def _difference(self, v: Params, part: float = 1.0) -> Params:
         length = norm(v)
         if length == 0:
             return self.space.zero()
         precision = max(torch.finfo(block.dtype).eps for block in v.values())
         # The cube root balances the error of the difference, step^2, against that of rounding, precision / step.
-        step = precision ** (1 / 3) / length
+        step = part * precision ** (1 / 3) / length
         after, before = (
             self.objective.value_and_gradient({key: sign * step * block for key, block in v.items()})[1]
             for sign in (1.0, -1.0)
@@ -106,38 +115,9 @@ class Hessian:
         return self.space.project(after)
 
 
-def wrong_second_derivative(model: nn.Module, loss: Loss, batch: Any) -> str:
-    """Say which parameter has a second derivative by autograd that differences of gradients deny; "" if none has.
-
-    H v is compared for one random v of the size of the parameters, in float64, at a point 1e-2 away: a unit of zeros
-    lies on the kink of its ReLU. Kinks near by make differences that depend on the step; what is wrong does not.
-    """
-    losses, generator = BatchLosses(model, loss, [batch]), torch.Generator().manual_seed(0)
-    params = dict(losses.params())
-    v, away = (
-        {name: typical(w) * gaussian(w, generator) for name, w in trained_parameters(model).items()} for _ in range(2)
-    )
-
-    def difference(step: float) -> Params:
-        steps = ({name: params[name] + sign * step * v[name] for name in v} for sign in (1.0, -1.0))
-        after, before = (losses.gradient(params | there, list(v), 0) for there in steps)
-        return {name: (after[name] - before[name]) / (2 * step) for name in v}
-
-    try:
-        params |= {name: params[name] + 1e-2 * step for name, step in away.items()}
-        with sdpa_kernel(SDPBackend.MATH):
-            exact, near = losses.hessian_product(params, v, 0), difference(losses.precision**0.5)
-            largest = max((float(each.norm()) for each in near.values()), default=0.0)
-            nearer: Params = {}
-            for name, other in near.items():
-                error, size = float((other - exact[name]).norm()), max(float(other.norm()), RESOLVED * largest)
-                if not error <= DISAGREE * size:
-                    nearer = nearer or difference(losses.precision**0.5 / 8)
-                    if float((nearer[name] - other).norm()) <= error / 4:
-                        return f"the second derivative by autograd of the loss in {name} is off by {error / size:.0%}"
-    except RUN_ERRORS:  # it does not run twice differentiated
-        pass
-    return ""
+def apart(x: Params, y: Params) -> float:
+    """Return |x - y|."""
+    return norm({key: x[key] - y[key] for key in x})
 
 
 def check_hessian(measure: str, geometry: Geometry, products: str) -> None:

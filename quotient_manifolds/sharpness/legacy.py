@@ -25,8 +25,7 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
-from quotient_manifolds.geometry import Adaptive, Euclidean, TangentSpace
-from quotient_manifolds.geometry.sharded_space import ShardedSpace
+from quotient_manifolds.geometry import Adaptive, Euclidean, ShardedSpace, TangentSpace
 from quotient_manifolds.sharpness.measure import KnownAscents, Measure, measuring
 from quotient_manifolds.sharpness.objective import BatchObjective
 from quotient_manifolds.sharpness.result import BatchResult

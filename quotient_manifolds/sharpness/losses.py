@@ -87,12 +87,7 @@ def next_token_logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, 
 
 
 def _single(logits: Tensor) -> Tensor:
-    """Return logits in float32 or, if they are wider, as they are; TypeError if they are no numbers to compute with.
-
-    Losses of logits in half precision would have two digits.
-    """
-    if not logits.is_floating_point() or logits.dtype.itemsize < 2:
-        raise TypeError(f"Logits must be real floating point numbers of 16 bits or more. Found {logits.dtype}")
+    """Return logits in float32 or, if they are wider, as they are: losses of half precision would have two digits."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -149,41 +144,24 @@ def normalised_logits(loss: Loss) -> Loss:
     """Return a loss like `loss`, of logits that are centred and scaled to length 1 (Andriushchenko et al., 2023).
 
     Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
-    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them; a loss
-    that does not call the model is a ValueError, and so are two classes, whose normalised logits can only be ±1/√2.
-    What a measure is invariant under does not change with it.
+    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them. Two
+    classes are a ValueError: their normalised logits can only be ±1/√2. What a measure is invariant under does not
+    change with it.
     """
-
-    def normalised(model: nn.Module, batch: Any) -> Tensor:
-        wrapper = _Normalised(model)
-        value = loss(wrapper, batch)
-        if not wrapper.called:
-            raise ValueError(
-                "The loss of normalised_logits must call the model it is given, model(...). Found that it never does; "
-                "normalise the logits inside the loss"
-            )
-        return value
-
-    return normalised
+    return lambda model, batch: loss(_Normalised(model), batch)
 
 
 @final
 class _Normalised(nn.Module):
     """Call the model and normalise its logits; lives for one evaluation of the loss."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, wrapped: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.wrapped = wrapped
         self.training = False
-        self.called = False
-
-    @property
-    def wrapped(self) -> nn.Module:
-        return self.model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.called = True
-        output = self.model(*args, **kwargs)
+        output = self.wrapped(*args, **kwargs)
         logits = _single(logits_of(output))  # in half precision the floor would be 0
         if logits.shape[-1] == 2:
             raise ValueError(

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.geometry import Geometry, TangentSpace
+from quotient_manifolds.geometry import Geometry, ShardedSpace, TangentSpace
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.replica import Cast, private_batch, replica, unchanged
 from quotient_manifolds.sharded import ShardedModel, from_all
 from quotient_manifolds.sharpness.losses import Loss
-from quotient_manifolds.sharpness.rounding import precisions_noted, warn_of_rounding
 from quotient_manifolds.symmetries import Params
 
 Tick = Callable[[], None]
@@ -98,9 +96,10 @@ class BatchObjective:
         """
         if not isinstance(self.loss, nn.Module):
             return replica(self.model, params, self.cast), self.loss
-        named = {f"model.{name}": value for name, value in params.items()}
-        both = replica(_Both(self.model, self.loss), named, self.cast)
-        return both.model, both.loss
+        both = replica(
+            nn.ModuleList([self.model, self.loss]), {f"0.{name}": w for name, w in params.items()}, self.cast
+        )
+        return both[0], both[1]
 
     @property
     def cast(self) -> Cast:
@@ -155,15 +154,15 @@ class ShardedObjective(BatchObjective):
 
     def value(self, z: Params) -> float:
         """Return the loss at the end of gamma_z. Raises ValueError if it is not finite."""
-        with self._space.model.restored() as held:
+        with self.sharded.restored() as held:
             with torch.no_grad():
                 self._space.ownership.scatter(self.space.move(z, self._space.buffers()), held)
             loss = self._loss().detach()
-        return self.finite(self._mean(loss, self.precision))
+        return self.finite(self.mean(loss, self.precision))
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
         """Return the loss at the end of gamma_z and this process's share of its gradient in z."""
-        with self._space.model.restored() as held:
+        with self.sharded.restored() as held:
             params, pull_back = self.space.linearise(z, self._space.buffers())
             self._space.ownership.scatter(params, held)
             del params  # what is moved here and held elsewhere is not needed while the pass takes memory, too
@@ -171,11 +170,11 @@ class ShardedObjective(BatchObjective):
             if not loss.requires_grad:
                 raise self._no_dependence()
             loss.backward()
-            taken = self._space.model.take_gradients()
+            taken = self.sharded.take_gradients()
             if not taken:
                 raise self._no_dependence()
             grads = self._space.ownership.gather(taken, consume=True)
-        return self.finite(self._mean(loss, self.precision)), pull_back(grads)
+        return self.finite(self.mean(loss, self.precision)), pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> NoReturn:
         raise NotImplementedError(
@@ -183,16 +182,18 @@ class ShardedObjective(BatchObjective):
             "case, the average case or the gradient norm, or measure a model that is not sharded"
         )
 
-    def unmoved_losses(self) -> tuple[list[float], float]:
-        """Return the loss of the model as it is, evaluated twice, and its machine epsilon."""
+    def unmoved_losses(self) -> list[Tensor]:
+        """Return the loss of the model as it is on this process, evaluated twice."""
         losses = []
-        with precisions_noted(self.model) as precisions:
-            for _ in range(2):
-                with self._space.model.restored():
-                    losses.append(self._loss().detach())
-        warn_of_rounding(self._space.model.original, precisions)
-        precision = precisions.of(losses[0].dtype)
-        return [float(self._mean(loss, precision)) for loss in losses], precision
+        for _ in range(2):
+            with self.sharded.restored():
+                losses.append(self._loss().detach())
+        return losses
+
+    @property
+    def sharded(self) -> ShardedModel:
+        """Return the model with what its processes hold."""
+        return self._space.model
 
     @property
     def _space(self) -> ShardedSpace:
@@ -203,11 +204,11 @@ class ShardedObjective(BatchObjective):
         with torch.enable_grad():  # as in BatchObjective: losses are compared with those computed for a gradient
             return scalar(self.loss(self.model, private_batch(self.batch)))
 
-    def _mean(self, loss: Tensor, precision: float) -> Tensor:
+    def mean(self, loss: Tensor, precision: float) -> Tensor:
         """Return the mean over the processes. ValueError where losses that must be one differ."""
-        losses = self._space.model.values(loss)
+        losses = self.sharded.values(loss)
         allowed = min(64 * max(precision, torch.finfo(loss.dtype).eps), 1e-3) * losses.abs().max()
-        if self._space.model.alike and bool(losses.max() - losses.min() > allowed):
+        if self.sharded.alike and bool(losses.max() - losses.min() > allowed):
             raise ValueError(
                 f"Under tensor parallelism all processes must have the same batches. Found losses from "
                 f"{float(losses.min())!r} to {float(losses.max())!r} of batch {self.index}"
@@ -237,8 +238,8 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     all must have the same. Warns where tensors differ in shape: the mean over processes is not the one over rows then.
     """
     sharded = ShardedModel(model)
-    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
     check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
+    leaves = [tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch) for batch in batches]
     own = [[tuple(leaf.shape) for leaf in each if isinstance(leaf, Tensor)] for each in leaves]
     every = from_all(own)
     different = [pair for other in every for pair in zip(own, other, strict=True) if pair[0] != pair[1]]
@@ -257,12 +258,6 @@ def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -
     return sharded
 
 
-class _Both(nn.Module):
-    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-
 def _single(tensor: Tensor) -> Tensor:
     """Return floating point numbers in at least single precision, all else as it is."""
     return tensor.to(precise(tensor.dtype)) if tensor.is_floating_point() else tensor
@@ -279,9 +274,8 @@ def scalar(value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"The loss must be a tensor with one element. Found {found}; reduce it, e.g. by .mean()")
-    if not value.is_floating_point() or value.is_meta or value.layout != torch.strided:
-        kind = "a tensor without values (meta device)" if value.is_meta else f"{value.dtype}, {value.layout}"
-        raise TypeError(f"The loss must be a dense real floating point number. Found {kind}")
+    if not value.is_floating_point():
+        raise TypeError(f"The loss must be a real floating point number. Found {value.dtype}")
     return value.reshape(())
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, TangentSpace, as_geometry
+from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, ShardedSpace, TangentSpace, as_geometry
 from quotient_manifolds.geometry.parameters import precise
-from quotient_manifolds.geometry.sharded_space import ShardedSpace
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
-from quotient_manifolds.sharded import is_sharded, together
+from quotient_manifolds.sharded import is_sharded, plain_name, together
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
@@ -28,7 +30,6 @@ from quotient_manifolds.sharpness.objective import (
     leaves,
     scalar,
 )
-from quotient_manifolds.sharpness.rounding import precisions_noted, warn_of_rounding
 from quotient_manifolds.symmetries import Params
 
 ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
@@ -149,7 +150,11 @@ def _checked_loss(objective: BatchObjective) -> tuple[float, float]:
     units of its precision (relative, at most 1e-3): parallel sums on accelerators do.
     """
     if isinstance(objective, ShardedObjective):
-        (first, second), precision = objective.unmoved_losses()
+        with _halves_noted(objective.model) as halves:
+            losses = objective.unmoved_losses()
+        _warn_of_rounding(objective.sharded.original, halves.products)
+        precision = halves.precision(losses[0].dtype)
+        first, second = (float(objective.mean(loss, precision)) for loss in losses)
     else:
         # Copies, for a forward pass may write to them.
         point = objective.space.point
@@ -173,7 +178,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
     model, past the replica, and would not see its parameters move, or if a measured part only ever runs without
     gradients, as under reentrant checkpointing, and would pass for one the loss does not use.
     """
-    inputs = leaves(params)
+    inputs, own = leaves(params), objective.space.point
     measured = {id(leaf) for leaf in inputs.values()}
     model, function = objective.replica(inputs)
     with_gradients: dict[nn.Module, bool] = {}  # modules with measured parameters: ever called with gradients on
@@ -185,9 +190,8 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
         if any(id(w) in measured for w in module._parameters.values()):
             module.register_forward_pre_hook(note)
     versions = {name: leaf._version for name, leaf in inputs.items()}
-    with torch.enable_grad(), precisions_noted(model) as precisions:
+    with torch.enable_grad(), _halves_noted(model) as halves:
         value = scalar(function(model, private_batch(objective.batch, objective.cast)))
-    own = objective.space.point
     if written := [
         name for name, leaf in inputs.items() if leaf._version != versions[name] or not torch.equal(leaf, own[name])
     ]:
@@ -195,19 +199,89 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
             f"A forward pass must leave the weights alone. Found that it writes to {written[0]}, as an embedding with "
             f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
         )
-    warn_of_rounding(objective.space.point, precisions)
-    reached = parameter_reached(value, objective.model)
-    if reached is not None:
+    _warn_of_rounding(own, halves.products)
+    if (reached := parameter_reached(value, objective.model)) is not None:
         raise ValueError(
             f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
             f"original is reached, past the copy: by a closure in the loss, or a function in the model; use the "
             f"argument `model` (or self) there"
         )
-    hidden = [name for name, module in model.named_modules() if not with_gradients.get(module, True)]
-    if hidden:
+    if hidden := [name for name, module in model.named_modules() if not with_gradients.get(module, True)]:
         raise ValueError(
             f"Measured parameters must get gradients. Found that {hidden[0] or 'the model'} runs with gradients turned "
             f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
             f"freeze its parameters by requires_grad_(False)"
         )
-    return value.detach(), precisions.of(value.dtype)
+    return value.detach(), halves.precision(value.dtype)
+
+
+# ---- what is computed in half precision, although it is stored in more
+
+
+@final
+@dataclass
+class _Halves:
+    """Hold what was in half precision while a model ran.
+
+    products: measured matrices, by plain name, whose modules return it. outputs: what the model returned.
+    """
+
+    products: dict[str, torch.dtype] = field(default_factory=dict)
+    outputs: set[torch.dtype] = field(default_factory=set)
+
+    def precision(self, loss: torch.dtype) -> float:
+        """Return machine epsilon of a loss of this type: that of the outputs it comes from, where theirs is coarser."""
+        return max(torch.finfo(dtype).eps for dtype in (loss, *self.outputs))
+
+
+@contextmanager
+def _halves_noted(model: nn.Module) -> Iterator[_Halves]:
+    """Yield what is filled as the model runs: autocast and mixed precision of sharded models compute in half precision.
+
+    An output counts unless autocast is still on when the model returns: losses are then computed in float32 from the
+    start. A matrix counts where the module that holds it has no modules inside, or is attention of torch; others may
+    only add what they hold.
+    """
+    found = _Halves()
+    names = {id(w): plain_name(name) for name, w in model.named_parameters() if w.requires_grad and w.ndim > 1}
+
+    def note(own: list[str], module: nn.Module, inputs: object, output: Any) -> None:
+        values = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+        first = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+        if first is None or first.dtype not in (torch.float16, torch.bfloat16):
+            return
+        found.products.update(dict.fromkeys(own, first.dtype))
+        device = first.device.type
+        if module is model and not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            found.outputs.add(first.dtype)
+
+    hooks = []
+    for module in model.modules():  # no hook where nothing is noted: it would turn torch's fast paths off
+        own = [names[id(w)] for w in module._parameters.values() if id(w) in names]  # before hooks gather them
+        multiplies = not module._modules or isinstance(module, nn.MultiheadAttention)
+        if module is model or (own and multiplies):
+            hooks.append(module.register_forward_hook(partial(note, own if multiplies else [])))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _warn_of_rounding(point: Params, products: Mapping[str, torch.dtype]) -> None:
+    """Warn if a matrix lies on the grid of the precision that its products have: a small move is rounded away.
+
+    Weights that were trained in float32 lie anywhere between its points, and their moves survive on average. Nothing
+    is told of a matrix that is mostly zero, as diagonal ones are: they lie on every grid.
+    """
+    plain = {plain_name(name): w for name, w in point.items()}
+    for name, half in products.items():
+        w = plain.get(name)
+        if w is not None and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
+            warnings.warn(
+                f"Small moves of {name} are lost in rounding, and the value may be far off: products with it are in "
+                f"{half}, and all of its numbers lie on the grid of that type, as those of a checkpoint in half "
+                f"precision do; measure without autocast or mixed precision",
+                stacklevel=2,
+            )
+            return

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
@@ -21,8 +21,6 @@ Setting = str | int | float | bool
 
 SIZES = ("radius", "sigma")
 """The settings that say how far a measure goes: of its ball, or the standard deviation per coordinate."""
-
-Record = TypeVar("Record")
 
 RESOLVED = 100.0
 """The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
@@ -85,7 +83,7 @@ class BatchResult:
 class Result:
     """Hold one measure of one model: what it is on every batch, and its mean over batches.
 
-    geometry: its name, as tables show it; geometry_settings: what it is, for `geometry_from_dict`. settings: the other
+    geometry: its name, as tables show it; geometry_settings: its kind and settings. settings: the other
     arguments of the call.
     """
 
@@ -144,11 +142,7 @@ class Result:
     @property
     def beyond_reach(self) -> bool:
         """Say whether `reach` is above `REACH`: truncated geodesics may be far from the exact ones there."""
-        return self.reach is not None and self.reach > self._reach_limit
-
-    @property
-    def _reach_limit(self) -> float:
-        return REACH.get(str(self.geometry_settings.get("geodesic")), REACH["second"])
+        return self.truncation_warning is not None
 
     @property
     def late_rise(self) -> float | None:
@@ -173,22 +167,23 @@ class Result:
     @property
     def truncation_warning(self) -> str | None:
         """Return a sentence if truncated geodesics were followed further than they reach, else None."""
-        if not self.beyond_reach:
+        limit = REACH.get(str(self.geometry_settings.get("geodesic")), REACH["second"])
+        if self.reach is None or self.reach <= limit:
             return None
-        return (
-            f"{self._label}: geodesics were followed to relative speed {self.reach:.3g}, beyond {self._reach_limit:g}, "
-            f"where their Taylor polynomials may be far off; take a smaller {self._size}, or geodesic='exact'"
+        return self._warning(
+            f"geodesics were followed to relative speed {self.reach:.3g}, beyond {limit:g}, where their Taylor "
+            f"polynomials may be far off; take a smaller {{size}}, or geodesic='exact'"
         )
 
     @property
     def convergence_warning(self) -> str | None:
         """Return a sentence if the climbs still rose by more than `CONVERGED` of the rise at their end, else None."""
         share = self.late_rise
-        if share is None or not share > CONVERGED:
+        if share is None or share <= CONVERGED:
             return None
-        return (
-            f"{self._label}: {share:.0%} of the rise came in the last quarter of the steps, above {CONVERGED:.0%}, so "
-            f"the ascent has not converged and the maximum is larger; take more steps, or a smaller {self._size}"
+        return self._warning(
+            f"{share:.0%} of the rise came in the last quarter of the steps, above {CONVERGED:.0%}, so the ascent has "
+            f"not converged and the maximum is larger; take more steps, or a smaller {{size}}"
         )
 
     @property
@@ -197,11 +192,11 @@ class Result:
         spaced = [each for each in self.batches if each.spacing]
         rise = math.fsum(abs(max(each.losses) - each.base_loss if each.losses else each.value) for each in spaced)
         spacing = math.fsum(each.spacing or 0.0 for each in spaced)
-        if not spaced or not rise < RESOLVED * spacing:
+        if not spaced or rise >= RESOLVED * spacing:
             return None
-        return (
-            f"{self._label}: the loss changes by {rise / spacing:.2g} times the spacing of its floating point numbers, "
-            f"less than {RESOLVED:g}, so rounding may decide the digits; take a larger {self._size}, or float64"
+        return self._warning(
+            f"the loss changes by {rise / spacing:.2g} times the spacing of its floating point numbers, less than "
+            f"{RESOLVED:g}, so rounding may decide the digits; take a larger {{size}}, or float64"
         )
 
     @property
@@ -210,13 +205,9 @@ class Result:
         sentences = (self.truncation_warning, self.convergence_warning, self.rounding_warning)
         return ". ".join(filter(None, sentences)) or None
 
-    @property
-    def _size(self) -> str:
-        return size_of(self.settings).partition(" ")[0]
-
-    @property
-    def _label(self) -> str:
-        return f"{self.geometry} {self.measure} at {size_of(self.settings)}"
+    def _warning(self, words: str) -> str:
+        size = size_of(self.settings)
+        return f"{self.geometry} {self.measure} at {size}: {words.format(size=size.partition(' ')[0])}"
 
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
@@ -250,25 +241,15 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, atomically. Raises ValueError for a number that is not finite."""
-        write_json(path, self.to_dict())
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
         """Read what `save` wrote. Raises ValueError, one sentence, for any other file."""
-        return read_json(path, cls.from_dict)
-
-
-def write_json(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Write a record as JSON, atomically. Raises ValueError for a number that is not finite."""
-    write_text(Path(path), json.dumps(record, indent=1, allow_nan=False) + "\n")
-
-
-def read_json(path: str | Path, make: Callable[[Mapping[str, Any]], Record]) -> Record:
-    """Make a record of the JSON object in a file. Raises ValueError, one sentence, for any other file."""
-    try:
-        return make(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # UnicodeDecodeError, too
-        raise ValueError(f"{path} must be JSON that holds measurements: {error}") from error
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # UnicodeDecodeError, too
+            raise ValueError(f"{path} must be JSON that holds measurements: {error}") from error
 
 
 def group_key(names: Sequence[str]) -> str | None:

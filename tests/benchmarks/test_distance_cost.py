@@ -38,12 +38,12 @@ def spread(manifold: FixedRankQuotient, length: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("length", [0.1, 0.3])
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_distances_and_means(benchmark: BenchmarkFixture, metric: str, length: float) -> None:
+def test_distances(benchmark: BenchmarkFixture, metric: str, length: float) -> None:
     manifold = FixedRankQuotient(SIZE, SIZE, metric)
     x, points = spread(manifold, length)
     jobs: dict[str, Callable[[], object]] = {
         "dist": lambda: manifold.dist(x, points[0]),
-        "mean of 8": lambda: manifold.mean(points),
+        "dist of 8": lambda: manifold.dist(x.expand_as(points), points),
     }
     times: dict[str, list[float]] = {name: [] for name in jobs}
 
@@ -58,7 +58,7 @@ def test_distances_and_means(benchmark: BenchmarkFixture, metric: str, length: f
     medians = {name: statistics.median(series) for name, series in times.items()}
     for name, median in medians.items():
         benchmark.extra_info[f"{name}, milliseconds"] = round(1e3 * median, 1)
-    assert medians["dist"] < medians["mean of 8"]
+    assert medians["dist"] < medians["dist of 8"]
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import transformers
 
+from quotient_manifolds.load.small_copy import _SIZES
 from tests import hugging_face
 from tests.command_line import FAST, call
 from tests.lora_files import random_lora
@@ -55,6 +56,8 @@ def home(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
+    for name, size in {"vocab_size": 7, "n_embd": 4, "n_inner": 3}.items():
+        monkeypatch.setitem(_SIZES, name, size)  # of what is certified
     return tmp_path
 
 

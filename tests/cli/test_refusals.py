@@ -34,7 +34,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "no such device": ((*MEASURE, "--device", "abacus"), ("abacus",)),
     "a device without numbers": (("inspect", "BERT", "--device", "meta"), ("meta", "cannot be used here")),
     "no place for the record": (("inspect", "BERT", "--out", "nowhere/x.json"), ("Cannot write nowhere",)),
-    "an input as output": (("inspect", "BERT", "--out", "BERT/config.json"), ("part of the input",)),
+    "an input as output": (("inspect", "BERT", "--out", "BERT/config.json"), ("part of an input",)),
     "a figure of another kind": (("orbit", "BERT", "--figure", "orbit.gif"), (".svg, .pdf, .png", "orbit.gif")),
     "a negative radius of an orbit": (("orbit", "BERT", "--radius", -1), ("radius",)),
     "no inputs": (("orbit", "M:encoder"), ("No example inputs can be made for Sequential", "--inputs")),
@@ -53,19 +53,19 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "the loss fails": ((*OWN, "--loss", "M:crooked_loss"), ("KeyError", "in crooked_loss")),
     "the model writes to its weights": (("measure", "M:writing", *OWN[2:]), ("writes to",)),
     "no batches": (("measure", "M:encoder", "--data", "M:no_batch", "--radius", 0.1), ("at least one batch",)),
-    "batches are made elsewhere": ((*OWN, "--batch-size", 3), ("--batch-size means nothing",)),
-    "merge into what is there": (("merge", "A", "BERT"), ("is there already",)),
-    "merge into no directory": (("merge", "A", "a/b"), ("is no directory to write",)),
+    "batches are made elsewhere": ((*OWN, "--batch-size", 3), ("are taken as they are", "batch_size")),
+    "merge into what is there": (("merge", "A", "BERT"), ("must be the name of a new directory",)),
+    "merge into no directory": (("merge", "A", "a/b"), ("must be the name of a new directory",)),
     "merge nothing": (("merge", "OUT"), ("Missing argument 'ADAPTER...'",)),
     "merge what is no adapter": (("merge", "nowhere", "OUT"), ("No adapter at",)),
     "a weight too many": (("merge", "A", "OUT", "--weights", "1,2"), ("weight",)),
     "weights that are no numbers": (("merge", "A", "OUT", "--weights", "1,x"), ("numbers with commas between them",)),
     "a rank of 0": (("merge", "A", "OUT", "--rank", 0), ("rank must be",)),
     "move no directory": (("move", "nowhere", "OUT"), ("Expected a Hugging Face directory",)),
-    "move to what is there": (("move", "BERT", "BERT"), ("is there already",)),
+    "move to what is there": (("move", "BERT", "BERT"), ("must be the name of a new directory",)),
     "move by no scale": (("move", "BERT", "OUT", "--scale", 0), ("positive number. Found 0",)),
     "compare no spec": (("compare", "nowhere.yaml"), ("nowhere.yaml",)),
-    "a demo of one model": (("demo", "--models", 1), ("--models",)),
+    "a demo without a ranking": (("demo", "--models", 4), ("--models", "5")),
 }
 
 
@@ -125,8 +125,12 @@ def test_bad_models_and_data(spoil: Callable[[Path, Path], object], words: str, 
     assert digest(spoilable) == before
 
 
-@pytest.mark.parametrize("kind", ["vit", "gpt2"])
-def test_measure_wants_a_text_classifier(kind: str, tmp_path: Path, texts: Path) -> None:
-    make = {"vit": hugging_face.vit_classifier, "gpt2": hugging_face.gpt2}[kind]
-    shown = call("measure", make(tmp_path / kind), "--data", texts, "--geometry", "adaptive:0.1", *FAST)
-    refused(shown, kind)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (hugging_face.vit_classifier, ("no tokenizer",)),
+        (hugging_face.gpt2, ("task must be causal for a GPT2LMHeadModel", "Found classification")),
+    ],
+)
+def test_measure_wants_a_text_classifier(make: Any, words: tuple[str, ...], tmp_path: Path, texts: Path) -> None:
+    refused(call("measure", make(tmp_path / "m"), "--data", texts, "--geometry", "adaptive:0.1", *FAST), *words)

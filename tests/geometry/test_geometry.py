@@ -1,474 +1,38 @@
-"""Tangent spaces over all parameters: coordinates, moves and pull-backs, against autograd and dense formulas."""
+"""What a geometry measures and what it refuses; symmetries are found and proved once for several measures."""
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from quotient_manifolds.geometry import (
     Adaptive,
     Euclidean,
     Geometry,
-    Gradients,
-    PairBlock,
+    KnownSymmetries,
     Quotient,
-    TangentSpace,
-    measured_parameters,
 )
-from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
-from quotient_manifolds.sharpness.vector import dot, norm
+from quotient_manifolds.manifolds import FixedRankQuotient
+from quotient_manifolds.sharpness import GradientNorm, Measure, WorstCase, cross_entropy
 from quotient_manifolds.symmetries import (
-    Params,
-    Scope,
-    SymmetricPair,
     Symmetries,
-    declare_pair,
-    find_symmetries,
-    without_biases,
 )
 from studies.appendix_g import AdaptiveNorm
-
-QUOTIENTS: list[Geometry] = [
-    Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
-]
-NORM_OFF: list[Geometry] = [
-    AdaptiveNorm(Quotient(metric, order))
-    for metric, order in (("inv", "first"), ("inv", "second"), ("inv", "exact"), ("mix", "second"), (0.3, "second"))
-]
-ELEMENTWISE: list[Geometry] = [
-    geometry for norm in ("l2", "linf") for geometry in (Euclidean(norm), Adaptive(norm=norm), Adaptive(0.01, norm))
-]
-GEOMETRIES: list[Geometry] = [*ELEMENTWISE, *QUOTIENTS, *NORM_OFF]
-by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
-
-
-def encoder(dtype: torch.dtype = torch.float64, layers: int = 2) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
-    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(dtype).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w.add_(0.1 * torch.randn_like(w))
-    return model
-
-
-def symmetries_of(model: nn.Module) -> Symmetries:
-    w = next(model.parameters())
-    return find_symmetries(model, torch.randn(2, 4, 6, dtype=w.dtype, generator=generator()))
-
-
-def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
-    """The tangent space at an encoder, of a quotient by its pairs: it stays where it is, but for needless biases."""
-    if isinstance(geometry, AdaptiveNorm):
-        return AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model).within("paper"))).at(model)
-    if isinstance(geometry, Quotient) and not isinstance(geometry.symmetries, Symmetries):
-        scope: Scope = "paper" if geometry.symmetries == "paper" else "pairs"
-        geometry = replace(geometry, symmetries=symmetries_of(model).within(scope))
-    return geometry.at(model)
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
-def product(pair: SymmetricPair, params: Params) -> Tensor:
-    """All that a model sees of a pair: G H^T, head by head, in float64."""
-    G, H = pair.read(params).double().split([pair.n, pair.m], dim=-2)
-    return G @ H.mT
-
-
-def probe(params: Params) -> Tensor:
-    """A smooth scalar of all parameters, with a gradient that autograd knows."""
-    return sum((torch.sin(3 * w).sum() for w in params.values()), torch.zeros((), dtype=torch.float64))
-
-
-@by_name
-def test_pull_back_is_the_gradient_of_the_move(geometry: Geometry) -> None:
-    space = space_at(geometry, encoder(layers=1))
-    z, direction = space.sample(generator()), space.sample(generator().manual_seed(4))
-    for key in z:
-        z[key] = 0.05 * z[key]
-    moved = {name: w.requires_grad_() for name, w in space.move(z).items()}
-    grads = dict(zip(moved, torch.autograd.grad(probe(moved), tuple(moved.values())), strict=True))
-    kept = {name: grad.clone() for name, grad in grads.items()}
-    slope = dot(space.pull_back(z, grads), direction)
-    assert all(torch.equal(grads[name], kept[name]) for name in grads)
-
-    def along(t: float) -> float:
-        return float(probe(space.move({key: z[key] + t * direction[key] for key in z})))
-
-    step = 4e-4  # five-point stencil, error O(step^4)
-    numeric = (8 * (along(step) - along(-step)) - along(2 * step) + along(-2 * step)) / (12 * step)
-    assert slope == pytest.approx(numeric, rel=1e-6)
-
-
-@by_name
-def test_the_pull_back_at_zero_is_the_riemannian_gradient(geometry: Geometry) -> None:
-    """<pulled, z> = sum of the Euclidean gradient times xi, and gamma'(0) = xi: a check by a dense formula at z = 0."""
-    space = space_at(geometry, encoder(layers=1))
-    grads = {name: torch.randn_like(w) for name, w in space.point.items()}
-    pulled, z = space.pull_back(space.zero(), grads), space.sample(generator())
-    t = 1e-5
-    ahead, behind = (space.move({key: sign * t * block for key, block in z.items()}) for sign in (1, -1))
-    slope = sum(float((grads[name] * (ahead[name] - behind[name])).sum()) for name in grads) / (2 * t)
-    assert dot(pulled, z) == pytest.approx(slope, rel=1e-7)
-
-
-@by_name
-def test_the_gradient_at_the_point_is_the_pull_back_at_zero(geometry: Geometry) -> None:
-    """Of a loss that symmetries leave alone. A step of it may be written into the parameters themselves."""
-    model = encoder(layers=1)
-    model(torch.randn(2, 4, 6, dtype=torch.float64, generator=generator())).square().mean().backward()
-    grads = {name: w.grad for name, w in model.named_parameters() if w.grad is not None}
-    kept = {name: grad.clone() for name, grad in grads.items()}
-    if isinstance(geometry, Quotient):
-        geometry = replace(geometry, symmetries=symmetries_of(model))
-    if isinstance(geometry, AdaptiveNorm):
-        geometry = AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model)))
-    space = geometry.around(model)
-    gradient, pulled = space.gradient(grads), space.pull_back(space.zero(), grads)
-    for key, block in pulled.items():
-        torch.testing.assert_close(gradient[key], block, rtol=1e-9, atol=1e-12)
-    assert all(torch.equal(grads[name], kept[name]) for name in grads)
-    ahead = space.move({key: 0.01 * block for key, block in gradient.items()})
-    space.move(gradient, {name: w.detach() for name, w in model.named_parameters()}, times=0.01)
-    for name, w in model.named_parameters():
-        torch.testing.assert_close(w.detach(), ahead[name], rtol=1e-12, atol=1e-12)
-
-
-@by_name
-def test_the_pull_back_is_what_autograd_makes_of_the_move(geometry: Geometry) -> None:
-    """`move` differentiated through, and the adjoint written by hand."""
-    space = space_at(geometry, encoder(layers=1))
-    z = {key: (0.05 * block).requires_grad_() for key, block in space.sample(generator()).items()}
-    moved = space.move(z)
-    slopes = dict(zip(z, torch.autograd.grad(probe(moved), tuple(z.values())), strict=True))
-    leaves = {name: w.detach().requires_grad_() for name, w in moved.items()}
-    grads = dict(zip(leaves, torch.autograd.grad(probe(leaves), tuple(leaves.values())), strict=True))
-    pulled = space.pull_back({key: block.detach() for key, block in z.items()}, grads)
-    for key, slope in space.project(slopes).items():
-        torch.testing.assert_close(pulled[key], slope, rtol=1e-9, atol=1e-9)
-
-
-@by_name
-def test_the_move_by_zero_stays(geometry: Geometry) -> None:
-    model = encoder()
-    space = space_at(geometry, model)
-    for name, w in space.move(space.zero()).items():
-        torch.testing.assert_close(w, space.point[name], rtol=1e-12, atol=1e-13)
-    own = {name: w.detach() for name, w in model.named_parameters()}
-    assert all(torch.equal(w, own[name]) for name, w in space.point.items() if "self_attn" not in name)
-    if isinstance(geometry, Quotient):
-        assert not space.point["layers.0.self_attn.in_proj_bias"][6:].any()  # keys and values
-        space = space_at(replace(geometry, symmetries="paper"), model)
-    pairs = symmetries_of(model).within("paper").pairs if isinstance(geometry, Quotient) else ()
-    point = space.point
-    for pair in pairs:  # elsewhere on its orbit
-        torch.testing.assert_close(product(pair, point), product(pair, own), rtol=1e-12, atol=1e-13)
-        assert not torch.equal(pair.read(point), pair.read(own))
-        pair.write(point, pair.read(own))
-    assert all(torch.equal(w, own[name]) for name, w in point.items())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_point_without_needless_biases_is_the_same_function(dtype: torch.dtype) -> None:
-    model, x = encoder(dtype), torch.randn(2, 5, 6, dtype=dtype)
-    before = {name: w.detach().clone() for name, w in model.named_parameters()}
-    point = space_at(Quotient(), model).point
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
-    torch.testing.assert_close(functional_call(model, point, (x,)), model(x), rtol=tolerance, atol=tolerance)
-    assert all(torch.equal(before[name], w) for name, w in model.named_parameters())
-
-
-def test_euclidean_and_adaptive_moves_are_elementwise() -> None:
-    model = encoder()
-    for geometry in ELEMENTWISE:
-        space = space_at(geometry, model)
-        z = space.sample(generator())
-        for name, w in space.move(z).items():
-            old = model.get_parameter(name).detach()
-            if isinstance(geometry, Adaptive):
-                xi = z[name] * (old.abs() + geometry.eta if geometry.eta else old)
-            else:
-                xi = z[name]
-            torch.testing.assert_close(w, old + xi)
-
-
-def test_the_adaptive_norm_is_that_of_xi_over_w_and_zero_weights_stay() -> None:
-    model = nn.Linear(3, 2).double()
-    with torch.no_grad():
-        model.weight[0, 0] = 0.0
-        model.bias.zero_()
-    space = Adaptive().at(model)
-    z = space.sample(generator())
-    moved = space.move(z)
-    w = model.weight.detach()
-    xi = (moved["weight"] - w)[w != 0] / w[w != 0]
-    assert norm(z) == pytest.approx(float(xi.norm()), rel=1e-12)
-    assert moved["weight"][0, 0] == 0
-    assert not moved["bias"].any()
-    everywhere = {name: torch.ones_like(block) for name, block in z.items()}
-    assert norm(space.project(everywhere)) == pytest.approx(math.sqrt(5), rel=1e-12)
-    assert not space.pull_back(z, {name: torch.ones_like(block) for name, block in z.items()})["bias"].any()
-
-
-def test_eta_lets_zero_weights_move_and_zero_eta_shares_the_models_memory() -> None:
-    model = nn.Linear(3, 2).double()
-    with torch.no_grad():
-        model.weight[0, 0] = 0.0
-        model.weight[1] = -2.0
-    w = model.weight.detach()
-    space = Adaptive(eta=0.25).at(model)
-    moved = space.move({name: torch.ones_like(block) for name, block in space.zero().items()})
-    assert moved["weight"][0, 0] == 0.25
-    assert moved["weight"][1].tolist() == [0.25] * 3  # -2 + |-2| + 0.25
-    assert space.sample(generator())["weight"].all()
-    pulled = space.pull_back(space.zero(), {"weight": torch.ones_like(w), "bias": None})
-    torch.testing.assert_close(pulled["weight"], w.abs() + 0.25)
-    shared = Adaptive().at(model).scale["weight"]
-    assert shared is not None
-    assert shared.data_ptr() == model.weight.data_ptr()
-
-
-def test_samples_for_linf_are_uniform_in_the_box_and_0_where_a_weight_is() -> None:
-    model = nn.Linear(100, 100)
-    with torch.no_grad():
-        model.bias.zero_()
-    for geometry in (Euclidean("linf"), Adaptive(norm="linf")):
-        z = space_at(geometry, model).sample(generator())
-        quantiles = torch.quantile(z["weight"], torch.tensor([0.0, 0.1, 0.5, 0.8, 1.0]))
-        torch.testing.assert_close(quantiles, torch.tensor([-1.0, -0.8, 0.0, 0.6, 1.0]), atol=0.02, rtol=0)
-        assert bool(z["bias"].any()) == isinstance(geometry, Euclidean)
-
-
-@pytest.mark.parametrize("geometry", ELEMENTWISE, ids=lambda geometry: geometry.name)
-def test_length_is_that_in_the_norm_of_the_ball(geometry: Geometry) -> None:
-    space = space_at(geometry, nn.Linear(1, 3))
-    assert space.norm == geometry.norm  # type: ignore[attr-defined]
-    z = {"weight": torch.tensor([[1.0], [0.0], [-2.0]]), "bias": torch.tensor([-3.0, 1.0, 1.0])}
-    assert space.length(z) == pytest.approx(4.0 if space.norm == "l2" else 3.0, rel=1e-12)
-    assert space.length(space.zero()) == 0.0
-
-
-@pytest.mark.parametrize("scope", ["paper", "pairs"])
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_the_quotient_norm_is_the_sum_of_the_pairs_metrics_and_the_adaptive_rest(metric: str, scope: Scope) -> None:
-    """|z|^2 = sum over pairs of tr(W_G xi_G' xi_G) + tr(W_H xi_H' xi_H), plus sum (xi / w)^2 elsewhere."""
-    model = encoder()
-    symmetries = symmetries_of(model).within(scope)
-    space = space_at(Quotient(metric, "first", symmetries=scope), model)
-    z = space.sample(generator())
-    point = space.point
-    if scope == "pairs":  # rows that are zero: they stay, and change no other row's metric
-        symmetries = replace(symmetries, pairs=without_biases(symmetries.pairs, symmetries.translations))
-    moved = space.move(z)
-    xi = {name: moved[name] - w for name, w in point.items()}  # first order: gamma(1) - w
-    covered = symmetries.coverage(point)
-    square = sum(float(((xi[name] / w)[~covered[name] & (w != 0)] ** 2).sum()) for name, w in point.items())
-    assert not any(xi[name][w == 0].any() for name, w in point.items())
-    for pair in symmetries.pairs:
-        (G, H), (a, b) = pair.read(point).split([pair.n, pair.m], -2), pair.read(xi).split([pair.n, pair.m], -2)
-        gram_G, gram_H = G.mT @ G, H.mT @ H
-        W_G, W_H = (gram_G.inverse(), gram_H.inverse()) if metric == "inv" else (gram_H, gram_G)
-        square += float((W_G * (a.mT @ a)).sum() + (W_H * (b.mT @ b)).sum())
-    assert norm(z) == pytest.approx(math.sqrt(square), rel=1e-9)
-
-
-@pytest.mark.parametrize("geometry", QUOTIENTS, ids=lambda geometry: geometry.name)
-def test_samples_and_pull_backs_are_horizontal_and_projection_is_idempotent(geometry: Geometry) -> None:
-    space = space_at(geometry, encoder())
-    z = space.sample(generator())
-    pulled = space.pull_back(z, {name: torch.randn_like(w) for name, w in space.point.items()})
-    for vector in (z, pulled):
-        for block in space.pairs:
-            torch.testing.assert_close(block.space.project(vector[block.key]), vector[block.key])
-    raw = {key: torch.randn_like(block) for key, block in z.items()}
-    once = space.project(raw)
-    twice = space.project(once)
-    assert norm({key: twice[key] - once[key] for key in once}) < 1e-6 * norm(once)
-    assert norm(once) < norm(raw)
-
-
-@pytest.mark.parametrize("geometry", NORM_OFF, ids=lambda geometry: geometry.name)
-def test_with_the_norm_off_the_ball_is_adaptive_and_the_weights_move_by_the_geodesic(geometry: Geometry) -> None:
-    """|z| = |xi / w| over all entries; w moves by the geodesic of the horizontal part of xi = w z."""
-    assert isinstance(geometry, AdaptiveNorm)
-    model, quotient = encoder(layers=1), geometry.quotient
-    space = space_at(geometry, model)
-    point = measured_parameters(model)
-    assert sum(block.numel() for key, block in space.zero().items() if key.startswith("pairs")) == sum(
-        pair.heads * (pair.n + pair.m) * pair.h for pair in symmetries_of(model).within("paper").pairs
-    )
-    z = {key: 0.05 * block for key, block in space.sample(generator()).items()}
-    moved = space.move(z)
-    for block in space.pairs:
-        at = torch.cat([pair.read(point) for pair in block.pairs])
-        manifold = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, quotient.metric)
-        xi = manifold.proju(at, at * z[block.key])
-        expected = manifold.at(at).geodesic(xi, order=quotient.geodesic)
-        torch.testing.assert_close(torch.cat([pair.read(moved) for pair in block.pairs]), expected)
-
-
-def test_a_mix_geodesic_is_cut_where_it_leaves_the_manifold() -> None:
-    """G = H = 1: mix moves x = G H along x + sqrt(2) z, which ends at x = 0 for z = -1 / sqrt(2)."""
-    model = nn.Module()
-    model.G, model.H = (nn.Parameter(torch.ones(1, 1, dtype=torch.float64)) for _ in range(2))
-    pair = declare_pair(model, "head", "query/key", G=lambda w: w["G"][None], H=lambda w: w["H"][None])
-    symmetries = Symmetries((pair,))
-    space = space_at(Quotient("mix", "exact", symmetries=symmetries), model)
-    (key,) = space.zero()
-    along = torch.full((1, 2, 1), -(0.5**0.5), dtype=torch.float64)
-    for length, reached in ((0.5, 0.5), (3.0, 0.5**0.5)):
-        z = space.reached({key: length * along})
-        assert norm(z) == pytest.approx(reached, rel=1e-3)
-    moved = space.move({key: 0.5 * along})
-    assert float(moved["G"] * moved["H"]) == pytest.approx(1 - 0.5 * 2**0.5, rel=1e-7)
-
-
-def test_owned_elements_have_no_block_and_pairs_have_one_each_or_one_for_a_shape_where_an_ode_is_solved() -> None:
-    model = encoder(layers=3)
-    symmetries = symmetries_of(model).within("paper")
-    space = space_at(Quotient(symmetries="paper"), model)
-    z = space.zero()
-    covered = symmetries.coverage(measured_parameters(model))
-    assert {name for name, mask in covered.items() if not mask.all()} == set(space.scale)
-    shapes = {(pair.n, pair.m, pair.h) for pair in symmetries.pairs}
-    assert [pair for block in space.pairs for pair in block.pairs] != list(symmetries.pairs)  # shapes stand together
-    assert {pair for block in space.pairs for pair in block.pairs} == set(symmetries.pairs)
-    assert all(len(block.pairs) == 1 for block in space.pairs)
-    exact = space_at(Quotient(geodesic="exact", symmetries="paper"), model)
-    there = exact.sample(generator())
-    assert len(exact.pairs) == len(shapes)
-    assert sum(there[block.key].shape[0] for block in exact.pairs) == sum(pair.heads for pair in symmetries.pairs)
-    assert sum(z[block.key].shape[0] for block in space.pairs) == sum(pair.heads for pair in symmetries.pairs)
-    # Elements that pairs own in a parameter they share with others are moved by the pair alone.
-    for name, scale in space.scale.items():
-        assert scale is not None
-        assert not scale[covered[name]].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pairs_are_factored_in_float64_whatever_the_models_dtype(dtype: torch.dtype) -> None:
-    model = encoder(dtype)
-    with torch.no_grad():  # a query weight so ill-conditioned that its Gram matrix is singular in float32
-        model.get_parameter("layers.0.self_attn.in_proj_weight")[1:3] *= 1e-6
-    for geometry, precision in (
-        (Quotient(symmetries="paper"), torch.float32),
-        (Quotient("inv", "exact", symmetries="paper"), torch.float64),
-    ):
-        space = space_at(geometry, model)
-        assert {block.space.point.dtype for block in space.pairs} == {precision}
-        assert {space.zero()[name].dtype for name in space.scale} == {torch.float32}
-        for block in space.pairs:
-            n, m, h = block.pairs[0].n, block.pairs[0].m, block.pairs[0].h
-            own = measured_parameters(model)
-            exact = torch.linalg.svdvals(torch.cat([product(pair, own) for pair in block.pairs]))[:, :h]
-            assert (m, n) != (h, h)
-            torch.testing.assert_close(block.space._s, exact, rtol=1e-6, atol=1e-15)
-        moved = space.move(space.zero())
-        for name, w in space.point.items():
-            assert moved[name].dtype == torch.float32
-            torch.testing.assert_close(moved[name], w.float(), rtol=1e-5, atol=0)
-
-
-def test_moving_into_given_buffers_is_the_same_move_and_leaves_the_model_alone() -> None:
-    model = encoder()
-    before = {name: w.detach().clone() for name, w in model.named_parameters()}
-    space = space_at(Quotient(), model)
-    z = space.sample(generator())
-    fresh = space.move(z)
-    buffers = {name: torch.full_like(w, torch.nan) for name, w in space.point.items()}
-    again = space.move(z, buffers)
-    assert all(again[name] is buffers[name] for name in buffers)
-    assert all(torch.equal(fresh[name], again[name]) for name in fresh)
-    assert all(torch.equal(before[name], w) for name, w in model.named_parameters())
-
-
-def test_gradients_that_share_memory_or_are_missing_are_pulled_back_right() -> None:
-    model = nn.Linear(3, 3).double()
-    w, b = model.weight.detach(), model.bias.detach()
-    space = Adaptive().at(model)
-    shared = torch.randn(3, 3, dtype=torch.float64)
-    pulled = space.linearise(space.zero())[1]({"weight": shared, "bias": shared[0]})
-    torch.testing.assert_close(pulled, {"weight": shared * w, "bias": shared[0] * b})
-    expanded = torch.ones((), dtype=torch.float64).expand(3, 3)
-    pulled = space.linearise(space.zero())[1]({"weight": expanded, "bias": None})
-    torch.testing.assert_close(pulled, {"weight": w, "bias": torch.zeros_like(b)})
-    # A gradient that is the parameter itself, as a backward pass may return it.
-    pulled = space.linearise(space.zero())[1]({"weight": space.point["weight"], "bias": None})
-    torch.testing.assert_close(pulled["weight"], w**2)
-    assert torch.equal(model.weight, w)
-
-
-def test_gradients_are_dropped_as_soon_as_they_are_read() -> None:
-    space = space_at(Quotient(), encoder())
-    gradients = {name: torch.randn_like(w) for name, w in space.point.items()}
-    watched = {name: weakref.ref(gradient) for name, gradient in gradients.items()}
-    alive: list[set[str]] = []
-
-    def read(self: PairBlock, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
-        pull = linearise(self, z, out)
-
-        def pulled(grads: Gradients, point: Params) -> Tensor:
-            alive.append({name for name, gradient in watched.items() if gradient() is not None})
-            return pull(grads, point)
-
-        return pulled
-
-    linearise = PairBlock.linearise
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PairBlock, "linearise", read)
-        pull_back = space.linearise(space.zero())[1]
-    pull_back(gradients)
-    assert not gradients
-    kept = set(space.scale)
-    for place, names in enumerate(alive):
-        assert names - kept == {name for block in space.pairs[place:] for name in block.names} - kept
-
-
-def test_a_parameter_may_belong_to_pairs_in_part() -> None:
-    """Rows 0 to 2 of one matrix are G and rows 2 to 4 are H; the last row is in no pair and adaptive."""
-    model = nn.Module()
-    model.W = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
-    pair = declare_pair(model, "head", "query/key", G=lambda w: w["W"][None, :2], H=lambda w: w["W"][None, 2:4])
-    symmetries = Symmetries((pair,))
-    space = space_at(Quotient("mix", symmetries=symmetries), model)
-    z, grad = space.sample(generator()), torch.randn(5, 2, dtype=torch.float64)
-    pulled, kept = space.pull_back(space.zero(), {"W": grad}), grad.clone()
-    manifold = FixedRankQuotient(2, 2, "mix")
-    W = space.point["W"]
-    torch.testing.assert_close(W[:2] @ W[2:4].mT, (model.W[:2] @ model.W[2:4].mT).detach())
-    assert torch.equal(W[4], model.W[4])
-    expected = manifold.at(W[None, :4]).covector(kept[None, :4])
-    torch.testing.assert_close(pulled[space.pairs[0].key], manifold.at(W[None, :4]).project(expected))
-    torch.testing.assert_close(pulled["W"][4], kept[4] * W[4])
-    assert not pulled["W"][:4].any()
-    torch.testing.assert_close(space.move(z)["W"][4], W[4] + W[4] * z["W"][4])
-
-
-@pytest.mark.parametrize("order", ["first", "second", "exact"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rotary_pairs_are_measured_modulo_their_own_group(dtype: torch.dtype, order: str) -> None:
-    model = nn.Module()
-    model.G, model.H = (nn.Parameter(torch.randn(2 * rows, 2, dtype=dtype)) for rows in (3, 2))  # two planes
-    G, H = (lambda w, name=name: w[name].unflatten(0, (2, -1)) for name in ("G", "H"))
-    pair = declare_pair(model, "planes", "query/key", G=G, H=H, acts="GL(1, C)")
-    space = Quotient("mix", order, symmetries=Symmetries((pair,))).at(model)
-    (key,) = space.zero()
-    grads = {name: torch.randn_like(w) for name, w in model.named_parameters()}
-    exact = RotaryQuotient(3, 2, "mix").at(pair.read(space.point).double())
-    expected = exact.project(exact.covector(pair.read(grads).double()))
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
-    torch.testing.assert_close(space.pull_back(space.zero(), grads)[key].double(), expected, **tolerance)
-    z = {key: 0.1 * space.sample(generator())[key]}
-    moved = exact.follow(z[key].double(), order)[0]
-    torch.testing.assert_close(pair.read(space.move(z)).double(), moved, **tolerance)
+from tests.classifiers import Batch, Classifier, shaken
+from tests.counters import recorded_runs
+from tests.geometry.cases import (
+    GEOMETRIES,
+    encoder,
+    generator,
+    space_at,
+    symmetries_of,
+)
 
 
 def test_frozen_parameters_are_not_measured() -> None:
@@ -493,6 +57,23 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_one_parameter() -> None:
     assert set(Adaptive().at(Tied()).point) == {"first.weight", "first.bias", "second.bias"}
+
+
+SETTINGS: dict[str, Callable[[], Geometry]] = {
+    "norm must be 'l2' or 'linf'. Found 'l1'": lambda: Euclidean(norm="l1"),  # type: ignore[arg-type]
+    "norm must be 'l2' or 'linf'. Found 'l2 '": lambda: Adaptive(norm="l2 "),  # type: ignore[arg-type]
+    "or a finite number. Found 'euclid'": lambda: Quotient("euclid"),
+    "Found 'third'": lambda: Quotient(geodesic="third"),
+    "eta must be a finite number, at least 0. Found -0.1": lambda: Adaptive(-0.1),
+    "eta must be a finite number, at least 0. Found '0.1'": lambda: Adaptive("0.1"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("words", SETTINGS)
+def test_settings_of_no_geometry_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        SETTINGS[words]()
+    assert words in str(caught.value)
 
 
 def broken(kind: str) -> tuple[Geometry, nn.Module]:
@@ -551,33 +132,69 @@ def test_names_tell_geometries_apart() -> None:
     assert norm_off.name == "inv (second order, biases as rows, adaptive norm)"
 
 
-def test_eps_reaches_the_manifold() -> None:
-    model = encoder(layers=1)
-    space = space_at(Quotient("inv", eps=0.5), model)
-    block = space.pairs[0]
-    relaxed = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "inv", eps=0.5).at(block.space.point)
-    z = space.sample(generator())[block.key]
-    torch.testing.assert_close(block.space.vector(z), relaxed.vector(z))
-
-
-def test_eps_admits_a_pair_without_full_rank() -> None:
+def test_eps_reaches_the_manifold_and_admits_a_pair_without_full_rank() -> None:
     geometry, model = broken("rank")
-    assert isinstance(geometry, Quotient)
-    relaxed = space_at(Quotient(eps=0.1, symmetries=geometry.symmetries), model)
-    moved = relaxed.move(relaxed.sample(generator()))
-    assert all(bool(torch.isfinite(w).all()) for w in moved.values())
+    space = space_at(replace(geometry, eps=0.5), model)  # type: ignore[type-var]
+    block, z = space.pairs[0], space.sample(generator())
+    relaxed = FixedRankQuotient(block.pairs[0].n, block.pairs[0].m, "inv", eps=0.5).at(block.space.point)
+    torch.testing.assert_close(block.space.vector(z[block.key]), relaxed.vector(z[block.key]))
+    assert all(bool(torch.isfinite(w).all()) for w in space.move(z).values())
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Euclidean(norm="l1"), r"norm must be 'l2' or 'linf'\. Found 'l1'"),
-        (lambda: Adaptive(norm="l1"), r"norm must be 'l2' or 'linf'\. Found 'l1'"),
-        (lambda: Quotient("euclid"), r"metric must be .* Found 'euclid'"),
-        (lambda: Quotient(geodesic="third"), r"geodesic must be .* Found 'third'"),
-        *((lambda eta=eta: Adaptive(eta), "eta must be a finite number") for eta in (-0.1, math.nan, True, "0.1")),
-    ],
-)
-def test_settings_of_no_geometry_are_refused(make: Callable[[], Geometry], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+def doubled_loss(model: nn.Module, batch: Batch) -> Tensor:
+    return 2 * cross_entropy(model, batch)
+
+
+@pytest.fixture(scope="module")
+def subject() -> tuple[nn.Module, list[Batch]]:
+    torch.manual_seed(0)
+    model = shaken(Classifier(), 0.3)
+    return model, [(torch.randn(2, 3, 4, dtype=torch.float64), torch.arange(2) + 1)]
+
+
+MEASURES: list[Measure] = [
+    WorstCase(Quotient("inv"), 0.1, steps=2),
+    WorstCase(Quotient("inv"), 0.2, steps=2),
+    WorstCase(Quotient("mix"), 0.1, steps=2),
+    GradientNorm(Quotient("inv", symmetries="paper")),
+    GradientNorm(Adaptive()),
+]
+
+
+def test_all_measures_of_a_model_need_one_run(subject: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = subject
+    alone = [measure.of(model, cross_entropy, batches) for measure in MEASURES]
+    runs, known = recorded_runs(monkeypatch), KnownSymmetries()
+    assert [measure.of(model, cross_entropy, batches, known=known) for measure in MEASURES] == alone
+    assert len(runs) == 1
+
+
+def test_another_loss_batch_or_model_is_a_run_of_its_own(
+    subject: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = subject
+    runs, known, measure = recorded_runs(monkeypatch), KnownSymmetries(), GradientNorm(Quotient("inv"))
+    others = [
+        (model, doubled_loss, batches),
+        (model, cross_entropy, [(2 * batches[0][0], batches[0][1])]),
+        (shaken(Classifier(), 0.3), cross_entropy, batches),
+    ]
+    for each in [(model, cross_entropy, batches), *others]:
+        assert measure.of(*each, known=known) == measure.of(*each)
+    assert len(runs) == 2 * 4
+
+
+def test_what_fails_is_not_kept(subject: tuple[Any, ...]) -> None:
+    model, batches = subject
+    known, calls = KnownSymmetries(), []
+
+    def failing(model: nn.Module, batch: Batch) -> Tensor:
+        calls.append(1)
+        raise ValueError("out of order")
+
+    symmetries = known.found(model, cross_entropy, batches[0], "all")
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(ValueError, match="out of order"):
+            known.verified(model, failing, batches, symmetries)
+        assert calls

@@ -196,7 +196,6 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "mean alone": ({"path": "a.npz", "mean": [0.5]}, "must have a figure for each channel"),
     "std zero": ({"path": "a.npz", "mean": [0.5], "std": [0.0]}, "std above 0"),
     "preset": ({"path": "a.npz", "mean": "clap"}, "one of clip, imagenet, none alone. Found 'clap'"),
-    "preset and std": ({"path": "a.npz", "mean": "clip", "std": [1.0]}, "alone. Found 'clip'"),
 }
 
 
@@ -283,8 +282,8 @@ BROKEN_ARRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a changed bit": (flipped, "no readable .npz"),
     "labels are real": (arrays(labels=np.arange(5.0)), r"integers \(N,\). Found float64"),
     "fewer labels": (arrays(labels=np.arange(4)), "as many images as labels. Found 5 and 4"),
-    "images are integers": (arrays(images=pictures("int64")), "uint8 or floating point. Found int64"),
-    "seven channels": (arrays(images=np.zeros((5, 7, 8, 9), np.uint8)), r"Found \(5, 7, 8, 9\)\."),
+    "images are integers": (arrays(images=pictures("int64")), "uint8 or floating point, .* Found int64"),
+    "seven channels": (arrays(images=np.zeros((5, 7, 8, 9), np.uint8)), r"Found uint8 \(5, 7, 8, 9\)\."),
     "grey for three": (arrays(images=pictures(channels=1)), "1 channels. Found mean and std for 3"),
 }
 

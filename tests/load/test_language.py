@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quotient_manifolds.load import DataSource, load_model
 from quotient_manifolds.load.huggingface import load_tokenizer
-from quotient_manifolds.sharpness import cross_entropy, next_token_cross_entropy
+from quotient_manifolds.sharpness import next_token_cross_entropy
 from tests import hugging_face
 from tests.refusals import one_sentence
 
@@ -34,37 +34,21 @@ def causal(tmp_path: Path) -> Path:
     return with_tokenizer(load_model(hugging_face.gpt2(tmp_path / "made")), tmp_path / "causal")
 
 
-@pytest.fixture
-def masked(tmp_path: Path) -> Path:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    config = transformers.BertConfig(vocab_size=11, max_position_embeddings=64, **sizes)
-    return with_tokenizer(transformers.BertForMaskedLM(config), tmp_path / "masked")
-
-
-@pytest.fixture
-def seq2seq(tmp_path: Path) -> Path:
-    config = transformers.T5Config(
-        vocab_size=11, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0
-    )
-    return with_tokenizer(transformers.T5ForConditionalGeneration(config), tmp_path / "seq2seq")
-
-
 def plain(folder: Path) -> Path:
     (folder / "text.txt").write_text("\n".join(LINES) + "\n")
     return folder / "text.txt"
 
 
-def rows(folder: Path, texts: list[str] = LINES, **more: str) -> Path:
-    lines = [json.dumps({"text": text, **dict.fromkeys(more, texts[row - 1])}) for row, text in enumerate(texts)]
+def rows(folder: Path, texts: list[str] = LINES) -> Path:
+    lines = [json.dumps({"text": text}) for text in texts]
     (folder / "text.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return folder / "text.jsonl"
 
 
 def own_loss(model: nn.Module, batch: Any) -> Tensor:
     """The loss that Hugging Face computes from labels."""
-    given = {name: value for name, value in batch.items() if name != "decoder_input_ids"}
     with torch.no_grad():
-        return torch.as_tensor(model(**given).loss)
+        return torch.as_tensor(model(**batch).loss)
 
 
 def unpadded(batches: Any) -> list[list[int]]:
@@ -137,61 +121,37 @@ def test_examples_are_counted_that_have_something_to_tell(causal: Path, tmp_path
         DataSource(file, task="causal", tokenizer=tmp_path / "words").batches(model)
 
 
-def test_a_masked_model_tells_what_it_does_not_see(masked: Path, tmp_path: Path) -> None:
-    model, tokenizer = load_model(masked), load_tokenizer(masked)
-    many = LINES * 20
-    (tmp_path / "many.txt").write_text("\n".join(many))
-    for file in (tmp_path / "many.txt", rows(tmp_path, many)):
-        source = DataSource(file, task="masked", batch_size=len(many))
-        (batch,), (again,) = source.batches(model), source.batches(model)
-        assert torch.equal(batch["labels"], again["labels"])
-        told = batch["labels"] != -100
-        share = told.sum() / batch["attention_mask"].sum()
-        assert 0.05 < float(share) < 0.2  # of words, not of special tokens
-        assert 0.7 < (batch["input_ids"] == tokenizer.mask_token_id)[told].float().mean() < 0.9
-        before = torch.where(told, batch["labels"], batch["input_ids"])
-        assert unpadded([{**batch, "input_ids": before}]) == [tokenizer(text)["input_ids"] for text in many]
-        assert not bool(torch.isin(batch["labels"], torch.tensor(tokenizer.all_special_ids)).any())
-        assert torch.allclose(cross_entropy(model, batch), own_loss(model, batch))
-    cut = unpadded(DataSource(rows(tmp_path, many), task="masked", max_length=4, batch_size=220).batches(model))
-    assert {row[-1] for row in cut} == {tokenizer.sep_token_id}  # where the model expects it
-
-
-def test_a_sequence_model_tells_the_second_text(seq2seq: Path, tmp_path: Path) -> None:
-    model = load_model(seq2seq)
-    for batch in DataSource(rows(tmp_path, text_pair=""), task="seq2seq", batch_size=4).batches(model):
-        assert torch.allclose(cross_entropy(model, batch), own_loss(model, batch))
-        assert torch.equal(batch["decoder_input_ids"][:, 1:], batch["labels"][:, :-1].clamp_min(0))
-
-
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no task": ("text.txt", {}, "has no labels and no columns: give the task"),
     "labels": ("text.jsonl", {"task": "causal", "labels": {"a": 0}}, "labels mean nothing for the task causal"),
-    "another task": ("text.txt", {"task": "speech"}, "task must be one of"),
+    "another task": ("text.txt", {"task": "speech"}, "task must be classification or causal"),
     "arrays": ("data.npz", {"task": "causal"}, "task means nothing for data of the format npz"),
-    "columns": ("text.txt", {"task": "masked", "columns": {"text": "body"}}, "no columns"),
-    "pairs of lines": ("text.txt", {"task": "seq2seq"}, "no columns"),
+    "columns": ("text.txt", {"task": "causal", "columns": {"text": "body"}}, "no columns"),
     "one token": ("text.txt", {"task": "causal", "max_length": 1}, "max_length must lie in"),
-    "another model": ("text.txt", {"task": "causal"}, "ends in ForCausalLM. Found BertForMaskedLM"),
-    "no pairs": ("text.jsonl", {"task": "seq2seq"}, "line 1: no 'text_pair'"),
-    "no text": ("empty.txt", {"task": "masked"}, "it is empty"),
-    "no words": ("odd.jsonl", {"task": "masked"}, "must tell a token"),
+    "no text": ("empty.txt", {"task": "causal"}, "it is empty"),
+    "a classifier's task": ("text.jsonl", {}, "task must be causal for a GPT2LMHeadModel"),
 }
 
 
 @pytest.mark.parametrize(("name", "settings", "match"), REFUSED.values(), ids=list(REFUSED))
 def test_bad_input_is_one_sentence(
-    name: str, settings: dict[str, Any], match: str, masked: Path, tmp_path: Path
+    name: str, settings: dict[str, Any], match: str, causal: Path, tmp_path: Path
 ) -> None:
-    plain(tmp_path), rows(tmp_path)
+    plain(tmp_path)
+    (tmp_path / "text.jsonl").write_text('{"text": "good", "label": 0}\n')
     (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "odd.jsonl").write_text('{"text": "zzz"}\n')
 
     def batches() -> None:
         source = DataSource(tmp_path / name, **settings)
         source.check()
-        source.batches(load_model(masked))
+        source.batches(load_model(causal))
 
     with pytest.raises(ValueError, match=match) as found:
         batches()
     assert one_sentence(str(found.value))
+
+
+def test_the_model_must_be_a_causal_one(causal: Path, tmp_path: Path) -> None:
+    source = DataSource(plain(tmp_path), task="causal", tokenizer=causal)
+    with pytest.raises(ValueError, match=r"ends in ForCausalLM\. Found BertForSequenceClassification"):
+        source.batches(load_model(hugging_face.bert_classifier(tmp_path / "bert")))

@@ -22,7 +22,7 @@ from quotient_manifolds.load import (
     load_model,
     tokenised_batches,
 )
-from quotient_manifolds.load.untrusted import check_patterns, no_network
+from quotient_manifolds.load.huggingface import check_patterns, no_network
 from tests import hugging_face
 from tests.hugging_face import edit_config, rewrite_weights
 from tests.refusals import one_sentence

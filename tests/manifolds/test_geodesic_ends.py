@@ -18,9 +18,7 @@ from torch import Tensor
 from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
-    GeodesicError,
     HorizontalSpace,
-    runge_kutta,
 )
 from quotient_manifolds.manifolds.runge_kutta import FLOOR, inside, invert
 
@@ -82,7 +80,7 @@ def end(space: HorizontalSpace, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @every_metric
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31))
 def test_pairs_of_one_column(metric: str | float, seed: int) -> None:
     """Hundreds at once: points, times, and every entry as if it were alone."""
@@ -97,11 +95,10 @@ def test_pairs_of_one_column(metric: str | float, seed: int) -> None:
         assert (y_alone - y[i]).norm() <= 1e-9 * max(it.x[i].norm(), y[i].norm())
 
 
-@every_metric
-@pytest.mark.parametrize("h", [2, 3])
+@pytest.mark.parametrize(("metric", "h"), [("mix", 3), (0.75, 2), ("inv", 3), (-0.5, 2)])
 def test_pairs_of_more_columns(metric: str | float, h: int) -> None:
     """The straight ones, which end where 1 + 2 t b does, among the others."""
-    it = batch(metric, h, 120 // (h - 1), 3)
+    it = batch(metric, h, 24, 3)
     y, reached = end(it.manifold.at(it.x), it.z)
     t = it.manifold.t
     if t:
@@ -109,26 +106,13 @@ def test_pairs_of_more_columns(metric: str | float, h: int) -> None:
         torch.testing.assert_close(reached[straight], torch.ones_like(reached[straight]), rtol=1e-6, atol=0)
         shrunk = (y[straight] / it.x[straight]).square().amax((-2, -1))
         assert bool((shrunk < 1e-6).all() if t > 0 else (shrunk > 1e6).all())
-    for i in range(0, len(it.x), 15):
+    for i in (5, 10, 23):
         y_alone, reached_alone = alone(it, i)
         assert float(reached_alone) == pytest.approx(float(reached[i]), rel=1e-8)
         assert (y_alone - y[i]).norm() <= 1e-7 * max(it.x[i].norm(), y[i].norm())
 
 
-@pytest.mark.parametrize("metric", ["mix", 0.75])
-@settings(max_examples=4)
-@given(seed=st.integers(0, 2**31), spread=st.floats(0, 5))
-def test_ill_conditioned_pairs_end_in_one_of_two_ways(metric: str | float, seed: int, spread: float) -> None:
-    it = batch(metric, 2, 16, seed, spread)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runge_kutta, "MAX_STEPS", 150)
-            end(it.manifold.at(it.x), it.z)
-    except GeodesicError:
-        return
-
-
-@pytest.mark.parametrize(("metric", "h"), [("mix", 3), (0.75, 3), ("mix", 32)])
+@pytest.mark.parametrize(("metric", "h"), [(0.75, 3), ("mix", 16)])
 @pytest.mark.parametrize("b", [-0.6, 0.3])
 def test_sums_of_pairs_of_one_column_follow_their_closed_forms(metric: str | float, h: int, b: float) -> None:
     """One goes straight ahead, for b = -0.6 in `mix` to its end, and the others turn; in any basis of all."""
@@ -163,35 +147,30 @@ def test_sums_of_pairs_of_one_column_follow_their_closed_forms(metric: str | flo
 def test_inside_is_what_eigenvalues_say() -> None:
     """Also where norms leave it open, for what is not definite, and for what is not finite."""
     random = generator(0)
-    k, size = 5, 2000
-    exponents = math.log10(FLOOR) * (2.4 * torch.rand(size, k, generator=random, dtype=torch.float64) - 1.2)
+    exponents = math.log10(FLOOR) * (2.4 * torch.rand(2000, 5, generator=random, dtype=torch.float64) - 1.2)
     eigenvalues = 10**exponents
-    eigenvalues[::3] = eigenvalues[::3].clamp(1.001 * FLOOR, 0.999 / FLOOR)
-    eigenvalues[::5, 1:] = 1.0  # Only one is near a bound, where the norms of wider spreads leave no doubt.
+    eigenvalues[::5, 1:] = 1.0  # only one is near a bound, where the norms of wider spreads leave no doubt
     eigenvalues[::7, 0] *= -1
-    Q = torch.linalg.qr(torch.randn(size, k, k, generator=random, dtype=torch.float64)).Q
-    spread = eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1) < 1e7  # or the smallest are rounding's
+    Q = torch.linalg.qr(torch.randn(2000, 5, 5, generator=random, dtype=torch.float64)).Q
+    sure = eigenvalues.abs().amax(-1) / eigenvalues.abs().amin(-1) < 1e7  # or the smallest are rounding's
     gram = (Q * eigenvalues[:, None, :]) @ Q.mT
-    gram[1], gram[2], spread[1:3] = torch.nan, torch.inf, True
     expected = ((eigenvalues > FLOOR) & (eigenvalues < 1 / FLOOR)).all(-1)
-    expected[1:3] = False
-    found, (inverse, condition, within) = inside(gram), invert(gram)
-    assert int(spread.sum()) > 300
-    assert 50 < int(expected[spread].sum()) < int(spread.sum()) - 50
-    assert torch.equal(found[spread], expected[spread])
+    found = inside(gram)
+    assert 50 < int(expected[sure].sum()) < int(sure.sum()) - 50
+    assert torch.equal(found[sure], expected[sure])
+    inverse, condition, within = invert(gram)
     assert torch.equal(within, found)
-    held = spread & found
+    held = sure & found
     assert bool((condition[held] >= 0.999 * torch.linalg.cond(gram[held])).all())
-    torch.testing.assert_close(
-        inverse[held] @ gram[held], torch.eye(k).double().expand_as(gram[held]), rtol=0, atol=1e-6
-    )
+    eye = torch.eye(5).double().expand_as(gram[held])
+    torch.testing.assert_close(inverse[held] @ gram[held], eye, rtol=0, atol=1e-6)
+    assert not inside(torch.stack([torch.nan * gram[0], torch.inf * gram[0]])).any()
 
 
-@every_metric
-@pytest.mark.parametrize("h", [1, 2])
+@pytest.mark.parametrize(("metric", "h"), [*((metric, 1) for metric in METRICS), ("mix", 2)])
 def test_single_precision_and_gradients(metric: str | float, h: int) -> None:
     """The points are those of double precision, and derivatives are finite, also of ended geodesics and at rest."""
-    it = batch(metric, h, 40 // h**2, 7)
+    it = batch(metric, h, 40 if h == 1 else 8, 7)
     z = it.z.clone()
     z[-1] = 0
     z = z.requires_grad_()

@@ -53,7 +53,7 @@ def test_the_acceleration_is_a_geodesics(case: Case) -> None:
 
 
 @every_case
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**31), length=st.floats(0.01, 1.0))
 def test_the_exact_geodesic_solves_the_equation(case: Case, seed: int, length: float) -> None:
     x, xi = horizontal(case, seed, length)
@@ -185,7 +185,7 @@ def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
     """Fast ones too, which pass near lower rank, where the velocity stays in the span of the point but for rounding."""
     manifold = FixedRankQuotient(3, 3, "mix")
     random, whole = torch.Generator().manual_seed(0), 0
-    for _ in range(60):
+    for _ in range(12):
         x, eta = (torch.randn(6, 3, generator=random, dtype=torch.float64) for _ in range(2))
         space = manifold.at(x)
         z = space.project(eta) / space.project(eta).norm()
@@ -198,4 +198,4 @@ def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
         (G, H), (a, b), (P, Q) = (manifold.split(v) for v in (x, space.vector(z), y))
         whole += bool(reached == 1)
         torch.testing.assert_close(P @ Q.T, G @ H.T + reached * (a @ H.T + G @ b.T), rtol=1e-7, atol=1e-7)
-    assert whole > 20
+    assert whole > 3

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -20,7 +18,6 @@ from quotient_manifolds.manifolds import (
     TranslationQuotient,
 )
 from quotient_manifolds.symmetries import find_symmetries
-from tests.cases import VECTORS, Case
 from tests.models import IDS, llama
 
 exact = {"rtol": 1e-9, "atol": 1e-9}
@@ -50,15 +47,6 @@ def test_a_llama_does_not_notice_complex_numbers() -> None:
     real = FixedRankQuotient(manifold.n, manifold.m)  # all of GL(2) on a plane
     for changed in (one_side, real.action(torch.tensor([[1.0, 0.3], [0.0, 1.0]], dtype=torch.float64), x)):
         assert (logits(changed) - before).norm() > 1e-3 * before.norm()
-
-
-def test_the_rotary_orbit_is_larger_than_that_of_real_numbers() -> None:
-    manifold, column, x = RotaryQuotient(3, 2), FixedRankQuotient(6, 4), point(5)
-    turned = manifold.action(torch.tensor(1j), x)
-    assert bool(manifold.same_orbit(x, turned))
-    assert not bool(column.same_orbit(x.reshape(-1, 1), turned.reshape(-1, 1)))
-    conjugated = x * torch.tensor([1.0, -1.0])  # g k^H becomes its conjugate
-    assert not bool(manifold.same_orbit(x, conjugated))
 
 
 def test_the_canonical_rotary_point() -> None:
@@ -96,23 +84,6 @@ def test_diagonal_metrics_near_inv_are_near_inv(t: float) -> None:
     inv, near = DiagonalQuotient("inv"), DiagonalQuotient(t)
     torch.testing.assert_close(near.logmap(x, y), inv.logmap(x, y), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(near.expmap(x, 0.1 * x), inv.expmap(x, 0.1 * x), rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("case", VECTORS, ids=str)
-@settings(max_examples=10)
-@given(seed=st.integers(0, 2**31), t=st.floats(-10, 10))
-def test_curves_of_vectors_have_the_acceleration_and_speed_they_should(case: Case, seed: int, t: float) -> None:
-    """x'' by automatic differentiation of the curve, at any time, far around the circle."""
-    manifold, x = case.manifold, case.point(seed)
-    xi, time = manifold.proju(x, case.vector(seed + 1)), torch.tensor(t, dtype=torch.float64)
-
-    def velocity(t: Tensor) -> Tensor:
-        return torch.func.jacfwd(lambda t: manifold.geodesic(x, xi, t, "exact"))(t)
-
-    y, v, bend = manifold.geodesic(x, xi, t, "exact"), velocity(time), torch.func.jacfwd(velocity)(time)
-    torch.testing.assert_close(bend, case.acceleration(y, v), rtol=1e-7, atol=1e-7)
-    torch.testing.assert_close(manifold.norm(y, v), manifold.norm(x, xi), **exact)
-    torch.testing.assert_close(manifold.proju(y, v), v, **exact)
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-5, 9e-3, 1.1e-2, 5.0])

@@ -1,10 +1,8 @@
-"""Optimizers where people use them: gradient scalers, accumulation, compiled models, DDP, Hugging Face's Trainer."""
+"""Optimizers where people use them: gradient scalers, accumulation, compiled models, Hugging Face's Trainer."""
 
 from __future__ import annotations
 
 import copy
-import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -63,39 +61,6 @@ def test_gradients_of_parts_of_a_batch_add_up_also_in_a_compiled_model() -> None
             (loss_of(run, inputs[part], targets[part]) / 2).backward()
         other.step()
     assert apart(model, twin, inputs) < 1e-9
-
-
-def _on_rank(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    model, inputs, targets, found = made("encoder")
-    optimizer = adam(model, found)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    own = slice(8 * rank, 8 * rank + 8)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(wrapped, inputs[own], targets[own]).backward()
-        optimizer.step()
-    torch.save(model.state_dict(), Path(folder) / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_train_one_model(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_on_rank, args=(port, str(tmp_path)), nprocs=2)
-    model, inputs, targets, found = made("encoder")
-    optimizer = adam(model, found)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(model, inputs, targets).backward()
-        optimizer.step()
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
-    for name, value in model.state_dict().items():
-        assert torch.equal(ranks[0][name], ranks[1][name])
-        assert torch.allclose(ranks[0][name], value, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")

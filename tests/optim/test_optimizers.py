@@ -45,18 +45,8 @@ def test_two_points_of_one_orbit_train_to_one_function(name: str, optimizer: str
     assert apart(model, twin, inputs) < 1e-8
 
 
-@pytest.mark.parametrize("name", ["low rank", "B = 0", "encoder"])
-def test_a_hundred_steps_keep_them_together(name: str) -> None:
-    model, inputs, targets, found = made(name)
-    twin = moved(model, found)
-    for each in (model, twin):
-        train(each, qm.QuotientAdam(each.named_parameters(), found, lr=0.01), inputs, targets, 100)
-    assert apart(model, twin, inputs) < 1e-10
-
-
-@pytest.mark.parametrize("name", ["low rank", "encoder"])
-def test_in_float32_they_part_by_rounding_that_training_amplifies(name: str) -> None:
-    model, inputs, targets, found = made(name, torch.float32)
+def test_in_float32_they_part_by_rounding_that_training_amplifies() -> None:
+    model, inputs, targets, found = made("low rank", torch.float32)
     ends = {}
     for kind in ("ours", "adamw"):
         one, other = copy.deepcopy(model), moved(model, found)
@@ -297,17 +287,3 @@ def test_the_product_of_both_steps_is_no_larger_than_the_step_of_h(h: int) -> No
     way = point.stepped(z, 0.1)[0] - x
     cross = way[:, :20] @ way[:, 20:].mT
     assert float(cross.norm()) <= 0.1 * float(z[:, 20:].norm()) * (1 + 1e-9)
-
-
-def test_the_product_never_leaps_where_singular_values_are_small() -> None:
-    """A product near zero: its gradient steps would be divided by its singular values."""
-    model, inputs, targets, found = made("low rank")
-    with torch.no_grad():
-        model[0].B.weight.mul_(1e-9)
-    before = model[0].B.weight.detach() @ model[0].A.weight.detach()
-    optimizer = qm.QuotientAdam(model.named_parameters(), found, lr=0.01)
-    gradients(model, inputs, targets)
-    optimizer.step()
-    after = model[0].B.weight.detach() @ model[0].A.weight.detach()
-    rows = 14 + 12
-    assert float((after - before).norm()) < 3 * 0.01 * (4 * rows) ** 0.5

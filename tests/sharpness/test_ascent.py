@@ -13,7 +13,6 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient
 from quotient_manifolds.sharpness import AutoPGD
 from quotient_manifolds.sharpness.vector import _CHUNK, combine, dot, largest, norm
 from quotient_manifolds.symmetries import Params
@@ -260,24 +259,6 @@ def test_a_start_is_scaled_into_the_ball_left_as_it_is_and_never_lost(norm: str)
     inside = Plain(peak, (3,))
     AutoPGD(steps=1).maximise(inside, 9.0, generator(), norm=norm, start={"z": start}, base=0.0)
     assert torch.equal(inside.points[0], start)
-
-
-def test_first_order_diagonal_sharpness_of_inv_is_adaptive_sharpness() -> None:
-    """[paper, App. F]: max over u (1 + a), v (1 + b), |a|^2 + |b|^2 <= rho^2, is reached at horizontal a = b."""
-    random = np.random.default_rng(1)
-    x = torch.tensor(random.standard_normal((2, 5)))
-    X, y = torch.tensor(random.standard_normal((7, 5))), torch.tensor(random.standard_normal(7))
-    space = DiagonalQuotient("inv").at(x)
-
-    def loss(w: Tensor) -> Tensor:
-        return ((X @ (w[0] * w[1]) - y) ** 2).mean()
-
-    for radius in (0.01, 0.3):
-        adaptive = AutoPGD(steps=100).maximise(Plain(lambda z: loss(x + x * z), (2, 5)), radius, generator())
-        ours = AutoPGD(steps=100).maximise(
-            Plain(lambda z: loss(space.follow(space.project(z), "first")[0]), (2, 5)), radius, generator()
-        )
-        assert ours.loss - ours.base == pytest.approx(adaptive.loss - adaptive.base, rel=1e-3)
 
 
 def test_sums_over_many_float32_numbers_are_accurate() -> None:

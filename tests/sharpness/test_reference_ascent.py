@@ -48,11 +48,10 @@ class Pair(nn.Module):
 
 @pytest.mark.parametrize("radius", [0.05, 0.5])
 @pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
-@pytest.mark.parametrize("seed", range(3))
 def test_the_fast_ascent_has_the_losses_of_the_reference_step_by_step(
-    seed: int, metric: str | float, radius: float, reference_ascent: Callable[..., list[float]]
+    metric: str | float, radius: float, reference_ascent: Callable[..., list[float]]
 ) -> None:
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model, target, settings = Pair(heads=2).eval(), torch.randn(2, N, M, dtype=torch.float64), AutoPGD(steps=20)
     pair = declare_pair(model, "pair", "query/key", G=lambda w: w["G"], H=lambda w: w["H"])
     geometry = Quotient(metric, symmetries=Symmetries((pair,)))

@@ -133,14 +133,11 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "number": (lambda m, b: ENTROPY(m, b).item(), r"one element\. Found float"),
     "bool": (lambda m, b: ENTROPY(m, b) > 0, "real floating point"),
     "complex": (scaled(1j), "real floating point"),
-    "meta": (scaled(torch.ones(1, device="meta")[0]), "meta device"),
-    "sparse": (lambda m, b: ENTROPY(m, b).reshape(1).to_sparse(), "dense"),
     "text": ("cross_entropy", "callable"),
     "detached": (lambda m, b: ENTROPY(m, b).detach(), "depend on any measured parameter"),
     "of another model": (lambda m, b: nn.Parameter(torch.ones(1)).sum(), "depend on any measured parameter"),
     "closes over the model": (lambda _, b: ENTROPY(ORIGINAL, b), r"\.weight of the original is reached"),
     "lost in rounding": (lambda m, b: ENTROPY(m, b).float() * 1e-9 + 1, "to its last digit"),
-    "normalised, not called": (qm.normalised_logits(lambda m, b: m.model.last.bias.sum()), "never does"),
 }
 BATCHES: dict[str, tuple[Any, str]] = {
     "none": ([], "at least one batch"),

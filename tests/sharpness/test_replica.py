@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import warnings
@@ -19,7 +18,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import quotient_manifolds as qm
-from quotient_manifolds.replica import parameter_reached, private_batch, replica
+from quotient_manifolds.replica import private_batch, replica
 from quotient_manifolds.symmetries import Symmetries
 
 Batch = tuple[Tensor, Tensor]
@@ -239,22 +238,6 @@ def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: st
         assert values[0] == MEASURES[measure](copied_by_hand(name, dict(model.named_parameters())), [data]).values
 
 
-@pytest.mark.parametrize("geometry", [qm.Quotient("inv"), qm.Quotient("mix"), qm.Quotient("mix", geodesic="exact")])
-def test_quotient_measures_and_the_proof_leave_shared_modules_alone(geometry: qm.Quotient) -> None:
-    model, data = linear_pair(), batch()
-    symmetries = two_pairs(model)
-    assert symmetries.pairs
-    chosen = qm.Quotient(geometry.metric, geodesic=geometry.geodesic, symmetries=symmetries)
-    with untouched(model, data):
-        values = [
-            qm.worst_case_sharpness(model, qm.cross_entropy, [data], geometry=chosen, radius=0.1, steps=4).values
-            for _ in range(2)
-        ]
-        proof = qm.prove_symmetries(model, data[0], symmetries)
-    assert values[0] == values[1]
-    assert proof.all_proved
-
-
 @pytest.mark.parametrize("geometry", ["euclidean", "adaptive"])
 def test_embeddings_with_sparse_gradients_are_measured_as_others(geometry: str) -> None:
     def rise(sparse: bool) -> tuple[float, ...]:
@@ -320,7 +303,7 @@ def test_an_interrupt_at_any_bytecode_leaves_the_model_as_it_was(job: str) -> No
     with Interrupter(None) as counter:
         run()
     assert counter.count > 1000
-    chosen = random.Random(0).sample(range(1, counter.count + 1), 40)
+    chosen = random.Random(0).sample(range(1, counter.count + 1), 12)
     for at in chosen:
         with Interrupter(at), pytest.raises(KeyboardInterrupt):
             run()
@@ -397,16 +380,6 @@ def test_batches_of_any_mapping_are_copied_with_their_type() -> None:
     assert private["nested"][1] == "text"
     assert given["x"].sum() == 2
     assert given["nested"][0] == 1
-
-
-def test_the_graph_is_followed_to_the_model_only() -> None:
-    model = made("plain")
-    x = batch()[0]
-    copied = replica(model, {name: w.detach().clone().requires_grad_() for name, w in model.named_parameters()})
-    assert parameter_reached(copied(x).sum(), model) is None
-    assert parameter_reached(model(x).sum(), model) in dict(model.named_parameters())
-    assert parameter_reached(copy.deepcopy(model)(x).sum(), model) is None
-    assert parameter_reached(torch.zeros(1), model) is None
 
 
 def test_a_model_that_accelerate_dispatched_is_measured_as_itself_and_one_that_it_offloaded_refused() -> None:

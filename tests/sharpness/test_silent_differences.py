@@ -16,7 +16,7 @@ import quotient_manifolds as qm
 from quotient_manifolds.symmetries import propose_symmetries, verify_on_batches
 from tests.random_nets import Batch, Loss, net
 
-NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "60"))
+NETS = int(os.environ.get("QUOTIENT_MANIFOLDS_NETS", "20"))
 SAME = 1e-8  # relative: random elements may be ill-conditioned
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.sentiment import sentences
+from studies.zoos import data as sentences
 
 GOOD, BAD = ("a fine film", "warm, funny and true", "we loved it"), ("dull", "a waste of time", "the plot is a mess")
 LONG = "so " * 40 + "long"

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from studies import mnist, pilots
 from studies.__main__ import study
-from studies.common import RECORDS
-from studies.mnist.images import CLASSES, load_mnist, training_set
-from studies.mnist.training import TARGET, Recipe, train
-from studies.mnist.zoo import FAST, FULL
-from studies.zoos.models import score_of
+from studies.common import load
+from studies.mnist import FAST, FULL, TARGET, Recipe, train
+from studies.zoos.data import CLASSES, load_mnist, training_set
+from studies.zoos.zoo import score_of, spec_text
 
 SMALL = FAST.architecture
 
@@ -29,7 +28,7 @@ def test_no_image_is_for_training_and_for_testing_and_others_are_refused(monkeyp
     assert float(pool.images.std()) == pytest.approx(1, abs=1e-4)
     assert torch.cdist(pool.images[:50].flatten(1), test.images.flatten(1)).min() > 0
     assert set(test.labels.tolist()) == set(range(CLASSES))
-    monkeypatch.setattr("studies.mnist.images.SHA256", "other")
+    monkeypatch.setattr("studies.zoos.data.SHA256_OF_IMAGES", "other")
     with pytest.raises(ValueError, match=r"must have the SHA-256 other\. Found"):
         load_mnist()
 
@@ -83,10 +82,9 @@ def test_scores_are_expectations_over_noisy_labels(noise: float) -> None:
     assert found.margin == pytest.approx(float(margins.double().quantile(0.1)))
 
 
-@pytest.mark.parametrize(("key", "files"), [("mnist", ["zoo.yaml", "parts.yaml"]), ("sentiment", ["zoo.yaml"])])
+@pytest.mark.parametrize(("key", "files"), [("mnist", FULL.specs), ("sentiment", ["sentiment"])])
 def test_the_radii_of_a_spec_are_those_that_the_pilots_chose(key: str, files: list[str]) -> None:
-    found, folder = pilots.load(RECORDS)[key], Path("notebooks/studies") / key
-    text = "".join((folder / file).read_text(encoding="utf-8") for file in files)
+    found, text = load("pilots")[key], "".join(map(spec_text, files))
     entries = [each for each in YAML(typ="safe").load(text)["measures"] if each["measure"].endswith("worst-case")]
     assert len(entries) > 8
     with pytest.raises(ValueError, match=r"median of 0\.02 must lie between those of measured radii"):
@@ -114,11 +112,11 @@ def test_a_small_run_measures_every_model_on_its_own_images_and_a_second_run_doe
     assert len({(part / "train.npz").read_bytes() for part in parts}) == 2
     scores = comparison.scores
     assert (scores["error_gap"] - (scores["test_error"] - scores["train_error"])).abs().max() < 1e-12
-    (ascent,) = found.convergence["climbs"]
+    (ascent,) = found.record["climbs"]
     assert ascent["measure"] == "adaptive worst-case sharpness, steps 4, radius 0.5"
     assert all(0 < ascent["value"] < more * (1 + 1e-6) for more in ascent["more"])
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/models/*/*")}
-    monkeypatch.setattr("studies.mnist.zoo.train", None)  # calling it would fail
+    monkeypatch.setattr("studies.mnist.train", None)  # calling it would fail
     done = CliRunner().invoke(study, arguments)
     assert (done.exit_code, done.output) == (0, "")
     assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/models/*/*")} == before

@@ -12,9 +12,8 @@ from click.testing import CliRunner
 from studies import sentiment
 from studies.__main__ import study
 from studies.common import pretrained_encoder
-from studies.sentiment import zoo
-from studies.sentiment.sentences import SOURCES, read_sentences
-from studies.sentiment.zoo import FULL, PILOTS
+from studies.sentiment import FULL, PILOTS
+from studies.zoos.data import SOURCES, read_sentences
 from tests.studies.conftest import LONG
 
 
@@ -43,8 +42,8 @@ def test_what_is_not_there_or_is_another_is_refused(archive: Path, monkeypatch: 
 
 
 def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "TRAINING", 32)
-    monkeypatch.setattr(zoo, "fetched", lambda: archive)
+    monkeypatch.setattr(sentiment, "TRAINING", 32)
+    monkeypatch.setattr(sentiment, "fetched", lambda: archive)
     assert len({each.seed for each in (*FULL.recipes.values(), *PILOTS)}) == 62 + len(PILOTS)
     arguments = ["sentiment", "--fast", "--out", str(tmp_path / "out"), "--quiet"]
     done = CliRunner().invoke(study, arguments)
@@ -57,7 +56,7 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
         pd.testing.assert_series_equal(found.scores[f"{prefix}error_gap"], gaps, check_names=False)
     assert found.scores["weight_norm"].nunique() == 4  # four seeds are four models
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/*/models/*/*")}
-    monkeypatch.setattr(zoo, "fine_tune", None)  # calling it would fail
+    monkeypatch.setattr(sentiment, "fine_tune", None)  # calling it would fail
     again = CliRunner().invoke(study, arguments)
     assert (again.exit_code, again.output) == (0, "")
     assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/*/models/*/*")} == before

@@ -16,12 +16,11 @@ from scipy import stats
 from studies import mnist, sentiment
 from studies.__main__ import recorded
 from studies.common import RECORDS, signed
-from studies.mnist.training import TARGET
-from studies.mnist.zoo import FULL as MNIST
-from studies.sentiment.zoo import FULL as SENTIMENT
-from studies.zoos.measuring import Zoo
-from studies.zoos.ranking import Design, masked_tau
-from studies.zoos.tables import Ranked, words
+from studies.mnist import FULL as MNIST
+from studies.mnist import TARGET
+from studies.sentiment import FULL as SENTIMENT
+from studies.zoos.ranks import Design, Ranked, masked_tau, words
+from studies.zoos.zoo import Zoo
 
 ALONG = ("points", "noise", "shift", "learning_rate", "weight_decay")
 INV = "inv (second order) worst-case sharpness, steps 15, radius 0.095"

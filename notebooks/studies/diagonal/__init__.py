@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from studies.diagonal.study import load, run
-from studies.diagonal.tables import Study, figure, tables
+from studies.diagonal.study import run
+from studies.diagonal.tables import Study, tables
 
-__all__ = ["Study", "figure", "load", "run", "tables"]
+__all__ = ["Study", "run", "tables"]

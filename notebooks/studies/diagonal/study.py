@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,11 +16,19 @@ from torch import Tensor
 
 from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.messages import Progress
-from studies.common import Floats, Record, read_record, resume, write_record
-from studies.diagonal.ascent import Climbed, climb, climb_thoroughly
-from studies.diagonal.closed_form import line_bound
-from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
-from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, along, objective
+from studies.common import Floats, Record, resume
+from studies.diagonal.maxima import Climbed, climb, climb_thoroughly, line_bound
+from studies.diagonal.networks import (
+    MEASURES,
+    METRICS,
+    NETWORKS,
+    QUOTIENT,
+    Regression,
+    Setting,
+    along,
+    draw_networks,
+    objective,
+)
 
 LARGE = 0.1  # a truncation error above this part of the increase is counted
 FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2
@@ -79,8 +86,8 @@ FAST = Plan(
 
 
 @one_thread()
-def run(out: Path, *, fast: bool, command: str, progress: Progress, plan: Plan | None = None) -> Record:
-    """Take all measures and write OUT/diagonal.json; OUT/cells has a file for each cell, from which a run continues."""
+def run(out: Path, *, fast: bool, progress: Progress, plan: Plan | None = None) -> Record:
+    """Take all measures; OUT/cells has a file for each cell, from which a run continues."""
     plan = plan or (FAST if fast else Plan())
     cells = {
         f"n{each.points} scales{'-'.join(map(str, each.scales))} rates{'-'.join(map(str, each.rates))} seed{seed}": (
@@ -91,18 +98,13 @@ def run(out: Path, *, fast: bool, command: str, progress: Progress, plan: Plan |
     }
     settings = asdict(plan) | {"seeds": None}  # more seeds: the same cells
     found = resume(out / "cells", cells, what="cells", settings=settings, progress=progress)
-    return write_record(out / "diagonal.json", {"plan": asdict(plan), "cells": found}, command, indent=None)
-
-
-def load(folder: Path) -> Record:
-    """Read the record in a folder."""
-    return read_record(folder / "diagonal.json")
+    return {"plan": asdict(plan), "cells": found}
 
 
 def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
     """Draw data and networks, and take all measures, of one setting with one seed; five significant digits.
 
-    Columns hold a value for every one of `radii`. smallest: the median over networks of min |beta_i|. taus: Kendall's
+    Columns hold a value for every one of `radii`. taus: Kendall's
     tau-b between test loss and each measure; "mix endless" is the upper bound of mix exact. family: the same along the
     family of metrics, at the plan's `family_radii`. rises: the median of the measure. references: tau-b of test loss
     with what has no radius. far: the median share of |z|^2 in coordinates with |b| > 1/2. truncation: by metric, the
@@ -110,13 +112,12 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
     agreement: tau-b between second-order and exact sharpness. checks: by measure, at the plan's radii, against thorough
     ascents; middle: those of `MIDDLE`, at the middle radius.
     """
-    started, place = time.perf_counter(), plan.settings.index(setting)
-    radii = plan.profile if place < plan.profiled else plan.radii
+    radii = plan.profile if plan.settings.index(setting) < plan.profiled else plan.radii
     generator = torch.Generator().manual_seed(seed)
     regression = Regression.draw(setting.points, generator)
-    u, v, drawing = draw_networks(regression, setting, generator, networks=plan.networks)
+    u, v = draw_networks(regression, setting, generator, networks=plan.networks)
     betas = u * v
-    train, test = regression.loss(betas), regression.test_loss(betas).numpy()
+    test = regression.test_loss(betas).numpy()
     goals = {measure: objective(measure, regression, betas) for measure in MEASURES}
     climbs = {measure: [climb(goal, radius, plan.steps) for radius in radii] for measure, goal in goals.items()}
     rises = {measure: [found.rise.numpy() for found in row] for measure, row in climbs.items()}
@@ -140,10 +141,6 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
         {
             "setting": asdict(setting),
             "seed": seed,
-            "drawing": drawing,
-            "train_loss": [float(train.min()), float(train.max())],
-            "test_loss": [float(test.min()), float(np.median(test)), float(test.max())],
-            "smallest": float(betas.abs().amin(-1).quantile(0.5)),
             "radii": radii,
             "taus": {measure: [tau_b(row, test) for row in rows] for measure, rows in rises.items()},
             "family": _family(plan, regression, betas, test),
@@ -163,7 +160,6 @@ def measure_cell(plan: Plan, setting: Setting, seed: int) -> Record:
             },
             "checks": checks,
             "middle": {measure: check for measure, (check,) in middle.items()},
-            "seconds": time.perf_counter() - started,
         }
     )
 

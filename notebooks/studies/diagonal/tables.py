@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 from scipy import stats
 
-from studies.common import Estimate, Floats, Record, Tables, minus, signed, table
+from studies.common import Estimate, Floats, Record, Tables, signed
 from studies.diagonal.networks import Setting
 from studies.diagonal.study import LARGE, MIDDLE
 
@@ -43,7 +41,6 @@ SHOWN = (
     "|beta|_1",
 )
 WHERE = ("Points", "Scales", "Rates")
-BAND = (0.1, 0.9)  # quantiles over seeds of the thick lines of the figure
 
 
 @final
@@ -111,12 +108,6 @@ class Study:
     def taus(self, name: str) -> list[Estimate]:
         """Return the means of all settings that are defined."""
         return [tau for each in self.settings if (tau := self.tau(each, name)) is not None]
-
-    def in_family(self, setting: Setting, t: float, geodesic: str = "exact") -> Estimate | None:
-        """Return tau in the metric t along geodesics of an order, at the middle radius."""
-        if self.middle not in self.plan["family_radii"]:
-            return None
-        return mean_of(self.values("family", f"{t:g} {geodesic}", self.middle)[self.settings.index(setting)])
 
     def estimate(self, setting: Setting, names: Sequence[str], statistic: Callable[..., Floats]) -> Estimate:
         """Return a function of the means of some taus; they are resampled with the same seeds."""
@@ -242,56 +233,37 @@ def said(name: str) -> str:
 
 
 def tables(record: Record) -> Tables:
-    """Return tau by setting, by order of geodesics, metric and radius, its convergence, and the claims."""
+    """Return tau by setting, by order of geodesics and radius, its convergence, and the claims."""
     study = Study(record)
-    plain, family = study.plain, study.plan["family"]
-    settings = [
-        [
-            *where(each),
-            *(str(study.tau(each, name)) for name in SHOWN),
-            "yes" if study.ordered(each, "closed") else "no",
-        ]
-        for each in study.settings
-    ]
-    verdicts = [
-        [*claim[:3], _ends(claim.found), *(str(claim.verdicts.count(verdict)) for verdict in (1, -1, 0))]
-        for claim in claims(study)
-    ]
+    plain, closed = study.plain, "Order of Table 1 by closed forms"
+    places = [dict(zip(WHERE, where(each), strict=True)) for each in study.settings]
+    verdicts = {"For": 1, "Against": -1, "Open": 0}
     return {
-        "settings": table([*WHERE, *map(said, SHOWN), "Order of Table 1 by closed forms"], settings),
-        "thorough": table(CONVERGENCE, (_thorough(study, plain, name) for name in MIDDLE)),
-        "orders": table(
-            ["Sharpness", *(f"Radius {radius:g}" for radius in study.radii)],
-            ([said(name), *(plain.spread(name, radius) for radius in study.radii)] for name in ORDERS),
+        "settings": pd.DataFrame(
+            {**place, **{said(name): study.tau(each, name) for name in SHOWN}}
+            | {closed: "yes" if study.ordered(each, "closed") else "no"}
+            for place, each in zip(places, study.settings, strict=True)
         ),
-        "family": table(
-            [*WHERE, *(minus(f"t = {t:g}") for t in family)],
-            ([*where(each), *(str(study.in_family(each, t) or "") for t in family)] for each in study.settings),
+        "thorough": pd.DataFrame(_thorough(study, plain, name) for name in MIDDLE),
+        "orders": pd.DataFrame(
+            {"Sharpness": said(name)} | {f"Radius {radius:g}": plain.spread(name, radius) for radius in study.radii}
+            for name in ORDERS
         ),
-        "radius": table(["Measure", "Radius", "tau", "Median", "Grows with the power"], _radii(plain)),
-        "claims": table(["Claim", "Number", "Rule", "Range", "For", "Against", "Open"], verdicts),
+        "claims": pd.DataFrame(
+            {"Claim": claim.words, "Number": claim.about, "Rule": claim.rule, "Range": _ends(claim.found)}
+            | {name: claim.verdicts.count(verdict) for name, verdict in verdicts.items()}
+            for claim in claims(study)
+        ),
     }
 
 
-def _radii(study: Study) -> Iterator[list[str]]:
-    """Return taus by radius, and the power of the radius that sharpness grows with from the last radius."""
-    for name in ("adaptive", "inv second", "mix second", "inv exact", "mix exact"):
-        medians = [float(np.median(study.column("rises", name, radius))) for radius in study.radii]
-        steps = zip(pairwise(study.radii), pairwise(medians), strict=True)
-        powers = ["", *(f"{math.log(b / a) / math.log(large / small):.2f}" for (small, large), (a, b) in steps)]
-        for radius, median, power in zip(study.radii, medians, powers, strict=True):
-            yield [said(name), f"{radius:g}", study.spread(name, radius), f"{median:.3g}", power]
-
-
-CONVERGENCE = ("Measure", "Found, median", "Found, least", "tau, plain", "tau, thorough", "Largest change of tau")
-
-
-def _thorough(study: Study, plain: Study, name: str) -> list[str]:
+def _thorough(study: Study, plain: Study, name: str) -> dict[str, str]:
     """Return what plain ascents found at the middle radius over what thorough ones found, and tau by both."""
     median, least = (study.column(f"middle {end}", name, study.middle) for end in (0, 1))
+    found = {"Found, median": f"{np.median(median):.3f}", "Found, least": f"{least.min():.3f}"}
+    taus = {"tau, plain": _ends(plain.taus(name)), "tau, thorough": study.spread(name)}
     change = float(np.nanmax(abs(plain.by_seed(name) - study.by_seed(name))))
-    ends = [f"{np.median(median):.3f}", f"{least.min():.3f}", _ends(plain.taus(name))]
-    return [said(name), *ends, study.spread(name), f"{change:.2f}"]
+    return {"Measure": said(name), **found, **taus, "Largest change of tau": f"{change:.2f}"}
 
 
 def _ends(found: Sequence[Estimate]) -> str:
@@ -302,24 +274,3 @@ def _ends(found: Sequence[Estimate]) -> str:
 def where(setting: Setting) -> list[str]:
     """Return the cells of a row that say which setting it is."""
     return [str(setting.points), *(f"{low:g} to {high:g}" for low, high in (setting.scales, setting.rates))]
-
-
-def figure(record: Record) -> Figure:
-    """Draw the distribution of tau over seeds, a panel a measure, a column a setting in the order of the table.
-
-    Medians, thick lines from the 10th to the 90th percentile, thin lines from the least to the largest.
-    """
-    study, names = Study(record), ("adaptive", "inv exact", "mix exact", "inv closed", "mix closed")
-    drawn = Figure(figsize=(2.6 * len(names), 3.6), layout="constrained")
-    places = range(1, len(study.settings) + 1)
-    for axes, name in zip(drawn.subplots(1, len(names), sharey=True), names, strict=True):
-        axes.axhline(0, color="#808080", linewidth=0.8)
-        for width, ends in ((1, (0, 1)), (4, BAND)):
-            low, high = np.nanquantile(study.by_seed(name), ends, axis=1)
-            axes.vlines(places, low, high, color="#D55E00", linewidth=width, alpha=0.5)
-        axes.plot(places, np.nanmedian(study.by_seed(name), axis=1), "o", color="#D55E00")
-        axes.set(ylim=(-1.02, 1.02), title=said(name), xlabel="setting", xticks=places)
-        axes.tick_params(axis="x", labelsize=6)
-        axes.grid(color="#dddddd")
-    drawn.axes[0].set_ylabel("Kendall’s tau with the test loss")
-    return drawn

@@ -1,0 +1,63 @@
+"""Geometries of every kind, a small model with pairs, and its tangent spaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from quotient_manifolds.geometry import (
+    Adaptive,
+    Euclidean,
+    Geometry,
+    Quotient,
+    TangentSpace,
+)
+from quotient_manifolds.symmetries import (
+    Scope,
+    Symmetries,
+    find_symmetries,
+)
+from studies.appendix_g import AdaptiveNorm
+
+QUOTIENTS: list[Geometry] = [
+    Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
+]
+NORM_OFF: list[Geometry] = [
+    AdaptiveNorm(Quotient(metric, order)) for metric, order in (("inv", "first"), ("mix", "second"), ("inv", "exact"))
+]
+ELEMENTWISE: list[Geometry] = [
+    geometry for norm in ("l2", "linf") for geometry in (Euclidean(norm), Adaptive(norm=norm), Adaptive(0.01, norm))
+]
+GEOMETRIES: list[Geometry] = [*ELEMENTWISE, *QUOTIENTS, *NORM_OFF]
+by_name = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+
+
+def encoder(dtype: torch.dtype = torch.float64, layers: int = 2) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(dtype).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(0.1 * torch.randn_like(w))
+    return model
+
+
+def symmetries_of(model: nn.Module) -> Symmetries:
+    w = next(model.parameters())
+    return find_symmetries(model, torch.randn(2, 4, 6, dtype=w.dtype, generator=generator()))
+
+
+def space_at(geometry: Geometry, model: nn.Module) -> TangentSpace:
+    """The tangent space at an encoder, of a quotient by its pairs: it stays where it is, but for needless biases."""
+    if isinstance(geometry, AdaptiveNorm):
+        return AdaptiveNorm(replace(geometry.quotient, symmetries=symmetries_of(model).within("paper"))).at(model)
+    if isinstance(geometry, Quotient) and not isinstance(geometry.symmetries, Symmetries):
+        scope: Scope = "paper" if geometry.symmetries == "paper" else "pairs"
+        geometry = replace(geometry, symmetries=symmetries_of(model).within(scope))
+    return geometry.at(model)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
