@@ -139,7 +139,7 @@ class Size:
 
 FULL = Size(FACTORS, ARCHITECTURE, 60_000, ("mnist", "mnist_parts"))
 FAST = Size(
-    {"points": (64,), "noise": (0.0, 0.4), "shift": (0, 1), "learning_rate": (1e-3,), "weight_decay": (0.0,)}
+    {"points": (64,), "noise": (0.0, 0.4), "shift": (1,), "learning_rate": (1e-3,), "weight_decay": (0.0,)}
     | {"seed": (1,)},
     ARCHITECTURE | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
     20,
