@@ -139,7 +139,6 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     # Values.
     ("batch_size: 8", "batch_size: many", "data: batch_size must be an integer of at least 1. Found 'many'"),
-    ("batch_size: 8", "batch_size: '8'", "integer of at least 1. Found '8'"),
     ("    geometry: euclidean", "    warm_start: yes", "warm_start must be true or false. Found 'yes'"),
     ("float64", "float16", "dtype must be one of float32, float64. Found 'float16'"),
     ("max_batches: 2", "max_length: 7", "data: max_length"),
@@ -192,9 +191,6 @@ def test_what_is_wrong_is_said_in_one_sentence(read: Read, zoo: Path, good: str,
         ("checkpoint,rate\nm_1,1\nm_2,2\nm_1,3\n", "must name each checkpoint once. Found 'm_1'"),
         ("checkpoint,rate\nm_1,1\n,2\n", "must name each checkpoint once. Found ''"),
         ("name,rate\nm_1,1\n", "must have a column checkpoint. Found name, rate"),
-        ("checkpoint,rate\nother,1\n", "must name checkpoints, such as m_1. Found other"),
-        ("checkpoint,rate\n", "must name checkpoints, such as m_1"),
-        ("checkpoint,rate\nm_1,1\nm_2,1e400\n", "finite numbers. Found an infinite one in rate"),
         ("checkpoint,error_gap\nm_1,1\n", "names that are measured. Found error_gap; rename it"),
         ("checkpoint,euclidean gradient norm\nm_1,1\n", "Found euclidean gradient norm"),
         ("checkpoint,rate\nm_1,1,2\n", "must be readable as CSV"),
@@ -235,10 +231,7 @@ ENTRY = MeasureEntry(GradientNorm(Euclidean()))
     [
         ({"measures": [GradientNorm(Euclidean())]}, TypeError, "measures must be MeasureEntry"),
         ({"measures": []}, ValueError, "measures must not be empty"),
-        ({"measures": [ENTRY, ENTRY]}, ValueError, "measures must have names of their own"),
         ({"checkpoints": [ONE, ONE]}, ValueError, "checkpoints must have names of their own. Found one twice"),
-        ({"dtype": "int8"}, ValueError, "dtype must be one of float32, float64. Found 'int8'"),
-        ({"test": replace(DATA, task="causal")}, ValueError, "data and test must have one task"),
         ({"against": ["error"], "loss": "tests.zoos:squares"}, ValueError, "against must name scores: loss. Found"),
     ],
 )
