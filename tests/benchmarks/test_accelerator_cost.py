@@ -2,8 +2,7 @@
 
 A random Llama of 1.1 billion parameters, 4 x 512 tokens, with QUOTIENT_MANIFOLDS_LARGE=1 also one of 6.7 billion in
 bfloat16: a step of the ascent over a bare forward and backward pass, which take turns, and the peak of the device's
-memory above that of bare passes, in copies of the parameters in single precision. Seconds of the wall, the device waited
-for.
+memory above that of bare passes, in copies of the parameters in single precision. Seconds of the wall, waiting for it.
 QUOTIENT_MANIFOLDS_DEVICE=cpu runs all of it in small on the processor, without memory.
 """
 
