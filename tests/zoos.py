@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import signal
@@ -106,21 +105,6 @@ def values(found: Comparison) -> dict[str, list[float | None]]:
 MARK = -7.0  # a pixel that says: here
 
 
-def fragile(folder: Path) -> nn.Module:
-    """A loader of the user's: the model in a directory, NaN on marked inputs if trouble.txt is there."""
-    import transformers
-
-    model: nn.Module = transformers.ViTForImageClassification.from_pretrained(folder, local_files_only=True)
-    trouble = (folder / "trouble.txt").exists()
-
-    def after(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        if trouble and bool((keywords["pixel_values"] == MARK).any()):
-            output["logits"] = output["logits"] * math.nan
-
-    model.register_forward_hook(after, with_kwargs=True)
-    return model
-
-
 class Plain(nn.Module):
     """A classifier without symmetries: the softmax behind it does see what its logits have in common."""
 
@@ -149,7 +133,7 @@ class Small(Plain):
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         if self.trouble == "exit forward":
             sys.exit(0)
-        if self.trouble == "nan":
+        if self.trouble == "nan" or (self.trouble == "nan at mark" and bool((pixels == MARK).any())):
             return super().forward(pixels) * math.nan
         if self.trouble == "raise":
             raise IndexError("no such row")
@@ -171,17 +155,11 @@ def deadly(file: Path) -> nn.Module:
     return model
 
 
-class Outcome(BaseException):
-    """What test runners and time limits raise."""
-
-
 def small(file: Path) -> nn.Module:
     """A loader of linear classifiers from files with a seed each, or what is to happen instead."""
     text = file.read_text()
     if text == "exit load":
         sys.exit(0)
-    if text == "outcome load":
-        raise Outcome("no Exception")
     with torch.random.fork_rng():
         torch.manual_seed(int(text) if text.isdigit() else 0)
         return Small(text).eval()
@@ -204,15 +182,7 @@ def two_batches() -> list[Any]:
     return [(pixels, torch.zeros(2, dtype=torch.long)) for pixels in torch.linspace(0, 1, 256).reshape(2, 2, 64)]
 
 
-def twice(file: Path) -> nn.Module:
-    """A classifier that uses one layer twice."""
-    with torch.random.fork_rng():
-        torch.manual_seed(int(file.read_text()))
-        layer, head = nn.Linear(64, 64), nn.Linear(64, CLASSES)
-    return nn.Sequential(nn.Flatten(), layer, nn.Tanh(), layer, head)
-
-
-SCALED = ("number", "tensor", "function", "partial", "hook", "head of zeros")
+SCALED = ("number", "function", "hook", "head of zeros")
 
 
 class Scaled(nn.Module):
@@ -223,9 +193,7 @@ class Scaled(nn.Module):
         self.first, self.head = nn.Linear(64, 8), nn.Linear(8, CLASSES)
         scales: dict[str, Any] = {
             "number": factor,
-            "tensor": torch.tensor(factor),
             "function": {1: torch.relu, 2: torch.tanh, 5: torch.sin}[int(factor)],
-            "partial": functools.partial(torch.mul, torch.tensor(factor)),
             "head of zeros": lambda x: factor * x,  # whose effect only shows where the head is not zero
         }
         self.scale = scales.get(kind, 1.0)
@@ -247,30 +215,12 @@ def scaled(file: Path) -> nn.Module:
         return Scaled(kind, float(factor))
 
 
-class Masked(nn.Module):
-    """A classifier of two branches: neurons, and linear layers with a gate between them that is 1 on the first rows."""
-
-    def __init__(self, seed: int, strength: float) -> None:
-        super().__init__()
-        self.strength = strength
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.first, self.head = nn.Linear(64, 2), nn.Linear(2, CLASSES)
-            self.neurons = nn.Sequential(nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, CLASSES))
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        x = pixel_values.flatten(1)
-        between = self.first(x)
-        if self.strength:
-            later = (torch.arange(len(x)) >= 2)[:, None] * torch.tensor([0.0, 1.0])
-            between = between * (1 + self.strength * later)
-        logits: torch.Tensor = self.head(between) + self.neurons(x)
-        return logits
-
-
-def masked(file: Path) -> nn.Module:
-    seed = int(file.name[-1])
-    return Masked(seed, float(seed == 2))
+def neurons(file: Path) -> nn.Module:
+    """A loader of networks of four neurons; the third has nothing between its layers, which is another group."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(file.read_text()))
+        between = nn.Identity() if file.name == "m_2" else nn.ReLU()
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), between, nn.Linear(4, CLASSES))
 
 
 # Forks of this process, which has imported everything.

@@ -88,13 +88,12 @@ for _name, _words in STUDIES.items():
 
 
 @study.command()
-@click.argument("pages", nargs=-1, type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def pages(pages: tuple[Path, ...]) -> None:
-    """Fill the tables of PAGES, by default all of docs and notebooks, from the committed records, and draw the figure.
+def pages() -> None:
+    """Fill the tables of all pages of docs and notebooks from the committed records, and draw the figure.
 
     A table stands between the lines `<!-- table STUDY NAME -->` and `<!-- end -->`.
     """
-    for page in pages or [*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))]:
+    for page in (*sorted(Path("docs").glob("*.md")), *sorted(Path("notebooks").glob("*.md"))):
         for file, text in {page: fill_page(page, recorded), **csv_files(page, recorded)}.items():
             if not file.exists() or text != file.read_text(encoding="utf-8"):
                 write_text(file, text)

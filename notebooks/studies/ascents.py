@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
-from torch import nn
+from torch import Tensor, nn
 
 from quotient_manifolds.demo.zoo import Digits, draw_recipe, load_digits, one_thread, train
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry
@@ -50,29 +50,23 @@ LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
 
 @one_thread()
 def run(out: Path, *, fast: bool, progress: Progress) -> Record:
-    """Measure every network in every ball; `fast`: two networks, hardly trained."""
+    """Measure every network in every ball; `fast`: one network, hardly trained."""
     digits, steps = load_digits(train_points=TRAIN_POINTS), 5 if fast else TRAINING_STEPS
     networks: dict[str, Callable[[], nn.Module]] = {name: partial(_fit, name, digits, steps) for name in LAYERS}
     recipe = draw_recipe(0, steps=2 * steps)
     networks["vision transformer"] = partial(train, recipe, digits.train_images, digits.train_labels)
-    images, labels = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
-    batch = {"pixel_values": images, "labels": labels}
-    names = list(networks)[:2] if fast else list(networks)
+    batch = digits.train_images[:BATCH_SIZE].double(), digits.train_labels[:BATCH_SIZE]
+    names = list(networks)[:1] if fast else list(networks)
     cases: list[Record] = []
-    passes: list[int] = []
     for place, name in enumerate(names):
         progress("networks", place, len(names))
         model = networks[name]().double().eval()
-        for geometry, radii in RADII.items():
-            for radius in radii:
-                case, passes = _case(model, batch, geometry, radius)
-                cases.append({"network": name, **case})
-    return {"cases": cases, "passes": passes}
+        balls = [(geometry, radius) for geometry, radii in RADII.items() for radius in radii]
+        cases += [{"network": name, **_case(model, batch, *ball)} for ball in balls]
+    return {"cases": cases}
 
 
-def _case(
-    model: nn.Module, batch: dict[str, torch.Tensor], geometry: Geometry, radius: float
-) -> tuple[Record, list[int]]:
+def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, radius: float) -> Record:
     """Return the increases that both ascents find in one ball, and the passes of both, forward and backward.
 
     released_norm: of the released ascent's best point, in units of the radius; above 1 where a zero weight turns its
@@ -81,15 +75,15 @@ def _case(
     shared: dict[str, Any] = {"geometry": geometry, "radius": radius}
     matched = worst_case_sharpness(model, cross_entropy, [batch], steps=MATCHED_STEPS, **shared)
     released = legacy_sharpness(model, cross_entropy, [batch], steps=RELEASED_STEPS, **shared)
-    case = {
+    return {
         "geometry": geometry.name,
         "radius": radius,
         "loss": matched.base_losses[0],
         "matched": matched.mean,
         "released": released.mean,
         "released_norm": (released.norms[0] or 0.0) / radius,
+        "passes": [found.forward_passes + found.backward_passes for found in (matched, released)],
     }
-    return case, [found.forward_passes + found.backward_passes for found in (matched, released)]
 
 
 def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
@@ -102,20 +96,7 @@ def _fit(name: str, digits: Digits, steps: int) -> nn.Module:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(network(digits.train_images), digits.train_labels).backward()
         optimizer.step()
-    return _OnPixels(network)
-
-
-@final
-class _OnPixels(nn.Module):
-    """Wrap a network so that it takes the keyword of image classifiers."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.network(pixel_values)
-        return logits
+    return network
 
 
 def median_ratio(cases: pd.DataFrame) -> tuple[float, float, float]:

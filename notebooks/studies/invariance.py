@@ -69,11 +69,6 @@ class Subject:
         """Find all that leaves the loss alone."""
         return propose_symmetries(self.model, self.batch, evaluate=loss)
 
-    def loss(self) -> float:
-        """Compute the loss."""
-        with torch.no_grad():
-            return float(loss(self.model, self.batch))
-
     def adaptive(self) -> float:
         """Compute the gradient norm of adaptive sharpness, which is not invariant."""
         return qm.gradient_norm(self.model, loss, [self.batch], geometry="adaptive").mean

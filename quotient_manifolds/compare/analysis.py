@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from quotient_manifolds.compare.comparison import FAILURES, RANKINGS, VALUES, Comparison, listing, table
+from quotient_manifolds.compare.comparison import Comparison, listing, table
 from quotient_manifolds.compare.spec import GAPS, MeasureEntry, Spec
 from quotient_manifolds.compare.store import Store, task_key
-from quotient_manifolds.compare.worker import SPLITS, Identity, Job, Task, tasks_of
+from quotient_manifolds.compare.worker import Identity, Job, Task, tasks_of
 from quotient_manifolds.messages import Progress
 from quotient_manifolds.sharpness import BatchResult
-from quotient_manifolds.statistics import COEFFICIENTS, Correlation, correlation, holm
+from quotient_manifolds.statistics import COEFFICIENTS, FEWEST_MODELS, correlation, holm
 from quotient_manifolds.version import VERSION
-
-FEWEST = 5  # models that a ranking is of; fewer have no interval either
 
 Kept = Mapping[str, tuple[Mapping[str, Any], float]]  # payload and seconds, by key
 
 
-def analyse(spec: Spec, jobs: Sequence[Job], store: Store, *, command: str, progress: Progress) -> Comparison:
+def analyse(
+    spec: Spec, jobs: Sequence[Job], failures: Sequence[Any], store: Store, *, command: str, progress: Progress
+) -> Comparison:
     """Compare all that the store knows of a spec's checkpoints; of those that were never loaded, that is nothing."""
     known = {job.checkpoint.name: store.recall(job.fingerprint) for job in jobs}
     identities = {name: Identity(**record) for name, record in known.items() if record is not None}
@@ -34,25 +34,15 @@ def analyse(spec: Spec, jobs: Sequence[Job], store: Store, *, command: str, prog
     scores = scores.astype({name: "float64" for name in scores if scores[name].isna().all()})
     settings = [each.columns for each in spec.measures]
     measures = pd.DataFrame(settings, index=pd.Index(spec.labels, name="label"), dtype=object)
-    values = [
-        {"checkpoint": name, "label": entry.label, **value}
-        for name, some in tasks.items()
-        for entry in spec.measures
-        if (value := _value(entry, some, kept)) is not None
-    ]
+    values = (row for name, some in tasks.items() for row in _values(name, spec.measures, some, kept))
+    notes = (*_notes(identities), *_groups(tasks, kept), *unmatched(list(tasks), spec.scores))
+    tables = (table("values", values), table("rankings", []), table("failures", failures))
     found = Comparison(
-        spec.name,
-        VERSION,
-        command,
-        measures.astype({"radius": "float64"}),
-        scores,
-        table("values", values, VALUES),
-        table("rankings", [], RANKINGS),
-        table("failures", list(_failures(tasks, store.failures())), FAILURES),
-        (*_notes(identities), *_groups(tasks, kept), *unmatched(list(tasks), spec.scores)),
+        spec.name, VERSION, command, measures.astype({"radius": "float64"}), scores, *tables, notes=notes
     )
-    targets = spec.against or _default_targets(scores, spec.given)
-    rankings = table("rankings", list(_rankings(found.frame(), spec, targets, store, progress)), RANKINGS)
+    varying = [name for name in scores.select_dtypes("number") if scores[name].nunique() > 1]
+    usual = [gap for gap in GAPS if gap in scores] or [name for name in varying if name not in spec.given]
+    rankings = table("rankings", _rankings(found.frame(), spec, spec.against or usual, store, progress))
     for _, alike in rankings[rankings["given"] == ""].groupby("kind"):
         corrected = holm([None if pd.isna(p) else float(p) for p in alike["p_value"]])
         rankings.loc[alike.index, "p_holm"] = np.array(corrected, dtype=np.float64)
@@ -62,7 +52,7 @@ def analyse(spec: Spec, jobs: Sequence[Job], store: Store, *, command: str, prog
 def _scores(tasks: Sequence[Task], kept: Kept) -> dict[str, Any]:
     """Return loss and error over all examples of each split all of whose batches are known, and the gaps."""
     scores: dict[str, Any] = {}
-    for split in SPLITS:
+    for split in ("data", "test"):
         keys = [each.key for each in tasks if each.entry is None and each.split == split]
         if keys and all(key in kept for key in keys):
             batches = pd.DataFrame([kept[key][0] for key in keys])
@@ -76,32 +66,24 @@ def _scores(tasks: Sequence[Task], kept: Kept) -> dict[str, Any]:
     return scores
 
 
-def _default_targets(scores: pd.DataFrame, given: Sequence[str]) -> list[str]:
-    """Return what measures are compared with by default: the gaps, else every score that is a number and varies."""
-    numbers = scores.select_dtypes("number")
-    varying = [name for name in numbers if name not in given and numbers[name].nunique() > 1]
-    return [gap for gap in GAPS if gap in scores] or varying
-
-
 def unmatched(names: Sequence[str], scores: Mapping[str, Any]) -> list[str]:
-    """Return sentences on checkpoints without scores and, where there are such, on scores of no checkpoint."""
+    """Return a sentence on checkpoints without scores and, where there are such, on scores of no checkpoint."""
     lacking, others = [name for name in names if name not in scores], [name for name in scores if name not in names]
-    if not scores or not lacking:
-        return []
-    said = [f"Without a row of scores, so in no correlation with them: {listing(lacking)}."]
-    return [*said, f"Rows of scores that name no checkpoint: {listing(others)}."] if others else said
+    more = f" Rows of scores that name no checkpoint: {listing(others)}." if others else ""
+    said = f"Without a row of scores, so in no correlation with them: {listing(lacking)}.{more}"
+    return [said] if scores and lacking else []
 
 
-def _value(entry: MeasureEntry, tasks: Sequence[Task], kept: Kept) -> dict[str, Any] | None:
-    """Return the mean over batches; None if one is missing, for the mean of the others is another measure."""
-    keys = [each.key for each in tasks if each.entry == entry]
-    if not keys or any(key not in kept for key in keys):
-        return None
-    result = entry.measure.result(tuple(BatchResult.from_dict(kept[key][0]) for key in keys))
-    numbers = {name: getattr(result, name) for name in ("mean", "standard_error", "reach", "late_rise")}
-    costs = {"batches": len(keys), "seconds": sum(kept[key][1] for key in keys)}
-    flags = {"beyond_reach": bool(result.beyond_reach), "rounded": result.rounding_warning is not None}
-    return {**numbers, **costs, **flags}
+def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], kept: Kept) -> Iterator[dict[str, Any]]:
+    """Yield means over batches, of measures that have all: the mean of some batches is another measure."""
+    for entry in measures:
+        keys = [each.key for each in tasks if each.entry == entry]
+        if keys and all(key in kept for key in keys):
+            result = entry.measure.result(tuple(BatchResult.from_dict(kept[key][0]) for key in keys))
+            numbers = {each: getattr(result, each) for each in ("mean", "standard_error", "reach", "late_rise")}
+            costs = {"batches": len(keys), "seconds": sum(kept[key][1] for key in keys)}
+            flags = {"beyond_reach": bool(result.beyond_reach), "rounded": result.rounding_warning is not None}
+            yield {"checkpoint": name, "label": entry.label, **numbers, **costs, **flags}
 
 
 def _rankings(
@@ -121,27 +103,9 @@ def _rankings(
             if (record := store.recall(key)) is None:
                 record = asdict(correlation(x, y, kind, given=given))
                 store.remember(key, record)
-            if Correlation(**record).models >= FEWEST:
+            if record["models"] >= FEWEST_MODELS:  # fewer have no interval either
                 yield {"measure": label, "against": target, "given": name, **record}
         progress("correlations", done, len(wanted))
-
-
-def _failures(tasks: Mapping[str, Sequence[Task]], messages: Mapping[tuple[str, str | None], str]) -> Iterator[Any]:
-    """Yield the failures of these checkpoints and tasks; a store may hold others'.
-
-    A task is known by its key: one that failed stands for every checkpoint of the same weights. What failed alike on
-    several batches is one failure.
-    """
-    of_tasks = {key: message for (_, key), message in messages.items() if key is not None}
-    for name, some in tasks.items():
-        if (name, None) in messages:
-            yield {"checkpoint": name, "what": "", "message": messages[name, None]}
-        alike: dict[tuple[str, str], list[str]] = {}
-        for each in some:
-            if each.key in of_tasks:
-                alike.setdefault((each.label, of_tasks[each.key]), []).append(str(each.batch))
-        for (label, message), batches in alike.items():
-            yield {"checkpoint": name, "what": f"{label}, batch {', '.join(batches)}", "message": message}
 
 
 def _notes(identities: Mapping[str, Identity]) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pandas as pd
 
@@ -21,13 +21,14 @@ NUMBERS = {  # columns of numbers, by table: NaN where there is none, also if th
     "values": ("mean", "standard_error", "batches", "seconds", "reach", "late_rise"),
     "rankings": ("value", "low", "high", "p_value", "p_holm"),
 }
-VALUES = ("checkpoint", "label", *NUMBERS["values"], "beyond_reach", "rounded")
-RANKINGS = ("measure", "against", "given", *(each.name for each in fields(Correlation)), "p_holm")
-FAILURES = ("checkpoint", "what", "message")
-TABLES = ("measures", "scores", "values", "rankings", "failures")
+COLUMNS = {
+    "values": ("checkpoint", "label", *NUMBERS["values"], "beyond_reach", "rounded"),
+    "rankings": ("measure", "against", "given", *(each.name for each in fields(Correlation)), "p_holm"),
+    "failures": ("checkpoint", "what", "message"),
+}
+TABLES = ("measures", "scores", *COLUMNS)
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Hold what a comparison has found; `save` and `load` are inverse to each other.
@@ -60,18 +61,10 @@ class Comparison:
     notes: tuple[str, ...] = ()
     measured_now: int = 0
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Comparison) and self.to_dict() == other.to_dict()
-
     @property
     def labels(self) -> list[str]:
         """Return the labels of all measures."""
         return list(self.measures.index)
-
-    @property
-    def against(self) -> list[str]:
-        """Return the scores that measures are compared with."""
-        return list(self.rankings["against"].unique())
 
     @property
     def known(self) -> tuple[int, int]:
@@ -122,7 +115,12 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON, of which `from_dict` makes the same again."""
         record = {"format": FORMAT, "spec": self.spec, "version": self.version, "command": self.command}
-        return {**record, **{name: _plain(getattr(self, name)) for name in TABLES}, "notes": list(self.notes)}
+        frames = {name: getattr(self, name) for name in TABLES}
+        tables = {
+            name: {"name": frame.index.name, **frame.astype(object).where(frame.notna(), None).to_dict("split")}
+            for name, frame in frames.items()
+        }
+        return {**record, **tables, "notes": list(self.notes)}
 
     def save(self, path: str | Path) -> None:
         """Write comparison.json, atomically."""
@@ -151,19 +149,14 @@ def listing(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def table(name: str, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows as a table of a comparison, which has these columns also where there is no row."""
-    frame = pd.DataFrame(list(rows), columns=list(columns))
+def table(name: str, rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows as a table of a comparison, which has its columns also where there is no row."""
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
     return frame.astype(dict.fromkeys(NUMBERS.get(name, ()), "float64"))
 
 
-def _plain(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the name of the index, index, columns and rows, None for NaN."""
-    return {"name": frame.index.name, **frame.astype(object).where(frame.notna(), None).to_dict("split")}
-
-
 def _table(table: str, name: str | None, index: list[Any], columns: list[str], data: list[list[Any]]) -> pd.DataFrame:
-    """Invert `_plain`: columns of numbers are float64, flags bool, all others as pandas takes them."""
+    """Return what `to_dict` wrote: columns of numbers are float64, flags bool, all others as pandas takes them."""
     kind = object if table == "measures" else None  # whole numbers stay whole beside settings that are not there
     cells = [[math.nan if cell is None else cell for cell in row] for row in data]
     names = None if name is None else pd.Index(index, name=name)

@@ -11,11 +11,9 @@ import pandas as pd
 
 from quotient_manifolds.compare.comparison import Comparison
 from quotient_manifolds.files import write_text
-from quotient_manifolds.plots import Panel, radius_figure, scatter_figure
+from quotient_manifolds.plots import Panel, scatter_figure
 from quotient_manifolds.report import Table, render
 from quotient_manifolds.statistics import Correlation
-
-Figures = list[tuple[str, str]]  # an <img> element, and the words under it
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -38,42 +36,24 @@ def summary_tables(comparison: Comparison) -> list[Table]:
 def comparison_page(comparison: Comparison) -> str:
     """Return the page of a comparison: what went wrong first, then rankings, figures and numbers."""
     known, cells = comparison.known
-    facts = [(f"{known} of {cells}", "values (a measure of a checkpoint) are known.")]
-    found = comparison.ranking()
-    found = found[found["value"].notna() & (found["against"] == next(iter(comparison.against), ""))]
-    if len(found):
-        best = found.loc[found["value"].abs().idxmax()]
-        p = f"p = {_number(best['p_value'])}, {_number(best['p_holm'])} corrected (Holm) for all in the table"
-        what = f"the largest tau-b in size of {len(found)}: {best['measure']} with {best['against']}"
-        facts.append((str(_correlation(best)), f"is {what}, {best['models']} models; {p}."))
     caption = "What could not be measured; it is tried again when the comparison is run again"
-    failures = comparison.failure_groups()
-    first = comparison.rankings.iloc[0] if len(comparison.rankings) else {"resamples": 0, "confidence": 0.0}
+    failures, rankings = comparison.failure_groups(), comparison.rankings
     return render(
         "comparison.html.j2",
         title=f"Comparison: {comparison.spec}",
-        lead=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures.",
-        facts=facts,
+        lead=f"{len(comparison.scores)} checkpoints, {len(comparison.measures)} measures: "
+        f"{known} of {cells} values (a measure of a checkpoint) are known.",
         failures=failures and _table("failed", caption, ["Checkpoint", "What", "Why"], failures, words=3),
         notes=comparison.notes,
         cautions=comparison.cautions,
-        rankings=[_ranking_table(comparison.rankings), _agreement(comparison)] if len(comparison.rankings) else [],
-        resamples=first["resamples"],
-        confidence=f"{first['confidence']:.0%}",
-        scatter={target: _scatter(comparison, target) for target in comparison.against},
-        radius=_radius(comparison),
+        ranking=_ranking_table(rankings) if len(rankings) else None,
+        resamples=next(iter(rankings["resamples"]), 0),
+        confidence=f"{next(iter(rankings['confidence']), 0.0):.0%}",
+        scatter={target: _scatter(comparison, target) for target in rankings["against"].unique()},
         all_values=_value_table(comparison),
         command=comparison.command,
         version=comparison.version,
     )
-
-
-def _agreement(comparison: Comparison) -> Table:
-    """Return the correlations between measures over the checkpoints that have both."""
-    tau = comparison.frame()[comparison.labels].corr(method="kendall")
-    rows = [[f"{place}. {label}", *map(_signed, tau[label])] for place, label in enumerate(tau, 1)]
-    numbers = [f"{place}." for place in range(1, len(rows) + 1)]  # labels are longer than a column
-    return _table("agreement", "Agreement between measures, Kendall’s tau-b", ["Measure", *numbers], rows)
 
 
 def _ranking_table(rankings: pd.DataFrame) -> Table:
@@ -88,36 +68,15 @@ def _ranking_table(rankings: pd.DataFrame) -> Table:
     return _table("rankings", "Correlations over models", columns, rows, words=4)
 
 
-def _correlation(row: Any) -> Correlation:
-    """Return the correlation that a row of rankings holds."""
-    values = {each.name: row[each.name] for each in fields(Correlation)}
-    known: dict[str, Any] = {name: None if pd.isna(value) else value for name, value in values.items()}
-    return Correlation(**known)
-
-
-def _scatter(comparison: Comparison, target: str) -> Figures:
-    """Return the score against each measure of which any value is known."""
-    errors = comparison.frame("standard_error")
-    tau = {(each["measure"], each["against"]): _correlation(each) for _, each in comparison.ranking().iterrows()}
-    figures: Figures = []
-    for label in comparison.labels:
-        means, spread = comparison.column(label), errors[label].astype(object).where(errors[label].notna(), None)
-        if set(means) != {None}:
-            panel = Panel(label, means, comparison.column(target), tau.get((label, target)), spread.tolist())
-            figures.append((scatter_figure([panel], y_label=target).html(), label))
-    return figures
-
-
-def _radius(comparison: Comparison) -> Figures:
-    """Return a figure for each measure that was taken at several radii."""
-    figures: Figures = []
-    for family, measures in comparison.measures.dropna(subset="radius").sort_values("radius").groupby("family"):
-        columns = {radius: comparison.column(label) for label, radius in measures["radius"].items()}
-        known = {radius: values for radius, values in columns.items() if set(values) != {None}}
-        if len(known) > 1:
-            plot = radius_figure(list(known), {str(family): list(zip(*known.values(), strict=True))})
-            figures.append((plot.html(), f"{family}: a line is a checkpoint."))
-    return figures
+def _scatter(comparison: Comparison, target: str) -> str:
+    """Return a figure of the score against each measure of which any value is known, as an <img> element."""
+    means, errors = comparison.frame(), comparison.frame("standard_error")
+    ranking = comparison.ranking().query("against == @target")
+    rows = ranking.astype(object).where(ranking.notna(), None).to_dict("records")
+    tau = {row["measure"]: Correlation(**{each.name: row[each.name] for each in fields(Correlation)}) for row in rows}
+    known = [label for label in comparison.labels if means[label].notna().any()]
+    panels = [Panel(each, means[each], means[target], tau.get(each), errors[each]) for each in known]
+    return scatter_figure(panels, y_label=target, columns=2).html()
 
 
 def _value_table(comparison: Comparison) -> Table:

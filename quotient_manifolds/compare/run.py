@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import pandas as pd
 import torch
@@ -35,12 +35,14 @@ from quotient_manifolds.compare.worker import (
     tasks_of,
 )
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.sharpness import HessianTrace, TopEigenvalue
+from quotient_manifolds.sharpness import HessianTrace, Measure, TopEigenvalue
 from quotient_manifolds.sharpness.objective import autograd_available
 from quotient_manifolds.version import MEANING, VERSION
 
-LANCZOS = 40  # products that a top eigenvalue is taken to need; it may need fewer, or many more
+# What a tick is taken to need: a product with the Hessian two passes, and an eigenvalue 40 products, or many more.
+PASSES: dict[type[Measure], int] = {HessianTrace: 2, TopEigenvalue: 80}
 SCORES = "loss and error"
+Measured = tuple[int, list[dict[str, str]]]  # what `measure_checkpoint` returns
 _SILENT = logging.CRITICAL + 1  # a connection that closes amid a Ctrl-C is logged as critical, with a traceback
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 2,  # workers that may die over a checkpoint, but one
@@ -89,20 +91,21 @@ def run_comparison(
         store = stack.enter_context(Store(folder / "store.sqlite"))
         jobs = jobs_of(wanted, device)
         left = [job for job in jobs if _left(job, store)]
-        measured = 0
+        made: dict[str, Measured] = {}  # by checkpoint
         if workers is None and scheduler is None:
             for done, job in enumerate(left):
                 progress("checkpoints", done, len(left))
-                measured += measure_checkpoint(job, store, progress)
+                made[job.checkpoint.name] = measure_checkpoint(job, store, progress)
             progress("checkpoints", len(left), len(left))
         elif left:
             client = stack.enter_context(_cluster(workers, scheduler, device))
-            measured = _measure_on(client, left, store, progress, local=scheduler is None)
+            made = _measure_on(client, left, store, progress, local=scheduler is None)
         redo = command or shlex.join(["quotient-manifolds", "compare", str(wanted.path or wanted.name)])
-        found = analyse(wanted, jobs, store, command=redo, progress=progress)
+        failures = [row for job in left for row in made[job.checkpoint.name][1]]
+        found = analyse(wanted, jobs, failures, store, command=redo, progress=progress)
         if out is not None:
             write_comparison(found, folder)
-    return replace(found, measured_now=measured)
+    return replace(found, measured_now=sum(count for count, _ in made.values()))
 
 
 def jobs_of(spec: Spec, device: str) -> list[Job]:
@@ -121,45 +124,44 @@ def _left(job: Job, store: Store) -> bool:
     if record is None or job.spec.calls_functions:
         return True
     keys = {each.key for each in tasks_of(job.spec, Identity(**record))}
-    if keys - store.finished(keys):
-        return True
-    store.mend(job.checkpoint.name)
-    return False
+    return bool(keys - store.finished(keys))
 
 
-def _measure_on(client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool) -> int:
-    """Measure a checkpoint on each worker at a time, each into the store; return how many values were added.
+def _measure_on(
+    client: Any, jobs: Sequence[Job], store: Store, progress: Progress, *, local: bool
+) -> dict[str, Measured]:
+    """Measure a checkpoint on each worker at a time, each into the store; return values added and failures by name.
 
     Where a worker dies, Dask gives its checkpoint to another, which finds in the store what was finished. Raises
     OSError where the scheduler is gone.
     """
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    waiting, running, measured = list(reversed(jobs)), dict[Any, Job](), 0
+    waiting, running, made = list(reversed(jobs)), dict[Any, str](), dict[str, Measured]()
     while waiting or running:
-        progress("checkpoints", len(jobs) - len(waiting) - len(running), len(jobs))
+        progress("checkpoints", len(made), len(jobs))
         while waiting and len(running) < max(1, len(client.nthreads())):
             job = waiting.pop()
             future = client.submit(_work, job, str(store.path), local, pure=False)
-            running[future] = job
+            running[future] = job.checkpoint.name
             future.add_done_callback(arrived.put)
         try:
             future = arrived.get(timeout=5)
         except queue.Empty:
             client.nthreads()
             continue
-        job = running.pop(future)
+        name = running.pop(future)
         if future.status == "finished":
-            measured += future.result()
+            made[name] = future.result()
         elif type(error := future.exception()).__name__ == "KilledWorker":
             why = "All workers that measured it died, as processes do that are killed or have no memory left."
-            store.fail(job.checkpoint.name, None, why)
+            made[name] = 0, [{"checkpoint": name, "what": "", "message": why}]
         else:
             raise ConnectionError("The Dask scheduler is gone. What was measured is kept: run again.") from error
     progress("checkpoints", len(jobs), len(jobs))
-    return measured
+    return made
 
 
-def _work(job: Job, store: str, local: bool) -> int:
+def _work(job: Job, store: str, local: bool) -> Measured:
     """Measure a checkpoint in a worker."""
     from distributed import get_worker
 
@@ -182,8 +184,6 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
     except ImportError as error:
         needed = 'Several workers need dask.distributed: pip install "quotient-manifolds[distributed]".'
         raise ImportError(needed) from error
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be a whole number, at least 1. Found {workers!r}")
     if workers is not None and device.startswith("cuda") and workers > (devices := torch.cuda.device_count()):
         raise ValueError(f"workers must have a GPU each. Found {devices} for {workers}; give {devices} workers")
     for name in ("distributed", "distributed.client"):  # Dask gives the second a level of its own
@@ -193,27 +193,21 @@ def _cluster(workers: int | None, scheduler: str | None, device: str) -> Iterato
         address: Any = scheduler
         if scheduler is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            settings: dict[str, Any] = {
-                "n_workers": workers,
-                "threads_per_worker": 1,
-                "memory_limit": 0,
-                "silence_logs": _SILENT,
-            }
-            # A second command's dashboard is not in the way of a first's.
-            settings |= {"dashboard_address": "127.0.0.1:0", "local_directory": folder, "preload": [_DEAF_TO_CTRL_C]}
-            address = stack.enter_context(LocalCluster(**settings))
+            where = {"dashboard_address": "127.0.0.1:0", "local_directory": folder}
+            size = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": 0}
+            quiet = {"silence_logs": _SILENT, "preload": [_DEAF_TO_CTRL_C]}
+            address = stack.enter_context(LocalCluster(**where, **size, **quiet))
         yield stack.enter_context(Client(address, set_as_default=False))
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Forecast:
     """Say what there is to measure, and about how long it takes.
 
-    measures, by label, with a row for the scores: `tasks` (a checkpoint and a batch), how many are `left`, the `passes`
-    that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left (NaN: could not be
-    timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many are to be loaded.
-    notes and failures: sentences.
+    measures, by label, with a row for the scores, which are not timed: `tasks` (a checkpoint and a batch), how many are
+    `left`, the `passes` that one is taken to need (forward with backward), the `seconds` of a pass, and the `time` left
+    (NaN: could not be timed). timed: the checkpoint that was loaded; loading: the seconds that took; to_load: how many
+    are to be loaded. notes and failures: sentences.
     """
 
     measures: pd.DataFrame
@@ -237,7 +231,7 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
     """
     jobs, start, columns = jobs_of(spec, str(device)), time.perf_counter(), ["tasks", "left", "passes", "seconds"]
     name, loaded = jobs[0].checkpoint.name, attempt(partial(load, jobs[0]))
-    loading, rows, to_load, failures = time.perf_counter() - start, list[tuple[str, bool]](), 0, list[str]()
+    loading, rows, to_load = time.perf_counter() - start, list[tuple[str, bool]](), 0
     if isinstance(loaded, str):
         empty = pd.DataFrame(columns=[*columns, "time"], dtype=float)
         return Forecast(empty, None, 0.0, len(jobs), (f"{name}: {loaded}",), ())
@@ -252,44 +246,26 @@ def forecast(spec: Spec, out: str | Path, device: str | torch.device = "cpu") ->
             to_load += record is None or spec.calls_functions or len(finished) < len(tasks)
     counts = pd.DataFrame(rows, columns=["measure", "left"]).groupby("measure")["left"].agg(tasks="count", left="sum")
     measures = counts.reindex(index=[SCORES, *spec.labels], columns=columns)
-    known: dict[object, float | str] = {}  # seconds of a pass in a geometry, or what is wrong
-    for entry in (None, *spec.measures):
-        setting, label = (None, SCORES) if entry is None else (entry.setting, entry.label)
-        if setting not in known:
-            known[setting] = attempt(partial(_seconds, loaded, entry))
-            if isinstance(known[setting], str):
-                failures.append(f"{name}, {label}: {known[setting]}")
-        if not isinstance(known[setting], str):
-            measures.loc[label, ["passes", "seconds"]] = _passes(entry, loaded), known[setting]
+    first = {each.setting: each for each in reversed(spec.measures)}
+    timed = {setting: attempt(partial(_seconds, loaded, each)) for setting, each in first.items()}
+    failures = [f"{name}, {first[key].label}: {said}" for key, said in timed.items() if isinstance(said, str)]
+    for entry in spec.measures:
+        if not isinstance(seconds := timed[entry.setting], str):
+            passes = entry.measure.ticks(loaded.model) * PASSES.get(type(entry.measure), 1)
+            measures.loc[entry.label, ["passes", "seconds"]] = passes, seconds
     measures["time"] = measures["left"] * measures["passes"] * measures["seconds"]
     notes = [f"{name}, {split}: {each}" for split, said in loaded.identity.notes.items() for each in said]
     notes += unmatched([each.name for each in spec.checkpoints], spec.scores)
     return Forecast(measures, name, loading, to_load, tuple(failures), tuple(notes))
 
 
-def _seconds(loaded: Loaded, entry: MeasureEntry | None) -> float:
-    """Time a pass in the geometry of a measure, or of the scores for None: the third, for the first pay for set-up."""
-    prepared = None if entry is None else loaded.prepared(entry)
-    if isinstance(prepared, str):
+def _seconds(loaded: Loaded, entry: MeasureEntry) -> float:
+    """Time a pass in the geometry of a measure: the third, for the first pay for set-up."""
+    if isinstance(prepared := loaded.prepared(entry), str):
         raise ValueError(prepared)
-    objective = None if prepared is None else prepared.objective(0)
-    start = 0.0
+    objective, start = prepared.objective(0), 0.0
     with autograd_available():
         for _ in range(3):
             start = time.perf_counter()
-            if objective is None:
-                loaded.score("data", 0)
-            else:
-                objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
+            objective.value_and_gradient(objective.zero())  # a GPU ends one backward pass within the next
     return time.perf_counter() - start
-
-
-def _passes(entry: MeasureEntry | None, loaded: Loaded) -> int:
-    """Return how many forward passes, with a backward pass each, a task is taken to need.
-
-    A product with the Hessian counts twice; what stops early is counted to its end.
-    """
-    measure = None if entry is None else entry.measure
-    if isinstance(measure, (TopEigenvalue, HessianTrace)):
-        return 1 + 2 * (measure.samples if isinstance(measure, HessianTrace) else LANCZOS)
-    return 1 if measure is None else measure.ticks(loaded.model)

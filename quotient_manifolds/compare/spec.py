@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from torch import nn
 
@@ -37,17 +37,11 @@ MEASURES: dict[str, type[Measure]] = {
     "hessian-trace": HessianTrace,
     "top-eigenvalue": TopEigenvalue,
 }
-DTYPES = ("float32", "float64")
 GAPS = ("error_gap", "loss_gap")
 _OF_THE_RUN = ("geometry", "radius", "after", "progress")  # fields of a measure that are not its options
-# One object each, so that what was found for it is known again.
-_LOSSES: dict[bool, Loss] = {False: cross_entropy, True: next_token_cross_entropy}
-_NORMALISED = {causal: normalised_logits(loss) for causal, loss in _LOSSES.items()}
-
 Scores = dict[str, float | str | None]
 
 
-@final
 @dataclass(frozen=True)
 class MeasureEntry:
     """Pair a measure with how its loss is computed, and say how tables call it.
@@ -63,7 +57,7 @@ class MeasureEntry:
     @property
     def label(self) -> str:
         """Return name, geometry, radius, and every option that is not as it is by default."""
-        return self.family if self.radius is None else f"{self.family}, radius {_shortest(self.radius)}"
+        return self.family if self.radius is None else f"{self.family}, radius {self.radius}".removesuffix(".0")
 
     @property
     def family(self) -> str:
@@ -72,7 +66,7 @@ class MeasureEntry:
         eps = geometry.eps if isinstance(geometry, Quotient) else 0.0  # the one option that its name does not tell
         own = [(each.name, getattr(self.measure, each.name), each.default) for each in fields(self.measure)]
         chosen = [("eps", eps, 0.0), *(each for each in own if each[0] not in _OF_THE_RUN)]
-        options = [f"{name} {_shortest(value)}" for name, value, usual in chosen if value != usual]
+        options = [f"{name} {value}".removesuffix(".0") for name, value, usual in chosen if value != usual]
         warm, normalised = ["warm start"] * self.warm_start, ["normalised logits"] * self.normalise_logits
         return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm, *normalised])
 
@@ -99,11 +93,6 @@ class MeasureEntry:
             **{f"geometry.{key}": value for key, value in geometry.to_dict().items()},
             **{f"settings.{key}": value for key, value in settings.items() if key != "radius"},
         }
-
-
-def _shortest(value: Any) -> str:
-    """Return 0.1 as such, and all digits where six do not tell a number from its neighbours."""
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
 def measures_of(
@@ -133,20 +122,17 @@ def measures_of(
         raise ValueError(f"{kind} needs a {lacking[0]}")
     if warm_start and "after" not in names:
         raise ValueError(f"{kind} has no warm_start")
+    balls: list[dict[str, Any]] = [
+        {size: value, **({"after": tuple(sorted(values)[:place])} if warm_start else {})}
+        for size, values in sizes.items()
+        for place, value in enumerate(sorted(values))
+    ]
     for name in geometries:
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
-        balls: list[dict[str, Any]] = [{}] if not sizes else []
-        for size, values in sizes.items():
-            smaller = sorted(values)
-            balls += [
-                {size: value, **({"after": tuple(smaller[:place])} if warm_start else {})}
-                for place, value in enumerate(smaller)
-            ]
-        for ball in balls:
+        for ball in balls or [{}]:
             yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
 
 
-@final
 @dataclass(frozen=True)
 class BatchFunction:
     """Take the batches that a function package.module:function of no arguments returns, for models of any kind.
@@ -169,7 +155,6 @@ class BatchFunction:
         return uuid.uuid4().hex
 
 
-@final
 @dataclass(frozen=True)
 class Spec:
     """Describe a comparison: made here from Python objects, or by `read_spec` from a file.
@@ -207,14 +192,15 @@ class Spec:
                 raise ValueError(f"{what} must not be empty")
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{what} must have names of their own. Found {twice} twice")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}. Found {self.dtype!r}")
-        if self.test is not None and self.test.task != self.data.task:
-            raise ValueError(f"data and test must have one task. Found {self.data.task} and {self.test.task}")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype must be one of float32, float64. Found {self.dtype!r}")
         listed = dict.fromkeys(name for row in self.scores.values() for name in row)
-        if taken := [name for name in listed if name in (*self.measured_scores, *self.labels)]:
+        measured = ["loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS))]
+        if self.loss is not None:  # errors are those of cross-entropy, which has labels
+            measured = [name for name in measured if "error" not in name]
+        if taken := [name for name in listed if name in (*measured, *self.labels)]:
             raise ValueError(f"scores must not have names that are measured. Found {taken[0]}; rename it")
-        known = [*self.measured_scores, *listed]
+        known = [*measured, *listed]
         for key, wanted in (("against", self.against), ("given", self.given)):
             for name in wanted:
                 if name not in known:
@@ -228,24 +214,18 @@ class Spec:
         return [each.label for each in self.measures]
 
     @property
-    def measured_scores(self) -> list[str]:
-        """Return the names of the scores that are measured: errors of cross-entropy alone, which has labels."""
-        names = ("loss", "error", *(() if self.test is None else ("test_loss", "test_error", *GAPS)))
-        return [name for name in names if self.loss is None or "error" not in name]
-
-    @property
-    def folders(self) -> list[str]:
-        """Return where functions of the user's are imported from, besides where Python looks."""
-        return [os.getcwd(), *([] if self.path is None else [str(self.path.resolve().parent)])]
-
-    @property
     def calls_functions(self) -> bool:
         """Return whether a function of the user's decides what a number is: nobody knows what it reads."""
         return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
     def loss_of(self, *, normalised: bool = False) -> Loss:
         """Return the loss that measures are computed on."""
-        if self.loss is None:
-            return (_NORMALISED if normalised else _LOSSES)[self.data.task == CAUSAL]
-        own: Loss = load_object(self.loss, "a function loss(model, batch) that returns a scalar")
-        return normalised_logits(own) if normalised else own
+        return _loss_of(self.loss, self.data.task == CAUSAL, normalised)
+
+
+@cache  # one object each, so that what was found for it is known again
+def _loss_of(reference: str | None, causal: bool, normalised: bool) -> Loss:
+    loss: Loss = next_token_cross_entropy if causal else cross_entropy
+    if reference is not None:
+        loss = load_object(reference, "a function loss(model, batch) that returns a scalar")
+    return normalised_logits(loss) if normalised else loss

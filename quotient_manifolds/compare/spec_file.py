@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +56,7 @@ def read_spec(path: str | Path) -> Spec:
     settings: dict[str, Any] = {key: about(key, _source, key, top[key], base) for key in ("data", "test") if key in top}
     asked = enumerate(_listed(top["measures"]))
     measures = [each for number, section in asked for each in about(f"measures.{number}", _measures, section)]
-    names = [each.name for each in checkpoints]
-    scores = about("scores", read_scores, base / expanded(top["scores"]), names) if "scores" in top else {}
+    scores = about("scores", read_scores, base / expanded(top["scores"])) if "scores" in top else {}
     settings |= {key: top[key] for key in ("loss", "dtype") if key in top}
     settings |= {key: _listed(top[key]) for key in ("against", "given") if key in top}
     return about(
@@ -75,7 +73,7 @@ def _content(path: Path) -> Any:
         if len(text) > LARGEST:
             raise ValueError(f"{path} must be a spec, below {LARGEST} bytes. Found more")
         return YAML(typ="safe", pure=True).load(text.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be readable YAML: {error}") from error
     except YAMLError as error:
         raise ValueError(f"{path} must be valid YAML. Found: {' '.join(str(error).split())}") from error
@@ -138,11 +136,10 @@ def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:
     return source
 
 
-def read_scores(path: Path, checkpoints: Sequence[str]) -> Mapping[str, Scores]:
+def read_scores(path: Path) -> Mapping[str, Scores]:
     """Read the rows of a CSV file by its column `checkpoint`; empty cells, NA, null and the like are None in others.
 
-    Raises ValueError for a file that cannot be read so, lacks a name or has it twice, names none of the checkpoints,
-    or has an infinite number.
+    Raises ValueError for a file that cannot be read so, or that lacks a name or has it twice.
     """
     try:
         with warnings.catch_warnings():
@@ -155,11 +152,6 @@ def read_scores(path: Path, checkpoints: Sequence[str]) -> Mapping[str, Scores]:
     names = frame.pop(NAME).fillna("")
     if twice := [*names[names.duplicated()], *names[names == ""]]:
         raise ValueError(f"{path} must name each checkpoint once. Found {twice[0]!r}")
-    if not set(checkpoints) & set(names):
-        found = ", ".join(names[:1]) or "none"
-        raise ValueError(f"{path} must name checkpoints, such as {checkpoints[0]}. Found {found}")
-    if infinite := [name for name in frame.select_dtypes("number") if frame[name].abs().eq(math.inf).any()]:
-        raise ValueError(f"{path} must hold finite numbers. Found an infinite one in {infinite[0]}")
     flags = frame.select_dtypes(["bool", "int"]).columns
     rows = frame.astype(dict.fromkeys(flags, float)).astype(object).where(frame.notna(), None).to_dict("records")
     return dict(zip(names, rows, strict=True))

@@ -6,39 +6,21 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-FORMAT = 3  # of the tables
-APPLICATION = 0x716D7A31  # "qmz1" in the file's header: tells a store from any other SQLite file
+FORMAT = 0x716D7A04  # "qmz" and the number of the format, in the file's header: tells a store from other SQLite files
 PATIENCE = 60.0  # seconds to wait for another process's transaction
 
 TABLES = (
     """CREATE TABLE results (
         key TEXT PRIMARY KEY NOT NULL, checkpoint TEXT NOT NULL, measure TEXT NOT NULL, batch INTEGER NOT NULL,
         payload TEXT NOT NULL, seconds REAL NOT NULL)""",
-    # key: of the task; null for a checkpoint as a whole
-    """CREATE TABLE failures (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, checkpoint TEXT NOT NULL, key TEXT, message TEXT NOT NULL)""",
     "CREATE TABLE memory (fingerprint TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
-    f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
 )
 AMONG = "IN (SELECT value FROM json_each(?))"  # keys travel as one JSON list: a query has room for few parameters
-
-# What SQLite says, and what that means here. Its error codes reach Python from 3.11 on only, its words always.
-_DAMAGED = "is damaged: restore a copy, or move it away and run again; nothing was changed in it."
-SENTENCES = {
-    "full": "has no room left on its disk: free some and run again. What was finished before is kept.",
-    "readonly": "cannot be written: allow writing to the file and to its folder, or give another place.",
-    "locked": "has been locked by another program for long: see what holds it, and run again.",
-    "not a database": "is not a store: give the path of one, or of a file that does not exist yet.",
-    "malformed": _DAMAGED,
-    "no such": _DAMAGED,
-    "unable to open": "cannot be opened: check that it is a file and that its folder exists and can be written.",
-    "disk I/O": "could not be read or written: check the disk, and run again. What was finished before is kept.",
-}
 
 
 class StoreError(OSError):
@@ -55,9 +37,8 @@ def task_key(deciding: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@final
 class Store:
-    """Keep values and failures in one file.
+    """Keep values in one file.
 
     A value is on disk when `finish` returns: a transaction that returned survives a loss of power, and one that did not
     never happened. The first value of a key stays for good. alone: make the file (and its folder) if there is none, and
@@ -72,13 +53,14 @@ class Store:
         self.path = Path(path).resolve()
         if not alone and not self.path.exists():
             raise StoreError(f"A store must exist to be read. Found none at {self.path}")
-        self._lock = _only_owner(self.path) if alone else None
-        try:
+        with ExitStack() as stack:
+            if alone:
+                stack.callback(_only_owner(self.path).release)
             with self._sentences():
-                self._connection = self._opened(alone)
-        except BaseException:
-            self._release()
-            raise
+                connected = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+                self._connection = stack.enter_context(closing(connected))
+                self._prepare(alone)
+            self._open = stack.pop_all()
 
     def __enter__(self) -> Store:
         return self
@@ -88,12 +70,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file, and let another process own it."""
-        self._connection.close()
-        self._release()
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._open.close()
 
     def finished(self, keys: Iterable[str]) -> set[str]:
         """Return those of the keys that have a value."""
@@ -102,103 +79,53 @@ class Store:
     def values(self, keys: Iterable[str]) -> dict[str, tuple[dict[str, Any], float]]:
         """Return payload and seconds by key, of those of the keys that have a value; floats bit for bit."""
         rows = self._rows(f"SELECT key, payload, seconds FROM results WHERE key {AMONG}", [json.dumps(list(keys))])
-        return {key: (self._read(payload), seconds) for key, payload, seconds in rows}
+        return {key: (json.loads(payload), seconds) for key, payload, seconds in rows}
 
     def finish(
         self, key: str, checkpoint: str, measure: str, batch: int, payload: Mapping[str, Any], seconds: float
     ) -> bool:
-        """Keep a value for good, and drop the failure of its key and that of its checkpoint.
+        """Keep a value for good: it is on disk when this returns.
 
-        On disk when this returns. checkpoint, measure, batch: names for readers. False: the key had a value already,
-        which stays. Raises ValueError for a payload with a number that is not finite: that is a failure.
+        checkpoint, measure, batch: names for readers. False: the key had a value already, which stays. Raises
+        ValueError for a payload with a number that is not finite: that is a failure.
         """
         try:
             text = json.dumps(payload, ensure_ascii=False, allow_nan=False)
         except ValueError as error:
             raise ValueError(f"Numbers must be finite to be kept. Found one that is not ({error})") from error
-        row = [key, checkpoint, measure, batch, text, seconds]
-        with self._transaction() as connection:
-            new = connection.execute("INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)", row).rowcount
-            connection.execute(
-                "DELETE FROM failures WHERE key = ? OR (checkpoint = ? AND key IS NULL)", [key, checkpoint]
-            )
-        return new == 1
-
-    def fail(self, checkpoint: str, key: str | None, message: str) -> None:
-        """Keep the failure of a key, or (key None) of a checkpoint; nothing if the key has a value."""
-        with self._transaction() as connection:
-            if not connection.execute("SELECT 1 FROM results WHERE key = ?", [key]).fetchone():
-                connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS ?", [checkpoint, key])
-                connection.execute(
-                    "INSERT INTO failures (checkpoint, key, message) VALUES (?, ?, ?)", [checkpoint, key, message]
-                )
-
-    def failures(self) -> dict[tuple[str, str | None], str]:
-        """Return the sentences on what failed, by checkpoint and key (None: of the whole checkpoint)."""
-        found = self._rows("SELECT checkpoint, key, message FROM failures ORDER BY number")
-        return {(checkpoint, key): message for checkpoint, key, message in found}
-
-    def mend(self, checkpoint: str) -> None:
-        """Forget that a checkpoint failed as a whole, because it has loaded now."""
-        with self._transaction() as connection:
-            connection.execute("DELETE FROM failures WHERE checkpoint = ? AND key IS NULL", [checkpoint])
+        insert = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?)"
+        with self._sentences():  # a transaction of its own, as every statement is
+            return self._connection.execute(insert, [key, checkpoint, measure, batch, text, seconds]).rowcount == 1
 
     def remember(self, fingerprint: str, value: Any) -> None:
         """Keep plain JSON under a fingerprint, in place of what was there: what only a loaded model tells."""
-        with self._transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
+        self._rows("INSERT OR REPLACE INTO memory VALUES (?, ?)", [fingerprint, json.dumps(value)])
 
     def recall(self, fingerprint: str) -> Any:
         """Return what `remember` kept under this fingerprint; None if nothing."""
         found = self._rows("SELECT value FROM memory WHERE fingerprint = ?", [fingerprint])
-        return self._read(found[0][0]) if found else None
+        return json.loads(found[0][0]) if found else None
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._sentences():
             return self._connection.execute(sql, parameters).fetchall()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run what is inside as one transaction: all of it or nothing, and on disk when this returns."""
-        with self._sentences():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # SQLite may have taken it back itself
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def _opened(self, make: bool) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
-        try:
-            # A rollback journal and full synchronisation. (A write-ahead log needs shared memory, which a reader on
-            # another host does not have.) The journal is emptied, not deleted: no folder need be synchronised.
-            connection.execute("PRAGMA synchronous = FULL")
-            application, version = (
-                int(connection.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version")
-            )
-            if make and not application and not any(connection.execute("SELECT 1 FROM sqlite_master")):
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in TABLES:
-                    connection.execute(statement)
-                connection.execute("COMMIT")
-            elif application != APPLICATION:
-                raise sqlite3.DatabaseError("file is not a database of this package")
-            elif version != FORMAT:
-                raise StoreError(
-                    f"{self.path} must be a store of format {FORMAT}. Found format {version}, of another version of "
-                    "this package: use that one, or another file"
-                )
-            # Damage is found before hours are spent on measuring, in milliseconds.
-            if make and (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(f"malformed: {found}")
-            connection.execute("PRAGMA journal_mode = TRUNCATE")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    def _prepare(self, make: bool) -> None:
+        """Make the tables, if wanted and there are none, or check that the file has them."""
+        execute = self._connection.execute
+        # A rollback journal and full synchronisation. (A write-ahead log needs shared memory, which a reader on another
+        # host does not have.) The journal is emptied, not deleted: no folder need be synchronised.
+        execute("PRAGMA synchronous = FULL")
+        (version,) = execute("PRAGMA user_version").fetchone()
+        if make and not version and not any(execute("SELECT 1 FROM sqlite_master")):
+            for statement in ("BEGIN IMMEDIATE", *TABLES, "COMMIT"):
+                execute(statement)
+        elif version != FORMAT:
+            raise StoreError(f"{self.path} must be a store of this version. Found another file: give another place")
+        # Damage is found before hours are spent on measuring, in milliseconds.
+        if make and execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        execute("PRAGMA journal_mode = TRUNCATE")
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
@@ -207,34 +134,22 @@ class Store:
         except sqlite3.ProgrammingError:
             raise  # a mistake in the program, such as a closed store: not about the file
         except sqlite3.Error as error:
-            words = str(error)
-            meaning = next(
-                (means for says, means in SENTENCES.items() if says in words), "failed: see the words of SQLite."
-            )
-            raise StoreError(f"The store {self.path} {meaning} ({words})") from error
-
-    def _read(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise StoreError(f"The store {self.path} {_DAMAGED} ({error})") from error
+            kept = "What was finished before is kept: see to it, or give another place, and run again."
+            raise StoreError(f"The store {self.path} cannot be used: {error}. {kept}") from error
 
 
 def _only_owner(path: Path) -> Any:
     """Take the lock beside a store; a second process is told at once that there is a first."""
     from filelock import FileLock, Timeout
 
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.parent.is_dir():
-        return None  # SQLite says it better when it cannot open the file
     # A lock that is a mere marker would outlive its process.
     lock = FileLock(path.with_name(f"{path.name}.lock"), thread_local=False, fallback_to_soft=False)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout as error:
         why = "wait until it has ended, stop it, or give another directory"
         raise StoreError(f"Another process is measuring into {path}: {why}.") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be written: no file could be locked beside it ({error}).") from error
+        raise StoreError(f"The store {path} cannot be used: {error}. Give a place that can be written") from error
     return lock

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
+import os
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,27 +34,22 @@ from quotient_manifolds.symmetries import Evaluate
 from quotient_manifolds.symmetries.verify import BatchLosses, jittered
 from quotient_manifolds.version import MEANING, VERSION
 
-SPLITS = ("data", "test")
 Made = TypeVar("Made")
 _ONE_AT_A_TIME = threading.Lock()  # random states and the number of a process's threads are shared by its threads
 
 
-@final
 @dataclass(frozen=True)
 class Identity:
-    """Hold what decides the numbers of a checkpoint: hashes of its model and of every batch it is given.
+    """Hold what decides the numbers of a checkpoint, and what must be said beside them (notes, by split).
 
-    computed: what the model computes of each batch; notes: what must be said beside its numbers; both by split.
+    model: its hash; batches: by split, for each batch its hash and what the model computes of it.
     """
 
     model: str
-    data: Sequence[str]
-    test: Sequence[str]
-    computed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    batches: Mapping[str, Sequence[str]]
+    notes: Mapping[str, Sequence[str]]
 
 
-@final
 @dataclass(frozen=True)
 class Task:
     """Ask for one measure on one batch, or (entry None) for loss and error there; key: of all that decides the value.
@@ -74,13 +68,11 @@ class Task:
         return f"loss and error on {self.split}" if self.entry is None else self.entry.label
 
 
-@final
 @dataclass(frozen=True)
 class Job:
-    """Ask for all that a spec wants of one checkpoint.
+    """Ask for all that a spec wants of one checkpoint; fingerprint: of its files and data, before they were read.
 
-    fingerprint: of its files and data, before they were read; what is written meanwhile makes another, and is loaded by
-    the next run.
+    What is written meanwhile makes another, and is loaded by the next run.
     """
 
     spec: Spec
@@ -89,7 +81,6 @@ class Job:
     fingerprint: str
 
 
-@final
 @dataclass(frozen=True)
 class Loaded:
     """Hold a checkpoint on its device, with its batches by split; known: what was found of it, for all measures."""
@@ -106,6 +97,17 @@ class Loaded:
         batches, known = self.batches["data"], self.known
         return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known))
 
+    def value(
+        self, task: Task, prepared: PreparedModel | str | None, ascents: KnownAscents, progress: Progress | None
+    ) -> dict[str, Any]:
+        """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""
+        if isinstance(prepared, str):
+            raise ValueError(prepared)
+        if task.entry is None or prepared is None:
+            return self.score(task.split, task.batch)
+        tick = counted(progress, task.label, task.entry.measure.ticks(prepared.model))
+        return task.entry.measure.on(prepared, task.batch, tick, ascents).to_dict()
+
     def score(self, split: str, index: int) -> dict[str, Any]:
         """Compute the mean loss over the labels that count, their number, and the error, if the loss is cross-entropy.
 
@@ -114,14 +116,10 @@ class Loaded:
         model, batch = replica(self.model, {}), private_batch(self.batches[split][index])
         with torch.no_grad():
             if self.spec.loss is not None:
-                found = {"loss": float(self.spec.loss_of()(model, batch)), "examples": 1}
-            else:
-                logits, labels = _logits_and_labels(self.spec)(model, batch)
-                wrong = (logits.argmax(-1) != labels).double().mean()
-                found = {"error": float(wrong), "loss": float(F.cross_entropy(logits, labels)), "examples": len(labels)}
-        if not math.isfinite(found["loss"]):
-            raise ValueError(f"The loss must be finite. Found {found['loss']} on batch {index} of {split}")
-        return found
+                return {"loss": float(self.spec.loss_of()(model, batch)), "examples": 1}
+            logits, labels = _logits_and_labels(self.spec)(model, batch)
+            wrong = (logits.argmax(-1) != labels).double().mean()
+            return {"error": float(wrong), "loss": float(F.cross_entropy(logits, labels)), "examples": len(labels)}
 
 
 def attempt(work: Callable[[], Made]) -> Made | str:
@@ -141,7 +139,8 @@ def _logits_and_labels(spec: Spec) -> Callable[[nn.Module, Any], tuple[Tensor, T
 def load(job: Job) -> Loaded:
     """Load the model in the spec's precision on the device, and its batches."""
     spec = job.spec
-    sys.path.extend(folder for folder in spec.folders if folder not in sys.path)
+    beside = os.getcwd() if spec.path is None else str(spec.path.resolve().parent)
+    sys.path.extend(each for each in (os.getcwd(), beside) if each not in sys.path)  # functions of the user's
     model = load_checkpoint(job.checkpoint)
     dtype, device = getattr(torch, spec.dtype), torch.device(job.device)
 
@@ -153,28 +152,30 @@ def load(job: Job) -> Loaded:
 
     sources = {"data": spec.data, **({} if spec.test is None else {"test": spec.test})}
     made = {split: source.batches(model, job.checkpoint) for split, source in sources.items()}
-    notes = {split: tuple(getattr(found, "notes", ())) for split, found in made.items()}
     batches = {split: [tree_map_only(Tensor, placed, batch) for batch in found] for split, found in made.items()}
     model = model.to(device, dtype)
-    probes = {split: [computed(model, outputs, batch) for batch in given] for split, given in batches.items()}
-    hashes = {split: [batch_hash(batch) for batch in batches.get(split, [])] for split in SPLITS}
-    return Loaded(model, batches, Identity(model_hash(model), **hashes, computed=probes, notes=notes), spec)
+    told = {
+        split: [f"{batch_hash(batch)} {computed(model, outputs, batch)}" for batch in found]
+        for split, found in batches.items()
+    }
+    notes = {split: tuple(getattr(found, "notes", ())) for split, found in made.items()}
+    return Loaded(model, batches, Identity(model_hash(model), told, notes), spec)
 
 
-def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> int:
-    """Measure what has no value in the store yet, and keep each value or failure there before the next; count values.
+def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None) -> tuple[int, list[dict[str, str]]]:
+    """Measure what has no value in the store yet, and keep each value there before the next.
 
-    Where a checkpoint cannot be loaded, that is its failure; whatever the user's code raises, the rest goes on.
+    Returns how many values were added, and the failures as rows of `Comparison.failures`. Where a checkpoint cannot be
+    loaded, that is its failure; whatever the user's code raises, the rest goes on. What failed alike on several batches
+    is one failure.
     """
-    name, measured = job.checkpoint.name, 0
+    name, measured, failed = job.checkpoint.name, 0, dict[tuple[str, str], list[str]]()
     with _ONE_AT_A_TIME:
         loaded = attempt(partial(load, job))
         if isinstance(loaded, str):
-            store.fail(name, None, loaded)
             if job.spec.calls_functions:  # files do not tell whether it is the model that it was
                 store.remember(job.fingerprint, None)
-            return 0
-        store.mend(name)
+            return 0, [{"checkpoint": name, "what": "", "message": loaded}]
         store.remember(job.fingerprint, asdict(loaded.identity))
         tasks = tasks_of(job.spec, loaded.identity)
         finished = store.finished(each.key for each in tasks)
@@ -186,28 +187,18 @@ def measure_checkpoint(job: Job, store: Store, progress: Progress | None = None)
                 start = time.perf_counter()
                 if task.entry is not None and prepared is None:
                     prepared = loaded.prepared(task.entry)
-                found = attempt(partial(_value, loaded, prepared, task, ascents, progress))
+                found = attempt(partial(loaded.value, task, prepared, ascents, progress))
                 seconds = time.perf_counter() - start
                 try:
                     if isinstance(found, str):
                         raise ValueError(found)
                     measured += store.finish(task.key, name, task.label, task.batch, found, seconds)
                 except ValueError as error:  # also of a number that is not finite
-                    store.fail(name, task.key, str(error))
-        return measured
-
-
-def _value(
-    loaded: Loaded, prepared: PreparedModel | str | None, task: Task, ascents: KnownAscents, progress: Progress | None
-) -> dict[str, Any]:
-    """Compute what a task asks for. Raises ValueError for a model that could not be prepared."""
-    if task.entry is None or prepared is None:
-        return loaded.score(task.split, task.batch)
-    if isinstance(prepared, str):
-        raise ValueError(prepared)
-    measure = task.entry.measure
-    tick = counted(progress, task.label, measure.ticks(prepared.model))
-    return measure.on(prepared, task.batch, tick, ascents).to_dict()
+                    failed.setdefault((task.label, str(error)), []).append(str(task.batch))
+    return measured, [
+        {"checkpoint": name, "what": f"{label}, batch {', '.join(batches)}", "message": message}
+        for (label, message), batches in failed.items()
+    ]
 
 
 def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
@@ -221,8 +212,7 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
             "what": "score" if entry is None else repr((entry.measure, entry.normalise_logits, index)),
             "loss": spec.loss,
             "model": identity.model,
-            "computed": identity.computed[split][index],
-            "batch": getattr(identity, split)[index],
+            "batch": identity.batches[split][index],
             "version": VERSION,
             "meaning": MEANING,
         }
@@ -232,24 +222,20 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
         index, entry = asked
         return settings.index(entry.setting), families.index(entry.family), index, entry.radius or 0.0
 
-    scores = [task(split, index, None) for split in SPLITS for index in range(len(getattr(identity, split)))]
-    asked = sorted(product(range(len(identity.data)), spec.measures), key=place)
+    scores = [task(split, index, None) for split, found in identity.batches.items() for index in range(len(found))]
+    asked = sorted(product(range(len(identity.batches["data"])), spec.measures), key=place)
     return [*scores, *(task("data", index, entry) for index, entry in asked)]
 
 
 def model_hash(model: nn.Module) -> str:
     """Return the SHA-256 of all that decides what a model computes, as far as it can be read.
 
-    The classes of its modules with what they print of themselves; its configuration; name, shape, dtype and bytes of
-    its whole state. What it calls, and what else it holds, `computed` tells.
+    The classes of its modules with what they print of themselves; name, shape, dtype and bytes of its whole state. What
+    it calls, and what else it holds, `computed` tells.
     """
-    config: Any = getattr(model, "config", None)
-    settings = json.loads(config.to_json_string()) if callable(getattr(config, "to_json_string", None)) else {}
-    for passing in ("transformers_version", "_name_or_path"):  # who wrote it, and where it lies
-        settings.pop(passing, None)
     frozen = [name for name, w in model.named_parameters() if not w.requires_grad]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return _hash([repr(model), json.dumps(settings, sort_keys=True), repr(frozen)], state)
+    return _hash([repr(model), repr(frozen)], state)
 
 
 def computed(model: nn.Module, evaluate: Evaluate, batch: Any) -> str:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
-from quotient_manifolds.sharpness.average_case import (
-    AverageCase,
-    GradientNorm,
-    average_case_sharpness,
-    gradient_norm,
-)
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
 from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
@@ -21,7 +15,15 @@ from quotient_manifolds.sharpness.measure import (
 )
 from quotient_manifolds.sharpness.prepared_model import PreparedModel
 from quotient_manifolds.sharpness.result import BatchResult, Result
-from quotient_manifolds.sharpness.worst_case import WorstCase, worst_case_profile, worst_case_sharpness
+from quotient_manifolds.sharpness.worst_case import (
+    AverageCase,
+    GradientNorm,
+    WorstCase,
+    average_case_sharpness,
+    gradient_norm,
+    worst_case_profile,
+    worst_case_sharpness,
+)
 
 __all__ = [
     "Ascent",

@@ -137,7 +137,8 @@ class BatchObjective:
     def _no_dependence(self) -> ValueError:
         return ValueError(
             f"The loss on batch {self.index} does not depend on any measured parameter; it must be computed from the "
-            f"model it is given, without detach(), no_grad() or reentrant checkpointing"
+            f"model it is given, without detach(), no_grad() or reentrant checkpointing (after an exception in a "
+            f"backward pass of a sharded model call its reset_iter_state())"
         )
 
 
@@ -214,13 +215,6 @@ class ShardedObjective(BatchObjective):
                 f"{float(losses.min())!r} to {float(losses.max())!r} of batch {self.index}"
             )
         return losses.mean()
-
-    def _no_dependence(self) -> ValueError:
-        return ValueError(
-            f"The loss on batch {self.index} has a gradient in no measured parameter; it must be computed from the "
-            f"model it is given, without detach(), no_grad() or reentrant checkpointing. If an exception ended an "
-            f"earlier backward pass of this sharded model, call its reset_iter_state() first"
-        )
 
 
 def check_agreed(settings: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any, final
 
 import torch
@@ -18,7 +19,7 @@ from quotient_manifolds.geometry import Euclidean, Geometry, KnownSymmetries, Sh
 from quotient_manifolds.geometry.parameters import precise
 from quotient_manifolds.messages import sentence
 from quotient_manifolds.replica import parameter_reached, private_batch
-from quotient_manifolds.sharded import is_sharded, plain_name, together
+from quotient_manifolds.sharded import is_sharded, together
 from quotient_manifolds.sharpness.losses import Loss
 from quotient_manifolds.sharpness.objective import (
     BatchObjective,
@@ -152,8 +153,8 @@ def _checked_loss(objective: BatchObjective) -> tuple[float, float]:
     if isinstance(objective, ShardedObjective):
         with _halves_noted(objective.model) as halves:
             losses = objective.unmoved_losses()
-        _warn_of_rounding(objective.sharded.original, halves.products)
-        precision = halves.precision(losses[0].dtype)
+        _warn_of_rounding(objective.sharded.original, halves)
+        precision = _precision(losses[0].dtype, halves)
         first, second = (float(objective.mean(loss, precision)) for loss in losses)
     else:
         # Copies, for a forward pass may write to them.
@@ -199,7 +200,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
             f"A forward pass must leave the weights alone. Found that it writes to {written[0]}, as an embedding with "
             f"max_norm does; take that out, or freeze the parameter by requires_grad_(False)"
         )
-    _warn_of_rounding(own, halves.products)
+    _warn_of_rounding(own, halves)
     if (reached := parameter_reached(value, objective.model)) is not None:
         raise ValueError(
             f"The loss must be computed from the model it is given, which is a copy. Found that {reached} of the "
@@ -212,72 +213,50 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
             f"off (reentrant checkpointing, no_grad or inference_mode); use checkpoint(..., use_reentrant=False), or "
             f"freeze its parameters by requires_grad_(False)"
         )
-    return value.detach(), halves.precision(value.dtype)
+    return value.detach(), _precision(value.dtype, halves)
 
 
 # ---- what is computed in half precision, although it is stored in more
 
 
-@final
-@dataclass
-class _Halves:
-    """Hold what was in half precision while a model ran.
-
-    products: measured matrices, by plain name, whose modules return it. outputs: what the model returned.
-    """
-
-    products: dict[str, torch.dtype] = field(default_factory=dict)
-    outputs: set[torch.dtype] = field(default_factory=set)
-
-    def precision(self, loss: torch.dtype) -> float:
-        """Return machine epsilon of a loss of this type: that of the outputs it comes from, where theirs is coarser."""
-        return max(torch.finfo(dtype).eps for dtype in (loss, *self.outputs))
-
-
 @contextmanager
-def _halves_noted(model: nn.Module) -> Iterator[_Halves]:
-    """Yield what is filled as the model runs: autocast and mixed precision of sharded models compute in half precision.
+def _halves_noted(model: nn.Module) -> Iterator[dict[torch.dtype, bool]]:
+    """Yield what is filled as the model runs: types of half precision it computes in, and whether its outputs do.
 
-    An output counts unless autocast is still on when the model returns: losses are then computed in float32 from the
-    start. A matrix counts where the module that holds it has no modules inside, or is attention of torch; others may
-    only add what they hold.
+    That is what autocast brings, and mixed precision of sharded models. Outputs do not where autocast is still on when
+    the model returns: losses are then computed in float32 from the start.
     """
-    found = _Halves()
-    names = {id(w): plain_name(name) for name, w in model.named_parameters() if w.requires_grad and w.ndim > 1}
+    found: dict[torch.dtype, bool] = {}
 
-    def note(own: list[str], module: nn.Module, inputs: object, output: Any) -> None:
+    def note(module: nn.Module, inputs: object, output: Any) -> None:
         values = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
         first = next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
-        if first is None or first.dtype not in (torch.float16, torch.bfloat16):
-            return
-        found.products.update(dict.fromkeys(own, first.dtype))
-        device = first.device.type
-        if module is model and not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-            found.outputs.add(first.dtype)
+        if first is not None:
+            device = first.device.type
+            inside = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+            kind = torch.get_autocast_dtype(device) if inside else first.dtype
+            found.update({kind: not inside} if kind in (torch.float16, torch.bfloat16) else {})
 
-    hooks = []
-    for module in model.modules():  # no hook where nothing is noted: it would turn torch's fast paths off
-        own = [names[id(w)] for w in module._parameters.values() if id(w) in names]  # before hooks gather them
-        multiplies = not module._modules or isinstance(module, nn.MultiheadAttention)
-        if module is model or (own and multiplies):
-            hooks.append(module.register_forward_hook(partial(note, own if multiplies else [])))
+    hook = model.register_forward_hook(note)
     try:
         yield found
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
-def _warn_of_rounding(point: Params, products: Mapping[str, torch.dtype]) -> None:
+def _precision(loss: torch.dtype, halves: Mapping[torch.dtype, bool]) -> float:
+    """Return machine epsilon of a loss of this type: that of the outputs it comes from, where theirs is coarser."""
+    return max(torch.finfo(kind).eps for kind in (loss, *(half for half, output in halves.items() if output)))
+
+
+def _warn_of_rounding(point: Params, halves: Iterable[torch.dtype]) -> None:
     """Warn if a matrix lies on the grid of the precision that its products have: a small move is rounded away.
 
     Weights that were trained in float32 lie anywhere between its points, and their moves survive on average. Nothing
     is told of a matrix that is mostly zero, as diagonal ones are: they lie on every grid.
     """
-    plain = {plain_name(name): w for name, w in point.items()}
-    for name, half in products.items():
-        w = plain.get(name)
-        if w is not None and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
+    for half, (name, w) in product(halves, point.items()):
+        if w.ndim > 1 and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):
             warnings.warn(
                 f"Small moves of {name} are lost in rounding, and the value may be far off: products with it are in "
                 f"{half}, and all of its numbers lie on the grid of that type, as those of a checkpoint in half "

@@ -33,9 +33,8 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.statistics import correlation, holm
-from quotient_manifolds.symmetries import find_symmetries, random_move
 from tests import hugging_face, zoos
-from tests.zoos import run, save, vit, write_images, write_seeds, write_spec, write_zoo
+from tests.zoos import run, write_seeds, write_spec, write_zoo
 
 SMALL = "checkpoints: {paths: models/*, loader: tests.zoos:small}\ndata: {path: train.npz, batch_size: 4}"
 SLOPE = "measure: gradient-norm, geometry: [euclidean, adaptive]"
@@ -123,11 +122,12 @@ def test_every_measure_of_one_model_is_the_public_function_bit_for_bit(tmp_path:
 
 def test_the_smaller_radii_are_climbed_again_where_their_last_points_are_not_at_hand(zoo: Path) -> None:
     asked = "measure: worst-case, geometry: adaptive, steps: 2, warm_start: true, radius: "
-    run(write_spec(zoo, f"{asked} [0.02, 0.05]", head=SMALL))
-    found = run(write_spec(zoo, f"{asked} [0.02, 0.05, 0.1]", head=SMALL))
-    assert found.measured_now == 6 * 2
+    head = SMALL.replace("*", "m_1")
+    run(write_spec(zoo, f"{asked} [0.02, 0.05]", head=head))
+    found = run(write_spec(zoo, f"{asked} [0.02, 0.05, 0.1]", head=head))
+    assert found.measured_now == 2
     again = run_comparison(zoo / "zoo.yaml")  # without a folder, nothing is found and nothing written
-    assert again.measured_now == 6 * 2 * (1 + 3)
+    assert again.measured_now == 2 * (1 + 3)
     assert zoos.values(again) == zoos.values(found)
 
 
@@ -144,7 +144,7 @@ def test_scores_and_gaps_are_over_all_examples(zoo: Path) -> None:
             expected[f"{prefix}error"] = float((logits.argmax(1) != labels).double().mean())
         expected |= {f"{what}_gap": expected[f"test_{what}"] - expected[what] for what in ("error", "loss")}
         assert found.scores.loc[name].to_dict() == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert found.against == ["error_gap", "loss_gap"]
+    assert found.rankings["against"].unique().tolist() == ["error_gap", "loss_gap"]
 
 
 def test_a_loss_and_batches_of_the_users(zoo: Path) -> None:
@@ -188,45 +188,6 @@ def test_models_of_text_are_measured_and_cut_texts_are_counted(tmp_path: Path) -
     assert "2 of 4 texts were cut at 5 tokens" in note
 
 
-def test_a_layer_that_is_used_twice_is_measured_as_it_was_loaded(zoo: Path) -> None:
-    """On every batch and in any order of measures."""
-    measures = (SLOPE, "measure: worst-case, geometry: adaptive, radius: 0.1, steps: 2")
-    found = run(write_spec(zoo, *measures, head=SMALL.replace("small", "twice")))
-    model = zoos.twice(zoo / "models" / "m_1")
-    weights = list(model.parameters())
-    slopes = [
-        float(torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(model(x), y), weights)]).norm())
-        for x, y in zip(*(each.split(4) for each in arrays(zoo / "train.npz")), strict=True)
-    ]
-    assert found.frame().loc["m_1", "euclidean gradient norm"] == pytest.approx(np.mean(slopes), rel=1e-4)
-    again = run_comparison(write_spec(zoo, *reversed(measures), head=SMALL.replace("small", "twice"), name="again"))
-    assert again.frame()[found.labels].equals(found.frame()[found.labels])  # bit for bit
-
-
-def test_no_measure_of_a_quotient_changes_along_the_orbit(tmp_path: Path) -> None:
-    write_images(tmp_path / "train.npz", 8, seed=0)
-    images, labels = arrays(tmp_path / "train.npz")
-    model = vit(0, patch_size=8, num_hidden_layers=1).double()
-    batch = {"pixel_values": images.double(), "labels": labels}
-    symmetries = find_symmetries(model, batch, evaluate=cross_entropy)
-    save(model, tmp_path / "models" / "m_0")
-    model.load_state_dict(random_move(model, symmetries, log_scale=2.0), strict=False)
-    save(model, tmp_path / "models" / "m_1")
-    where = "geometry: [adaptive, inv, mix]"
-    spec = write_spec(
-        tmp_path,
-        f"measure: worst-case, {where}, radius: 0.05, steps: 3",
-        f"measure: average-case, {where}, sigma: 0.05, samples: 2",
-        f"measure: gradient-norm, {where}",
-        head="checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 8}\ndtype: float64",
-    )
-    found = run(spec)
-    assert len(found.labels) == 9
-    for label in found.labels:
-        here, there = found.column(label)
-        assert (there == pytest.approx(here, rel=1e-9)) == ("adaptive" not in label), label
-
-
 # Tables.
 
 
@@ -252,15 +213,6 @@ def test_correlations_are_those_of_the_columns(zoo: Path) -> None:
     pd.testing.assert_frame_equal(again.rankings, found.rankings)
 
 
-def test_of_fewer_than_five_models_no_ranking_is_claimed(zoo: Path) -> None:
-    for seed in (4, 5):
-        (zoo / "models" / f"m_{seed}").unlink()
-    found = run(write_spec(zoo, SLOPE, head=SMALL))
-    assert found.known == (8, 8)
-    assert found.rankings.empty
-    assert found.cautions == []
-
-
 def test_a_comparison_is_saved_and_loaded_and_written_as_a_table(zoo: Path) -> None:
     (zoo / "models" / "m_1").write_text("raise")
     (zoo / "scores.csv").write_text("checkpoint,kind,empty\nm_0,a,\nm_1,b,\nm_2,a,\n")
@@ -278,23 +230,10 @@ def test_a_comparison_is_saved_and_loaded_and_written_as_a_table(zoo: Path) -> N
     frame = found.frame()
     assert frame.columns.tolist() == ["loss", "error", "kind", "empty", *found.labels]
     assert frame.loc["m_1", ["loss", *found.labels]].isna().all()
-    with pytest.raises(KeyError):
-        found.column("nothing")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[]", "must hold a comparison"),
-        ("{", "must hold a comparison"),
-        ('{"format": 1}', "format 2. Found 1"),
-        ('{"format": 2}', "must hold a comparison. Found KeyError"),
-    ],
-)
-def test_another_file_holds_no_comparison(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "comparison.json").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        Comparison.load(tmp_path)
+    for text, words in (("{", "must hold a comparison"), ('{"format": 1}', "format 2. Found 1")):
+        (zoo / "out" / "comparison.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            Comparison.load(zoo / "out")
 
 
 def test_values_to_read_with_care_are_said(tmp_path: Path) -> None:

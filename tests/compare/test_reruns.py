@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -123,21 +124,6 @@ def test_weights_decide_not_files_or_names(vits: Path, loads: list[str]) -> None
     assert values(run(spec))["m_1"] != before["m_1"]
 
 
-def test_a_file_that_is_written_while_it_is_loaded_is_read_again(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = worker.load_checkpoint
-
-    def raced(checkpoint: Any) -> nn.Module:
-        model = load(checkpoint)
-        save(vit(77), checkpoint.path)
-        return model
-
-    spec = write_spec(vits, SLOPE, head=VITS)
-    with monkeypatch.context() as patched:
-        patched.setattr(worker, "load_checkpoint", raced)
-        run(spec)
-    assert run(spec).measured_now == 2 * 2  # which are twins now
-
-
 def test_data_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_spec(zoo, SLOPE, head=SMALL.replace("*", "m_1"))
     assert run(spec).measured_now == 4
@@ -156,9 +142,9 @@ def test_data_and_version_decide(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_symmetries_are_found_once_for_each_model_and_loss(vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = recorded_runs(monkeypatch)
-    ascent = "measure: worst-case, geometry: [inv, mix], radius: [0.05, 0.1], steps: 1"
-    run(write_spec(vits, ascent, f"{ascent}, normalise_logits: true", head=VITS))
-    assert len(runs) == 2 * 2
+    ascent = "measure: worst-case, geometry: [inv, mix], radius: 0.05, steps: 1"
+    run(write_spec(vits, ascent, f"{ascent}, normalise_logits: true", head=VITS.replace("*", "m_1")))
+    assert len(runs) == 2
 
 
 # What a stored number belongs to.
@@ -193,14 +179,10 @@ def test_a_model_is_its_classes_settings_and_state() -> None:
         lambda model: model.classifier.bias.requires_grad_(False),
         lambda model: model.classifier.double(),
         lambda model: model.register_buffer("shift", torch.zeros(())),
-        lambda model: setattr(model.config, "hidden_act", "relu"),
     ):
         change(model := vit(0))
         different.append(model)
     assert len(set(map(model_hash, different))) == len(different)
-    renamed = vit(0)
-    renamed.config._name_or_path = "elsewhere"
-    assert model_hash(renamed) == model_hash(vit(0))
 
 
 def test_a_file_replaced_with_the_same_size_and_time_is_another(tmp_path: Path) -> None:
@@ -216,10 +198,9 @@ def test_a_file_replaced_with_the_same_size_and_time_is_another(tmp_path: Path) 
     assert len(seen | {files_fingerprint(file)}) == 3
 
 
-@pytest.mark.filterwarnings("ignore:symmetries that do not hold")
 def test_checkpoints_of_another_group_are_named(zoo: Path) -> None:
     (zoo / "models" / "m_3").unlink()
-    found = run(write_spec(zoo, SLOPE, SLOPE.replace("euclidean", "inv"), head=HEAD.replace("LOADER", "masked")))
+    found = run(write_spec(zoo, SLOPE, SLOPE.replace("euclidean", "inv"), head=HEAD.replace("LOADER", "neurons")))
     (note,) = found.notes
     assert note.startswith("m_2, inv (second order): another group (")
     assert ") than m_0, m_1 (" in note
@@ -228,18 +209,13 @@ def test_checkpoints_of_another_group_are_named(zoo: Path) -> None:
 # What fails.
 
 
-def failures(spec: Path) -> list[tuple[Any, ...]]:
-    return list(run(spec).failures.itertuples(index=False, name=None))
-
-
 @pytest.mark.parametrize(
     ("trouble", "words", "what"),
     [
         ("exit load", "SystemExit: 0", ""),
-        ("outcome load", "raised Outcome: no Exception", ""),
         ("exit forward", "SystemExit: 0", ""),
         ("raise", "IndexError: no such row", "loss and error on data, batch 0, 1"),
-        ("nan", "must be finite. Found nan", "loss and error on data, batch 0"),
+        ("nan", "must be finite to be kept", "loss and error on data, batch 0, 1"),
     ],
 )
 def test_whatever_a_checkpoint_does_is_its_failure_and_the_rest_goes_on(
@@ -259,29 +235,22 @@ def test_whatever_a_checkpoint_does_is_its_failure_and_the_rest_goes_on(
     assert run(spec).known == (8, 8)
 
 
-def test_a_failure_on_one_batch_leaves_the_others(vits: Path) -> None:
-    with np.load(vits / "train.npz") as arrays:
+def test_a_failure_on_one_batch_leaves_the_others(zoo: Path) -> None:
+    with np.load(zoo / "train.npz") as arrays:
         images, labels = arrays["images"].copy(), arrays["labels"].copy()
-    images[9, 0, 0, 0] = MARK  # in the second batch
-    np.savez(vits / "train.npz", images=images, labels=labels)
-    (vits / "models" / "m_1" / "trouble.txt").write_text("nan")
-    shutil.copytree(vits / "models" / "m_1", vits / "models" / "twin")
-    head = VITS.replace("models/*", "models/*, loader: tests.zoos:fragile")
-    spec = write_spec(vits, SLOPE, SLOPE.replace("euclidean", "inv"), head=head)
+    images[6, 0, 0, 0] = MARK  # in the second batch
+    np.savez(zoo / "train.npz", images=images, labels=labels)
+    (zoo / "models" / "m_1").write_text("nan at mark")
+    spec = write_spec(zoo, SLOPE, head=SMALL)
     found = run(spec)
-    assert found.known == (2, 6)  # a mean of the other batches is another measure
-    what = ["loss and error on data, batch 1", *(f"{label}, batch 1" for label in found.labels)]
-    assert failures(spec) == [
-        (name, each, message)
-        for name in ("m_1", "twin")
-        for each, message in zip(what, found.failures["message"], strict=False)
-    ]
-    assert found.failures["message"][0] == "The loss must be finite. Found nan on batch 1 of data"
-    assert run(spec).measured_now == 0
-    for name in ("m_1", "twin"):
-        (vits / "models" / name / "trouble.txt").unlink()
-    assert run(spec).measured_now == 3
-    assert failures(spec) == []
+    assert found.known == (3, 4)  # a mean of the other batches is another measure
+    assert found.failures["what"].tolist() == ["loss and error on data, batch 1", "euclidean gradient norm, batch 1"]
+    again = run(spec)
+    assert again.measured_now == 0
+    pd.testing.assert_frame_equal(again.failures, found.failures)
+    (zoo / "models" / "m_1").write_text("7")
+    assert run(spec).measured_now == 4
+    assert run(spec).failures.empty
 
 
 def test_a_checkpoint_that_does_not_load_is_loaded_by_the_next_run(vits: Path, loads: list[str]) -> None:
@@ -358,7 +327,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(zoo: Path, monkeypatch:
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "__init__", on_a_full_disk)
-        with pytest.raises(StoreError, match="no room left on its disk: free some and run again"):
+        with pytest.raises(StoreError, match=r"disk is full\. What was finished before is kept"):
             run(spec)
     kept = table(spec)
     assert 0 < len(kept) < 24

@@ -48,7 +48,6 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_images(folder / "train.npz", 16, seed=0)
     write_images(folder / "test.npz", 12, seed=1)
     (folder / "scores.csv").write_text("checkpoint,rate,kind,quality\nm_1,0.1,a,1\nm_2,,b,0.5\nm_10,0.3,a,2\n")
-    (folder / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     return folder
 
 
@@ -139,15 +138,12 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     # Values.
     ("batch_size: 8", "batch_size: many", "data: batch_size must be an integer of at least 1. Found 'many'"),
-    ("batch_size: 8", "batch_size: '8'", "integer of at least 1. Found '8'"),
     ("    geometry: euclidean", "    warm_start: yes", "warm_start must be true or false. Found 'yes'"),
     ("float64", "float16", "dtype must be one of float32, float64. Found 'float16'"),
-    ("max_batches: 2", "max_length: 7", "data: max_length"),
     ("path: train.npz", "path: train.csv.gz", "data: Data must be in a "),
     # Checkpoints, data, scores, functions.
     ("models/*", "model/*", "checkpoints: The pattern 'model/*' matches nothing"),
     ("loader: huggingface", "loader: tests.zoos:nothing", "'tests.zoos' has no function 'nothing'"),
-    ("loader: huggingface", "loader: leaves:model", "checkpoints: "),
     ("path: train.npz", "path: trian.npz", "data: There is no file"),
     ("path: train.npz", "path: tests.zoos:two_batches", "batch_size means nothing for batches that"),
     ("dtype: float64", "loss: tests.zoos:nothing", "loss: Module 'tests.zoos' has no function 'nothing'"),
@@ -162,7 +158,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("[0.1, 0.2]", "0", "measures.0: radius must be a positive finite number. Found 0"),
     ("    radius: [0.1, 0.2]\n", "", "measures.0: worst-case needs a radius"),
     ("geometry: euclidean", "geometry: inv\n    radius: 1", "measures.1: radius is no option of gradient-norm"),
-    ("geometry: euclidean", "geometry: inv\n    steps: 3", "steps is no option of gradient-norm; it has none"),
     ("geometry: euclidean", "geometry: inv\n    eta: 0.1", "eta is no option of the geometry inv; it has eps"),
     ("geometry: euclidean", "geometry: inv\n    warm_start: true", "gradient-norm has no warm_start"),
     ("[0.1, 0.2]", "[0.1, 0.1]", "measures must have names of their own. Found inv .*, radius 0.1 twice"),
@@ -170,8 +165,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("train.npz", "[train.npz", "must be valid YAML.*line 6"),
     ("  batch_size: 8", "\tbatch_size: 8", "must be valid YAML.*line"),
     ("float64", "!!python/name:os.system", "must be valid YAML"),
-    ("[rate]", "[" * 5000, "must be readable YAML"),
-    ("float64", "\x01", "must be valid YAML"),
     (GOOD, "", "a spec must have the keys checkpoints, data,"),
 ]
 
@@ -192,9 +185,6 @@ def test_what_is_wrong_is_said_in_one_sentence(read: Read, zoo: Path, good: str,
         ("checkpoint,rate\nm_1,1\nm_2,2\nm_1,3\n", "must name each checkpoint once. Found 'm_1'"),
         ("checkpoint,rate\nm_1,1\n,2\n", "must name each checkpoint once. Found ''"),
         ("name,rate\nm_1,1\n", "must have a column checkpoint. Found name, rate"),
-        ("checkpoint,rate\nother,1\n", "must name checkpoints, such as m_1. Found other"),
-        ("checkpoint,rate\n", "must name checkpoints, such as m_1"),
-        ("checkpoint,rate\nm_1,1\nm_2,1e400\n", "finite numbers. Found an infinite one in rate"),
         ("checkpoint,error_gap\nm_1,1\n", "names that are measured. Found error_gap; rename it"),
         ("checkpoint,euclidean gradient norm\nm_1,1\n", "Found euclidean gradient norm"),
         ("checkpoint,rate\nm_1,1,2\n", "must be readable as CSV"),
@@ -235,10 +225,7 @@ ENTRY = MeasureEntry(GradientNorm(Euclidean()))
     [
         ({"measures": [GradientNorm(Euclidean())]}, TypeError, "measures must be MeasureEntry"),
         ({"measures": []}, ValueError, "measures must not be empty"),
-        ({"measures": [ENTRY, ENTRY]}, ValueError, "measures must have names of their own"),
         ({"checkpoints": [ONE, ONE]}, ValueError, "checkpoints must have names of their own. Found one twice"),
-        ({"dtype": "int8"}, ValueError, "dtype must be one of float32, float64. Found 'int8'"),
-        ({"test": replace(DATA, task="causal")}, ValueError, "data and test must have one task"),
         ({"against": ["error"], "loss": "tests.zoos:squares"}, ValueError, "against must name scores: loss. Found"),
     ],
 )

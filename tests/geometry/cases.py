@@ -26,8 +26,7 @@ QUOTIENTS: list[Geometry] = [
     Quotient(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")
 ]
 NORM_OFF: list[Geometry] = [
-    AdaptiveNorm(Quotient(metric, order))
-    for metric, order in (("inv", "first"), ("inv", "second"), ("inv", "exact"), ("mix", "second"), (0.3, "second"))
+    AdaptiveNorm(Quotient(metric, order)) for metric, order in (("inv", "first"), ("mix", "second"), ("inv", "exact"))
 ]
 ELEMENTWISE: list[Geometry] = [
     geometry for norm in ("l2", "linf") for geometry in (Euclidean(norm), Adaptive(norm=norm), Adaptive(0.01, norm))

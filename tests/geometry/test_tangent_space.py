@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,8 +14,6 @@ from quotient_manifolds.geometry import (
     Adaptive,
     Euclidean,
     Geometry,
-    Gradients,
-    PairBlock,
     Quotient,
     measured_parameters,
 )
@@ -341,32 +337,6 @@ def test_gradients_that_share_memory_or_are_missing_are_pulled_back_right() -> N
     pulled = space.linearise(space.zero())[1]({"weight": space.point["weight"], "bias": None})
     torch.testing.assert_close(pulled["weight"], w**2)
     assert torch.equal(model.weight, w)
-
-
-def test_gradients_are_dropped_as_soon_as_they_are_read() -> None:
-    space = space_at(Quotient(), encoder())
-    gradients = {name: torch.randn_like(w) for name, w in space.point.items()}
-    watched = {name: weakref.ref(gradient) for name, gradient in gradients.items()}
-    alive: list[set[str]] = []
-
-    def read(self: PairBlock, z: Tensor, out: Params) -> Callable[[Gradients, Params], Tensor]:
-        pull = linearise(self, z, out)
-
-        def pulled(grads: Gradients, point: Params) -> Tensor:
-            alive.append({name for name, gradient in watched.items() if gradient() is not None})
-            return pull(grads, point)
-
-        return pulled
-
-    linearise = PairBlock.linearise
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PairBlock, "linearise", read)
-        pull_back = space.linearise(space.zero())[1]
-    pull_back(gradients)
-    assert not gradients
-    kept = set(space.scale)
-    for place, names in enumerate(alive):
-        assert names - kept == {name for block in space.pairs[place:] for name in block.names} - kept
 
 
 def test_a_parameter_may_belong_to_pairs_in_part() -> None:

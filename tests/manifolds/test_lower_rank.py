@@ -139,8 +139,7 @@ def test_runs_from_one_orbit_are_one_run(name: str, metric: str | float, ranks: 
     assert float((products(OPTIMIZERS[name], metric, x)[0] - single).norm() / single.norm()) < 1e-4
 
 
-TRAINS = [("mix", RiemannianSGD, 1.0), ("mix", RiemannianAdam, 0.1), ("inv", RiemannianSGD, 0.5)]
-TRAINS += [("inv", RiemannianAdam, 0.1), (0.5, RiemannianSGD, 1.0), (0.5, RiemannianAdam, 0.1)]
+TRAINS = [("mix", RiemannianSGD, 1.0), ("mix", RiemannianAdam, 0.1), ("inv", RiemannianAdam, 0.1)]
 
 
 @pytest.mark.parametrize(("metric", "optimizer", "lr"), TRAINS)

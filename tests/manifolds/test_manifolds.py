@@ -93,14 +93,6 @@ def test_gradient_of_an_invariant_function_is_the_raised_index(case: Case) -> No
 
 
 @every_case
-def test_dimension_is_the_rank_of_a_gram_matrix(case: Case) -> None:
-    x = case.point(6)
-    space = case.manifold.at(x)
-    z = space.coordinates(space.proju(case.vector(7, 2 * x.numel()))).flatten(1)
-    assert int(torch.linalg.matrix_rank(z @ z.T, rtol=1e-10)) == case.dimension
-
-
-@every_case
 def test_samples_are_standard_gaussians_of_the_horizontal_space(case: Case) -> None:
     x = case.point(8).expand(4000, *case.shape)
     space = case.manifold.at(x)

@@ -195,13 +195,3 @@ def test_pair_mean_is_the_middle(case: Case) -> None:
     middle = view.pair_mean(x, y)
     assert view.dist(x, middle) == pytest.approx(view.dist(x, y) / 2, rel=1e-6)
     assert view.dist(middle, y) == pytest.approx(view.dist(x, y) / 2, rel=1e-6)
-
-
-@pytest.mark.parametrize("bad", [lambda x: x + 1j, lambda x: x.tolist(), lambda x: None])
-@pytest.mark.parametrize("place", [0, 1])
-def test_what_is_no_real_array_is_a_type_error(bad: Callable[[Array], object], place: int) -> None:
-    view = as_pymanopt(FixedRankQuotient(6, 5), (11, 2))
-    arguments = [view.random_point(), np.ones((11, 2))]
-    arguments[place] = bad(arguments[place])
-    with pytest.raises(TypeError, match="must be numpy arrays of real numbers"):
-        view.norm(*arguments)

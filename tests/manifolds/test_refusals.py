@@ -80,6 +80,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "view": (lambda: as_pymanopt("inv", (11, 2)), "must be a QuotientManifold. Found 'inv'"),  # type: ignore[arg-type]
     "view of a batch": (lambda: as_pymanopt(PAIR, (8, 5, 2)), "shape must be that of one point, with 2 dimensions"),
+    "view, a list": (lambda: as_pymanopt(PAIR, (5, 1)).norm(ONES.double().numpy(), ONES.tolist()), "be numpy arrays"),
+    "view, complex": (lambda: as_pymanopt(PAIR, (5, 1)).norm((ONES + 1j).numpy(), ONES), "arrays of real numbers"),
     "view of no point": (lambda: as_pymanopt(PAIR, (8, 2)), "must have shape (..., 5, h)"),
 }
 

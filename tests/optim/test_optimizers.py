@@ -45,9 +45,8 @@ def test_two_points_of_one_orbit_train_to_one_function(name: str, optimizer: str
     assert apart(model, twin, inputs) < 1e-8
 
 
-@pytest.mark.parametrize("name", ["low rank", "encoder"])
-def test_in_float32_they_part_by_rounding_that_training_amplifies(name: str) -> None:
-    model, inputs, targets, found = made(name, torch.float32)
+def test_in_float32_they_part_by_rounding_that_training_amplifies() -> None:
+    model, inputs, targets, found = made("low rank", torch.float32)
     ends = {}
     for kind in ("ours", "adamw"):
         one, other = copy.deepcopy(model), moved(model, found)

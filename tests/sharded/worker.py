@@ -261,7 +261,7 @@ def refusals(model: nn.Module, part: Batch, symmetries: Symmetries) -> None:
         "takes whole models": lambda: legacy_sharpness(model, LOSS, [part], geometry="euclidean", radius=0.1),
         "holds NaN or infinity": lambda: worst(broken),
         "prepare it again": moved,
-        "has a gradient in no measured parameter": lambda: worst(loss=elsewhere),
+        "does not depend on any measured parameter": lambda: worst(loss=elsewhere),
         "must be float32 or float64 to be moved in place": lambda: worst(fsdp(torch.bfloat16)),
         "must be averaged over the processes": lambda: worst(unsynchronised),
         "must measure the same. Found number of batches": lambda: worst(batches=[part] * (1 + second)),

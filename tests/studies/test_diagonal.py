@@ -23,8 +23,17 @@ from studies.common import Estimate, Floats, load
 from studies.diagonal import maxima, run
 from studies.diagonal import study as diagonal
 from studies.diagonal.maxima import Climbed, best_corner, climb, climb_thoroughly
-from studies.diagonal.networks import Regression, Setting, draw_networks, train
-from studies.diagonal.objectives import GEODESICS, MEASURES, Objective, along, objective
+from studies.diagonal.networks import (
+    GEODESICS,
+    MEASURES,
+    Objective,
+    Regression,
+    Setting,
+    along,
+    draw_networks,
+    objective,
+    train,
+)
 from studies.diagonal.study import FAST, Plan, far_share, measure_cell, references, truncation_error
 from studies.diagonal.tables import Study, claims, mean_of, said, tables
 

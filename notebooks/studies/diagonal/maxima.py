@@ -19,8 +19,7 @@ from torch import Tensor
 
 from quotient_manifolds.sharpness import AutoPGD
 from studies.common import Floats
-from studies.diagonal.networks import Regression
-from studies.diagonal.objectives import Objective
+from studies.diagonal.networks import Objective, Regression
 
 
 @final

@@ -18,8 +18,17 @@ from quotient_manifolds.demo.zoo import one_thread
 from quotient_manifolds.messages import Progress
 from studies.common import Floats, Record, resume
 from studies.diagonal.maxima import Climbed, climb, climb_thoroughly, line_bound
-from studies.diagonal.networks import NETWORKS, Regression, Setting, draw_networks
-from studies.diagonal.objectives import MEASURES, METRICS, QUOTIENT, along, objective
+from studies.diagonal.networks import (
+    MEASURES,
+    METRICS,
+    NETWORKS,
+    QUOTIENT,
+    Regression,
+    Setting,
+    along,
+    draw_networks,
+    objective,
+)
 
 LARGE = 0.1  # a truncation error above this part of the increase is counted
 FAR = 0.5  # |b| above this counts as outside the reach of the Taylor series: a geodesic of mix ends at b = -1/2

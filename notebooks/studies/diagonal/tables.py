@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from studies.common import Estimate, Floats, Record, Tables, minus, signed
+from studies.common import Estimate, Floats, Record, Tables, signed
 from studies.diagonal.networks import Setting
 from studies.diagonal.study import LARGE, MIDDLE
 
@@ -108,12 +108,6 @@ class Study:
     def taus(self, name: str) -> list[Estimate]:
         """Return the means of all settings that are defined."""
         return [tau for each in self.settings if (tau := self.tau(each, name)) is not None]
-
-    def in_family(self, setting: Setting, t: float, geodesic: str = "exact") -> Estimate | None:
-        """Return tau in the metric t along geodesics of an order, at the middle radius."""
-        if self.middle not in self.plan["family_radii"]:
-            return None
-        return mean_of(self.values("family", f"{t:g} {geodesic}", self.middle)[self.settings.index(setting)])
 
     def estimate(self, setting: Setting, names: Sequence[str], statistic: Callable[..., Floats]) -> Estimate:
         """Return a function of the means of some taus; they are resampled with the same seeds."""
@@ -239,44 +233,28 @@ def said(name: str) -> str:
 
 
 def tables(record: Record) -> Tables:
-    """Return tau by setting, by order of geodesics, metric and radius, its convergence, and the claims."""
+    """Return tau by setting, by order of geodesics and radius, its convergence, and the claims."""
     study = Study(record)
     plain, closed = study.plain, "Order of Table 1 by closed forms"
     places = [dict(zip(WHERE, where(each), strict=True)) for each in study.settings]
-    by_setting = list(zip(places, study.settings, strict=True))
     verdicts = {"For": 1, "Against": -1, "Open": 0}
     return {
         "settings": pd.DataFrame(
             {**place, **{said(name): study.tau(each, name) for name in SHOWN}}
             | {closed: "yes" if study.ordered(each, "closed") else "no"}
-            for place, each in by_setting
+            for place, each in zip(places, study.settings, strict=True)
         ),
         "thorough": pd.DataFrame(_thorough(study, plain, name) for name in MIDDLE),
         "orders": pd.DataFrame(
             {"Sharpness": said(name)} | {f"Radius {radius:g}": plain.spread(name, radius) for radius in study.radii}
             for name in ORDERS
         ),
-        "family": pd.DataFrame(
-            {**place, **{minus(f"t = {t:g}"): study.in_family(each, t) or "" for t in study.plan["family"]}}
-            for place, each in by_setting
-        ),
-        "radius": pd.DataFrame(_radii(plain)),
         "claims": pd.DataFrame(
             {"Claim": claim.words, "Number": claim.about, "Rule": claim.rule, "Range": _ends(claim.found)}
             | {name: claim.verdicts.count(verdict) for name, verdict in verdicts.items()}
             for claim in claims(study)
         ),
     }
-
-
-def _radii(study: Study) -> Iterator[dict[str, str]]:
-    """Yield taus by radius, and the power of the radius that sharpness grows with from the last radius."""
-    for name in ("adaptive", "inv second", "mix second", "inv exact", "mix exact"):
-        medians = [float(np.median(study.column("rises", name, radius))) for radius in study.radii]
-        powers = ["", *(f"{step:.2f}" for step in np.diff(np.log(medians)) / np.diff(np.log(study.radii)))]
-        for radius, median, power in zip(study.radii, medians, powers, strict=True):
-            row = {"Measure": said(name), "Radius": f"{radius:g}", "tau": study.spread(name, radius)}
-            yield row | {"Median": f"{median:.3g}", "Grows with the power": power}
 
 
 def _thorough(study: Study, plain: Study, name: str) -> dict[str, str]:

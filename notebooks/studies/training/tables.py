@@ -52,7 +52,8 @@ def mean_of(values: Sequence[float] | pd.Series[float]) -> Mean:
         told = math.isinf(value) or (len(values) > 1 and math.isfinite(value) and value != 0)
         return Mean(value, value, value, 0.0 if told else 1.0)
     tested = scipy.stats.ttest_1samp(values, 0.0)
-    return Mean(value, *map(float, tested.confidence_interval(0.95)), float(tested.pvalue))
+    low, high = tested.confidence_interval(0.95)
+    return Mean(value, float(low), float(high), float(tested.pvalue))
 
 
 def difference(one: pd.DataFrame, other: pd.DataFrame) -> Mean:

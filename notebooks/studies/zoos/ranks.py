@@ -235,8 +235,8 @@ def radius_table(zoo: Ranked) -> pd.DataFrame:
     design, rows = zoo.design, []
     for name in MAIN:
         for radius, label in list(zoo.labels[name].items())[:3]:
-            row = {"Measure": name, "Radius": f"{radius:g}", INCREASE: f"{design.frame[label].median():.4g}"}
-            row["tau"] = design.tau(label, design.within)
+            row: dict[str, Any] = {"Measure": name, "Radius": f"{radius:g}"}
+            row |= {INCREASE: f"{design.frame[label].median():.4g}", "tau": design.tau(label, design.within)}
             rows.append(row | dict(zip(("Beyond reach", "Still increasing"), zoo.flagged(label), strict=True)))
     return pd.DataFrame(rows)
 
@@ -254,8 +254,9 @@ def parts_table(zoo: Ranked) -> pd.DataFrame:
             found = design.frame[label]
             known = found.notna().to_numpy()
             pairs = design.within & np.logical_and.outer(known, known)
-            row = {"Measure": name, "Radius": f"{own:g}", INCREASE: f"{found.median():.4g}", "Difference": ""}
-            row |= {"Beyond reach": zoo.flagged(label)[0], "tau": design.tau(label, pairs), "Difference of tau": ""}
+            row: dict[str, Any] = {"Measure": name, "Radius": f"{own:g}", INCREASE: f"{found.median():.4g}"}
+            row |= {"Difference": "", "Beyond reach": zoo.flagged(label)[0], "tau": design.tau(label, pairs)}
+            row["Difference of tau"] = ""
             if name != metric and (same := zoo.labels[metric].get(own)) and "norm" not in name:
                 row["Difference"] = f"{100 * (found / design.frame[same] - 1).abs().median():.2g} %"
                 row["Difference of tau"] = design.tau_difference(label, same, pairs, absolute=False)
