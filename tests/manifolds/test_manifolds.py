@@ -228,14 +228,6 @@ def test_norm_has_gradient_zero_at_zero(case: Case) -> None:
     assert torch.equal(grad, torch.zeros_like(grad))
 
 
-@every_case
-def test_random_points_pass_the_check_and_projx_leaves_them_alone(case: Case) -> None:
-    x = case.manifold.random(7, *case.shape, dtype=torch.float64)
-    ok, reason = case.manifold.check_point_on_manifold(x, explain=True)
-    assert ok, reason
-    assert torch.equal(case.manifold.projx(x), x)
-
-
 @every_invariant_case
 def test_the_check_holds_all_along_an_orbit(case: Case) -> None:
     x, eta = case.point(0), case.vector(1)
