@@ -34,8 +34,7 @@ COEFFICIENT_NAMES: dict[Kind, str] = {
     "pearson": "Pearson’s r",
 }
 
-# What a fit on covariates leaves of a column, below which nothing but rounding is left.
-NOTHING_LEFT = 1e-10
+NOTHING_LEFT = 1e-10  # of a column after a fit on covariates: below it there is nothing but rounding
 # Fewer models than this have so few distinct resamples that an interval would be an ornament.
 FEWEST_MODELS = 5
 # Of fewer models than this tau deviates from 0 by 0.16 and more by chance alone: a reader is told.

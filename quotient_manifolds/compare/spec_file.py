@@ -73,7 +73,7 @@ def _content(path: Path) -> Any:
         if len(text) > LARGEST:
             raise ValueError(f"{path} must be a spec, below {LARGEST} bytes. Found more")
         return YAML(typ="safe", pure=True).load(text.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be readable YAML: {error}") from error
     except YAMLError as error:
         raise ValueError(f"{path} must be valid YAML. Found: {' '.join(str(error).split())}") from error

@@ -70,10 +70,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """Ask for all that a spec wants of one checkpoint.
+    """Ask for all that a spec wants of one checkpoint; fingerprint: of its files and data, before they were read.
 
-    fingerprint: of its files and data, before they were read; what is written meanwhile makes another, and is loaded by
-    the next run.
+    What is written meanwhile makes another, and is loaded by the next run.
     """
 
     spec: Spec

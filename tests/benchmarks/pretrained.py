@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from studies.appendix_g import AdaptiveNorm
 
 GEOMETRIES: list[Geometry] = [
     Euclidean(),
@@ -18,7 +17,6 @@ GEOMETRIES: list[Geometry] = [
     Quotient("mix"),
     Euclidean("linf"),
     Adaptive(0.01),
-    AdaptiveNorm(Quotient("inv")),
 ]
 
 Batch = tuple[Tensor, Tensor]

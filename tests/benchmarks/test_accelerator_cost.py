@@ -2,8 +2,7 @@
 
 A random Llama of 1.1 billion parameters, 4 x 512 tokens, with QUOTIENT_MANIFOLDS_LARGE=1 also one of 6.7 billion in
 bfloat16: a step of the ascent over a bare forward and backward pass, which take turns, and the peak of the device's
-memory above that of bare passes, in copies of the parameters in single precision. And a step of a stack of symmetric
-pairs, in batched calls and in a loop over the pairs. Seconds of the wall, the device waited for.
+memory above that of bare passes, in copies of the parameters in single precision. Seconds of the wall, waiting for it.
 QUOTIENT_MANIFOLDS_DEVICE=cpu runs all of it in small on the processor, without memory.
 """
 
@@ -22,7 +21,6 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Geometry, Quotient, as_geometry
-from quotient_manifolds.manifolds import FixedRankQuotient
 from quotient_manifolds.sharpness import next_token_cross_entropy
 from quotient_manifolds.sharpness.ascent import AutoPGD
 from quotient_manifolds.sharpness.objective import BatchObjective
@@ -38,8 +36,6 @@ ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "8"))
 TOKENS = (2, 16) if SMALL else (4, 512)
 COPIES = 10
 """Of the parameters, in single precision, that have to be free before a model is made."""
-HEADS, ROWS, H = (8, 32, 4) if SMALL else (256, 2048, 64)
-STEPS_PER_POINT = 20
 Batch = dict[str, Tensor]
 Models = Callable[[str], tuple[nn.Module, Batch, Symmetries]]
 
@@ -144,42 +140,5 @@ def test_step(name: str, precision: str, kind: str, models: Models, benchmark: B
         **timed.ratios,
         "bare_peak": alone,
         "copies_above_bare": None if whole is None or alone is None else round((whole - alone) / (4 * count), 2),
-    }
-    print(f"\n{benchmark.extra_info}")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("metric", ["inv", "mix"])
-def test_pairs_at_once_and_in_a_loop(metric: str, dtype: torch.dtype, benchmark: BenchmarkFixture) -> None:
-    """Projection, pull-back and second-order geodesic; 1/20 of the factorisation counts for each step."""
-    random = torch.Generator(DEVICE).manual_seed(0)
-    shape = (HEADS, 2 * ROWS, H)
-    x, eta = (torch.randn(shape, generator=random, device=DEVICE, dtype=dtype) / ROWS**0.5 for _ in range(2))
-    manifold = FixedRankQuotient(ROWS, ROWS, metric)
-    every = {"stack": (x[None], eta[None]), "loop": (x, eta)}
-    seconds: dict[str, list[float]] = {name: [] for name in every}
-    ends: dict[str, Tensor] = {}
-
-    def turn() -> None:
-        for name, (points, vectors) in every.items():
-            start = clock()
-            spaces = [manifold.at(point) for point in points]
-            factored = clock()
-            for space, vector in zip(spaces, vectors, strict=True):
-                z = space.project(space.covector(vector))
-                ends[name] = space.follow(0.1 * z / z.norm())[0]
-            seconds[name].append(clock() - factored + (factored - start) / STEPS_PER_POINT)
-
-    benchmark.pedantic(turn, rounds=ROUNDS, iterations=1, warmup_rounds=1)
-    stack, loop = (values[1:] for values in seconds.values())
-    assert ends["stack"][-1].shape == ends["loop"].shape
-    benchmark.extra_info |= {
-        "device": str(DEVICE) if SMALL else torch.get_device_module(DEVICE).get_device_name(),
-        "pairs": f"{HEADS} of two {ROWS} x {H}, {dtype}",
-        "metric": metric,
-        "step_seconds": round(statistics.median(stack), 5),
-        "loop_seconds": round(statistics.median(loop), 5),
-        "ratio_median": round(statistics.median(b / a for a, b in zip(stack, loop, strict=True)), 2),
-        "ratio_of_minima": round(min(loop) / min(stack), 2),
     }
     print(f"\n{benchmark.extra_info}")

@@ -222,7 +222,7 @@ def joining(spec: Path, out: Path) -> None:
 def test_an_interruption_of_workers_leaves_what_was_measured(spec: Path, expected: Table, tmp_path: Path) -> None:
     """Where Ctrl-C goes to the workers too, as a terminal sends it; started anew by spawn, as on any system."""
     out, program = spec.parent / "interrupted", tmp_path / "program.py"
-    call = f"run_comparison({str(spec)!r}, {str(out)!r}, workers=2)"
+    call = f"run_comparison({str(spec)!r}, {str(out)!r}, workers=1)"
     program.write_text(f'from quotient_manifolds.compare import run_comparison\nif __name__ == "__main__": {call}\n')
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen([sys.executable, str(program)], env=environment, text=True, stderr=subprocess.PIPE)

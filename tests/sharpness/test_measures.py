@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,8 +28,6 @@ from quotient_manifolds.sharpness import (
 )
 from quotient_manifolds.symmetries import (
     Params,
-    Symmetries,
-    declare_pair,
 )
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier
@@ -116,18 +113,6 @@ def test_normalised_logits_have_mean_0_and_length_1(kind: str) -> None:
     for logits_of in (logits, 7 * logits + 3):
         value = normalised_logits(cross_entropy)(Output(logits_of, kind), batch)
         assert float(value.detach()) == pytest.approx(expected, rel=1e-12)
-
-
-def test_normalised_logits_take_the_scale_of_the_head_away(model: Classifier, batches: list[Batch]) -> None:
-    def scaled(factor: float) -> float:
-        other = copy.deepcopy(model)
-        with torch.no_grad():
-            for w in other.head.parameters():
-                w.mul_(factor)
-        loss = normalised_logits(cross_entropy)
-        return worst_case_sharpness(other, loss, batches, geometry=Adaptive(), radius=0.1, steps=3).mean
-
-    assert scaled(5.0) == pytest.approx(scaled(1.0), rel=1e-8)
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
@@ -244,29 +229,6 @@ def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     top = top_eigenvalue(model, cross_entropy, batches[:1], geometry=geometry, tolerance=1e-6, products=products)
     assert (top.batches[0].residual or 0.0) < 1e-5 * top.mean
     assert top.mean == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
-
-
-def test_the_riemannian_trace_of_the_scalar_pair_has_its_closed_form() -> None:
-    """(G H - y)^2 in inv: 4 y0 (2 y0 - y), exactly, for the horizontal space is a line; 2 v' H v of first order not."""
-
-    class Scalar(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.g, self.h = (nn.Parameter(torch.tensor([[value]], dtype=torch.float64)) for value in (0.3, 5.0))
-
-    model, y0, y = Scalar().eval(), 1.5, 0.4
-    symmetries = Symmetries(
-        (declare_pair(model, "scalar", "value/output", G=lambda w: w["g"][None], H=lambda w: w["h"][None]),)
-    )
-
-    def loss(model: nn.Module, target: Tensor) -> Tensor:
-        return ((model.g @ model.h - target) ** 2).sum()
-
-    for order, exact in (("second", 4 * y0 * (2 * y0 - y)), ("exact", 4 * y0 * (2 * y0 - y)), ("first", None)):
-        geometry = Quotient("inv", order, symmetries=symmetries, verify="none", complete=False)
-        target = torch.tensor([[y]], dtype=torch.float64)
-        value = top_eigenvalue(model, loss, [target], geometry=geometry).mean
-        assert value == pytest.approx(4 * y0**2 + 2 * y0 * (y0 - y) if exact is None else exact)
 
 
 def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, batches: list[Batch]) -> None:

