@@ -55,7 +55,7 @@ def test_a_space_stays_that_of_its_point(case: Case) -> None:
 
 
 @every_case
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=seeds)
 def test_projection_is_the_dense_one_orthogonal_idempotent_self_adjoint(case: Case, seed: int) -> None:
     x, a, b = (case.vector(seed + i) for i in range(3))
