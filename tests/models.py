@@ -220,16 +220,6 @@ def _bert_like(family: str, name: str, **settings: Any) -> ModelCase:
     )
 
 
-def _vit_like(family: str, name: str) -> ModelCase:
-    return ModelCase(
-        name,
-        hugging_face(f"{family}Model", f"{family}Config", **IMAGE),
-        image,
-        layers("layers.{}.attention", 2, 3, 12, 4),
-        (r"layers\.\d\.attention\.([qkv]_proj\.(weight|bias)|o_proj\.weight)",),
-    )
-
-
 MODELS: tuple[ModelCase, ...] = (
     ModelCase("torch", _Fed, lambda: noise(2, 5, 12), tuple(both("attention", 3, 12, 4)), TORCH_NAMES),
     ModelCase(
@@ -269,10 +259,6 @@ MODELS: tuple[ModelCase, ...] = (
     ),
     _bert_like("Bert", "BERT"),
     _bert_like("Roberta", "RoBERTa"),
-    _bert_like("XLMRoberta", "XLM-RoBERTa"),
-    _bert_like("Camembert", "CamemBERT"),
-    _bert_like("Ernie", "ERNIE"),
-    _bert_like("MegatronBert", "Megatron-BERT"),
     _bert_like("Electra", "ELECTRA", embedding_size=10),
     ModelCase(
         "BERT with cross-attention",
@@ -309,9 +295,13 @@ MODELS: tuple[ModelCase, ...] = (
         layers("transformer.layer.{}.attention", 2, 3, 12, 4),
         (r".*attention\.([qkv]_lin\.(weight|bias)|out_lin\.weight)",),
     ),
-    _vit_like("ViT", "ViT"),
-    _vit_like("DeiT", "DeiT"),
-    _vit_like("ViTMSN", "ViT-MSN"),
+    ModelCase(
+        "ViT",
+        hugging_face("ViTModel", "ViTConfig", **IMAGE),
+        image,
+        layers("layers.{}.attention", 2, 3, 12, 4),
+        (r"layers\.\d\.attention\.([qkv]_proj\.(weight|bias)|o_proj\.weight)",),
+    ),
     ModelCase(
         "SigLIP, a vision tower that pools by torch's attention",
         hugging_face("SiglipVisionModel", "SiglipVisionConfig", **IMAGE),

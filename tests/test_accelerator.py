@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import geoopt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import as_geometry
 from quotient_manifolds.symmetries import prove_symmetries
-from tests.cases import EVERY_BUILT_IN, INVARIANT, Case
+from tests.cases import EVERY_BUILT_IN, Case
 from tests.devices import DEVICE, NONE
 from tests.models import IDS, llama
 
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(DEVICE is None, reason=NONE)
 
 GEOMETRIES = ["euclidean", "adaptive", "inv", "mix"]
 BATCH = {**IDS, "labels": IDS["input_ids"]}
-STEPS = 6
+STEPS = 3
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative. Kernels add in other orders; the rise is a small difference of losses, and the ascent decides by it."""
 Batch = dict[str, Tensor]
@@ -66,17 +65,19 @@ def test_worst_case_sharpness(geometry: str, dtype: torch.dtype) -> None:
 
 
 MEASURES: dict[str, Callable[..., qm.Result]] = {
-    "restarted": lambda *given: qm.worst_case_sharpness(*given, geometry="inv", radius=0.05, steps=4, restarts=2),
-    "exact": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Quotient("mix", "exact"), radius=0.05, steps=4),
-    "t": lambda *given: qm.worst_case_sharpness(*given, geometry=0.5, radius=0.05, steps=4),
-    "biases as rows": lambda *given: qm.worst_case_sharpness(
-        *given, geometry=qm.Quotient("inv", symmetries="paper"), radius=0.05, steps=4
+    "restarted": lambda *given: qm.worst_case_sharpness(*given, geometry="inv", radius=0.05, steps=STEPS, restarts=2),
+    "exact": lambda *given: qm.worst_case_sharpness(
+        *given, geometry=qm.Quotient("mix", "exact"), radius=0.05, steps=STEPS
     ),
-    "linf": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Adaptive(norm="linf"), radius=1e-3, steps=4),
+    "t": lambda *given: qm.worst_case_sharpness(*given, geometry=0.5, radius=0.05, steps=STEPS),
+    "biases as rows": lambda *given: qm.worst_case_sharpness(
+        *given, geometry=qm.Quotient("inv", symmetries="paper"), radius=0.05, steps=STEPS
+    ),
+    "linf": lambda *given: qm.worst_case_sharpness(*given, geometry=qm.Adaptive(norm="linf"), radius=1e-3, steps=STEPS),
     "profile": lambda *given: qm.worst_case_profile(*given, geometry="inv", radii=[0.02, 0.05], steps=3)[-1],
-    "average": lambda *given: qm.average_case_sharpness(*given, geometry="inv", sigma=0.05, samples=3),
+    "average": lambda *given: qm.average_case_sharpness(*given, geometry="adaptive", sigma=0.05, samples=3),
     "gradient": lambda *given: qm.gradient_norm(*given, geometry="mix"),
-    "trace": lambda *given: qm.hessian_trace(*given, geometry="mix", samples=2),
+    "trace": lambda *given: qm.hessian_trace(*given, geometry="adaptive", samples=2),
     "eigenvalue": lambda *given: qm.top_eigenvalue(*given, geometry="inv"),
 }
 
@@ -90,19 +91,6 @@ def test_other_measures(name: str) -> None:
     ]
     # Of eigenvalues and of small differences of small differences fewer digits are asked for.
     assert values[1].mean == pytest.approx(values[0].mean, rel=1e-6)
-
-
-@pytest.mark.parametrize("geometry", ["euclidean", "mix"])
-def test_autocast_in_the_loss(geometry: str) -> None:
-    """bfloat16 has three digits, so the rise has one or two."""
-
-    def loss(model: nn.Module, batch: Batch) -> Tensor:
-        with torch.autocast(batch["input_ids"].device.type, torch.bfloat16):
-            return qm.next_token_cross_entropy(model, batch)
-
-    model = model_of(torch.float32)
-    exact = sharpness(model, BATCH, geometry=geometry, radius=0.5)
-    assert sharpness(there(model), there(BATCH), loss, geometry=geometry, radius=0.5) == pytest.approx(exact, rel=0.1)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
@@ -197,27 +185,6 @@ def test_tall_pairs_in_single_precision(metric: str) -> None:
     for here, other in zip(computed(x, eta), computed(there(x), there(eta)), strict=True):
         assert other.device.type == DEVICE.type
         torch.testing.assert_close(other.cpu(), here, rtol=1e-4, atol=1e-5)
-
-
-def descended(make: Callable[[list[Tensor]], torch.optim.Optimizer], case: Case, x: Tensor) -> Tensor:
-    """Return where three steps of an optimizer lead from x, towards a fixed product."""
-    target = (1.5 * case.product(case.point(1))).to(x.device)
-    p = geoopt.ManifoldParameter(x.clone(), manifold=case.manifold)
-    optimizer = make([p])
-    for _ in range(3):
-        optimizer.zero_grad()
-        (case.product(p) - target).square().mean().backward()
-        optimizer.step()
-    return p.detach()
-
-
-@pytest.mark.skipif(DEVICE is not None and DEVICE.type == "pretended", reason="tensors of two classes are no tensors")
-@pytest.mark.parametrize("optimizer", [geoopt.optim.RiemannianSGD, geoopt.optim.RiemannianAdam])
-@pytest.mark.parametrize("case", [case for case in INVARIANT if case.dimension > 1], ids=str)
-def test_geoopt(case: Case, optimizer: Any) -> None:
-    here, other = (descended(lambda p: optimizer(p, lr=1e-2), case, x) for x in (case.point(1), there(case.point(1))))
-    assert other.device.type == DEVICE.type
-    torch.testing.assert_close(other.cpu(), here, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("optimizer", [qm.QuotientSGD, qm.QuotientAdam])

@@ -202,9 +202,6 @@ class TopEigenvalue(Measure):
         check_whole("restarts", self.restarts, 1)
         check_hessian(self.name, self.geometry, self.products)
 
-    def ticks(self, model: nn.Module) -> int:
-        return 1
-
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         hessian = Hessian(replace(objective, tick=idle), self.products)  # a batch ticks once, not every pass
         value, residual = self._largest(hessian, objective)

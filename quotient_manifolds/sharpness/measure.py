@@ -53,9 +53,9 @@ class Measure(ABC):
         for name in SIZES:
             check_radius(getattr(self, name, 1.0), name)
 
-    @abstractmethod
     def ticks(self, model: nn.Module) -> int:
         """Return how many ticks `on` counts on one batch, at most."""
+        return 1
 
     @abstractmethod
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
@@ -80,11 +80,6 @@ class Measure(ABC):
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.compare and each.name != "geometry"}
         return {key: ", ".join(map(repr, value)) if isinstance(value, tuple) else value for key, value in own.items()}
 
-    @property
-    def label(self) -> str:
-        """Return what progress calls this measure: its name, geometry and, if it has one, radius or sigma."""
-        return ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
-
     def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], known: KnownSymmetries | None = None) -> Result:
         """Compute the measure of a model on every batch. Raises as `WorstCase` does; warns of nothing.
 
@@ -92,7 +87,8 @@ class Measure(ABC):
         """
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         n = len(prepared.batches)
-        tick = counted(self.progress, self.label, n * self.ticks(model))
+        label = ", ".join(filter(None, (self.name, self.geometry.name, size_of(self.settings))))
+        tick = counted(self.progress, label, n * self.ticks(model))
         found = []
         for index in range(n):  # no comprehension, which would be one more frame between the caller and the loss
             found.append(self.on(prepared, index, tick, {}))

@@ -201,9 +201,6 @@ class GradientNorm(Measure):
 
     name: ClassVar[str] = "gradient norm"
 
-    def ticks(self, model: nn.Module) -> int:
-        return 1
-
     def compute(self, objective: BatchObjective, ascents: KnownAscents) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
         # For a box, the norm dual to that of the box.

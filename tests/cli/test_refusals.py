@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests import hugging_face
 from tests.command_line import FAST, call, digest, refused
+from tests.hugging_face import rewrite_weights
 from tests.lora_files import random_lora
 
 MEASURE = ("measure", "BERT", "--data", "DATA", "--radius", 0.1, *FAST)
@@ -28,22 +28,18 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "no number as radius": ((*MEASURE, "--geometry", "inv:x"), ("inv:0.1,0.2",)),
     "no radius": (("measure", "BERT", "--data", "DATA"), ("has no radius",)),
     "negative radius": ((*MEASURE, "--geometry", "inv:-1"), ("radius",)),
-    "no steps": ((*MEASURE, "--steps", 0), ("--steps",)),
     "texts longer than the model": ((*MEASURE, "--max-length", 65), ("64",)),
     "no such column": ((*MEASURE, "--columns", "text"), ("name=value",)),
-    "no such device": ((*MEASURE, "--device", "abacus"), ("abacus",)),
     "a device without numbers": (("inspect", "BERT", "--device", "meta"), ("meta", "cannot be used here")),
     "no place for the record": (("inspect", "BERT", "--out", "nowhere/x.json"), ("Cannot write nowhere",)),
     "an input as output": (("inspect", "BERT", "--out", "BERT/config.json"), ("part of an input",)),
     "a figure of another kind": (("orbit", "BERT", "--figure", "orbit.gif"), (".svg, .pdf, .png", "orbit.gif")),
-    "a negative radius of an orbit": (("orbit", "BERT", "--radius", -1), ("radius",)),
     "no inputs": (("orbit", "M:encoder"), ("No example inputs can be made for Sequential", "--inputs")),
     "inputs of another shape": (
         ("inspect", "M:layer", "--inputs", "M:narrow"),
         ("does not take the inputs made from",),
     ),
     "a function that raises": (("inspect", "M:layer", "--inputs", "M:raises"), ("raised KeyError: 'weights'",)),
-    "no module": (("inspect", "no_such_module:model"), ("no_such_module",)),
     "no function": (("inspect", "M:nothing"), ("nothing",)),
     "no symmetries": (
         ("inspect", "M:layer", "--inputs", "M:inputs", "--symmetries", "M:undeclared"),
@@ -56,15 +52,12 @@ CALLS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "batches are made elsewhere": ((*OWN, "--batch-size", 3), ("are taken as they are", "batch_size")),
     "merge into what is there": (("merge", "A", "BERT"), ("must be the name of a new directory",)),
     "merge into no directory": (("merge", "A", "a/b"), ("must be the name of a new directory",)),
-    "merge nothing": (("merge", "OUT"), ("Missing argument 'ADAPTER...'",)),
     "merge what is no adapter": (("merge", "nowhere", "OUT"), ("No adapter at",)),
     "a weight too many": (("merge", "A", "OUT", "--weights", "1,2"), ("weight",)),
     "weights that are no numbers": (("merge", "A", "OUT", "--weights", "1,x"), ("numbers with commas between them",)),
     "a rank of 0": (("merge", "A", "OUT", "--rank", 0), ("rank must be",)),
     "move no directory": (("move", "nowhere", "OUT"), ("Expected a Hugging Face directory",)),
     "move to what is there": (("move", "BERT", "BERT"), ("must be the name of a new directory",)),
-    "move by no scale": (("move", "BERT", "OUT", "--scale", 0), ("positive number. Found 0",)),
-    "compare no spec": (("compare", "nowhere.yaml"), ("nowhere.yaml",)),
     "a demo without a ranking": (("demo", "--models", 4), ("--models", "5")),
 }
 
@@ -83,12 +76,6 @@ def test_refusals(arguments: tuple[Any, ...], words: tuple[str, ...], bert: Path
     assert (digest(bert), left) == before
 
 
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
 def poison(tensors: dict[str, torch.Tensor]) -> None:
     tensors["bert.encoder.layer.0.attention.self.query.weight"][0, 0] = math.nan
 
@@ -105,15 +92,14 @@ def explode(tensors: dict[str, torch.Tensor]) -> None:
 
 
 SPOILT: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "NaN weights": (lambda model, data: rewrite(model, poison), "finite"),
-    "rank-deficient pair": (lambda model, data: rewrite(model, flatten), "bert.encoder.layer.0.attention query/key"),
-    "loss not finite": (lambda model, data: rewrite(model, explode), "finite"),
+    "NaN weights": (lambda model, data: rewrite_weights(model, poison), "finite"),
+    "rank-deficient pair": (
+        lambda model, data: rewrite_weights(model, flatten),
+        "bert.encoder.layer.0.attention query/key",
+    ),
+    "loss not finite": (lambda model, data: rewrite_weights(model, explode), "finite"),
     "no tokenizer": (lambda model, data: [file.unlink() for file in model.glob("token*")], "no tokenizer"),
-    "no config": (lambda model, data: (model / "config.json").unlink(), "no config.json"),
-    "empty data": (lambda model, data: data.write_text(""), "empty"),
     "label out of range": (lambda model, data: data.write_text('{"text": "good", "label": 2}\n'), "0 ... 1"),
-    "no label": (lambda model, data: data.write_text('{"text": "good"}\n'), "label"),
-    "no JSON": (lambda model, data: data.write_text("good,1\n"), "JSON"),
 }
 
 

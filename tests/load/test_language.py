@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
@@ -101,24 +100,6 @@ def test_a_causal_model_reads_rows_cut_and_filled_up(causal: Path, tmp_path: Pat
     assert found.notes == [f"{long} of 11 texts were cut at 5 tokens (max_length)."]
     for batch in found:
         assert torch.allclose(next_token_cross_entropy(model, batch), own_loss(model, batch))
-
-
-def test_examples_are_counted_that_have_something_to_tell(causal: Path, tmp_path: Path) -> None:
-    """A text of one token gives a causal model nothing to tell; as many of the others are read as are wanted."""
-    model = load_model(causal)
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "good"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
-    lines = ["", *["good"] * 9, "good bad", "good", "very good film", "a film", "good", "not good"]
-    file = rows(tmp_path, lines)
-    file.write_text(file.read_text() + "no json\n")
-    told = [[WORDS.index(word) for word in line.split()] for line in lines if " " in line]
-    for wanted in range(1, len(told) + 1):  # and nothing behind them
-        source = DataSource(file, task="causal", tokenizer=tmp_path / "words", max_examples=wanted)
-        found = source.batches(model)
-        assert unpadded(found) == told[:wanted]
-    with pytest.raises(ValueError, match=f"line {len(lines) + 1}: not valid JSON"):
-        DataSource(file, task="causal", tokenizer=tmp_path / "words").batches(model)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -7,14 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from quotient_manifolds.load import LabelledText, load_model, read_text_labels, tokenised_batches
+from quotient_manifolds.load import LabelledText, read_text_labels, tokenised_batches
 from tests import hugging_face
 from tests.refusals import one_sentence
 
@@ -108,20 +107,6 @@ def test_any_bytes_are_read_or_refused(
 
 
 # ---- tokens
-
-
-def test_batches_hold_every_example_once_in_order(tmp_path: Path) -> None:
-    hugging_face.bert_classifier(tmp_path)
-    texts = ["good", "very bad film", "a film", "not very good", "bad"]
-    examples = [LabelledText(text, None, i % 2) for i, text in enumerate(texts)]
-    batches = tokenised_batches(tmp_path, examples, batch_size=2)
-    assert [len(batch["labels"]) for batch in batches] == [2, 2, 1]
-    assert torch.cat([batch["labels"] for batch in batches]).tolist() == [0, 1, 0, 1, 0]
-    vocabulary = hugging_face.VOCABULARY
-    rows = [row[row != 0].tolist() for batch in batches for row in batch["input_ids"]]
-    assert [" ".join(vocabulary[i] for i in row[1:-1]) for row in rows] == texts
-    with torch.no_grad():
-        assert load_model(tmp_path)(**batches[0]).loss.isfinite()
 
 
 def test_pairs_are_marked_and_texts_that_are_cut_are_counted(tmp_path: Path) -> None:

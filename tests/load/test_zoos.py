@@ -39,12 +39,6 @@ def test_checkpoints_are_found_in_order_by_names_of_their_own(
     assert all(each.path is not None and each.path.is_file() for each in found)
 
 
-def test_directories_are_checkpoints_and_files_beside_them_are_none(tmp_path: Path) -> None:
-    touch(tmp_path, "x/1/model.v2/config.json", "x/2/README", "x/README")
-    found = find_checkpoints(["x/*/*", "x/*"], "huggingface", tmp_path)
-    assert [each.name for each in found] == ["1", "model.v2", "2"]
-
-
 NOT_FOUND = {
     "no match": (["nothing_*"], "huggingface", r"'nothing_\*' matches nothing in"),
     "files alone": (["*.md"], "huggingface", r"matches no directory: it matches files, such as README\.md"),

@@ -191,7 +191,7 @@ def test_square_mix_pairs_are_never_off_the_line_unnoticed() -> None:
         z = space.project(eta) / space.project(eta).norm()
         try:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runge_kutta, "MAX_STEPS", 300)
+                patch.setattr(runge_kutta, "MAX_STEPS", 100)
                 y, reached = space.follow(z, "exact")
         except GeodesicError:
             continue

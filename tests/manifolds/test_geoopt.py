@@ -35,10 +35,9 @@ Make = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 @pytest.mark.parametrize("case", [*small, EVERY[-1]], ids=str)
 @pytest.mark.parametrize("factor", [None, 2.0])
-@pytest.mark.parametrize("seed", range(2))
-def test_what_geoopt_expects_of_every_manifold(case: Case, factor: float | None, seed: int) -> None:
+def test_what_geoopt_expects_of_every_manifold(case: Case, factor: float | None) -> None:
     """The properties of geoopt's own generic tests: shapes, projections, transports, broadcasting; `Scaled` too."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     manifold, x = case.manifold, case.point(10)
     if factor:
         manifold = geoopt.Scaled(case.manifold, factor).double()

@@ -63,15 +63,6 @@ def test_the_metric_is_that_of_mix_where_a_direction_lacks(metric: str | float, 
     torch.testing.assert_close(manifold.retr(x, -0.1 * xi), x - 0.1 * xi)
 
 
-def test_it_is_the_limit_of_mix() -> None:
-    manifold, x = FixedRankQuotient(N, M, "mix"), torch.cat([torch.zeros(N, RANK).double(), normal(2, M, RANK)])
-    near = x + 1e-9 * torch.cat([normal(1, N, RANK), torch.zeros(M, RANK).double()])
-    G = [manifold.split(manifold.egrad2rgrad(point, slopes(manifold, point)))[0] for point in (x, near)]
-    torch.testing.assert_close(*G, rtol=1e-6, atol=1e-6)
-    H = manifold.split(x)[1]
-    torch.testing.assert_close(G[0] @ (H.mT @ H), manifold.split(slopes(manifold, x))[0])
-
-
 @every_metric
 @every_zero
 def test_everything_is_equivariant(metric: str | float, ranks: tuple[int, int]) -> None:
@@ -173,17 +164,3 @@ def test_steps_that_are_too_fast_stay_bounded(seed: int) -> None:
         moved = manifold.retr(manifold.action(A, x), manifold.action(A, xi))
         G, H = manifold.split(moved)
         torch.testing.assert_close(G @ H.mT, after, rtol=0, atol=1e-6 * both[1])
-
-
-def test_what_needs_a_point_says_so() -> None:
-    manifold = FixedRankQuotient(N, M)
-    x, y = start((0, RANK)), start((RANK, RANK))
-    assert not manifold.check_point_on_manifold(x)
-    assert torch.equal(manifold.projx(x), x)
-    for call, words in (
-        (partial(manifold.dist, y, x), r"rank\(G H\^T\) = h = 3 fails: G is 0"),
-        (partial(manifold.expmap, x, y), "must start where rank"),
-        (partial(manifold.norm, x.clone().requires_grad_(), y), "Found a lower rank: detach it"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()

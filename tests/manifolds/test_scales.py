@@ -102,8 +102,7 @@ def report(name: str, method: Callable[..., Tensor], arguments: tuple[Any, ...],
 
 
 @pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
-@pytest.mark.parametrize("dtype", SIZES, ids=str)
-@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(("dtype", "sign"), [(torch.float32, 1), (torch.float64, -1)], ids=str)
 def test_everything_is_homogeneous(case: Case, dtype: torch.dtype, sign: int) -> None:
     t, two = power(case.manifold), torch.tensor(2.0, dtype=torch.float64)
     # c^2t and c^(4t - 1) have to be numbers, too

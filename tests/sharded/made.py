@@ -14,6 +14,7 @@ Batch = dict[str, Tensor]
 Numbers = list[float | None]
 WORDS = 65  # odd, so that parts differ in size
 FEW = ("adaptive", "inv")  # geometries, where a second model takes the same way
+ELSEWHERE = ("euclidean", "inv", "exact")  # and where a second way of sharing takes the same measures
 
 
 def config() -> transformers.LlamaConfig:

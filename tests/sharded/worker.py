@@ -44,7 +44,7 @@ from quotient_manifolds.sharpness import (
     worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries
-from tests.sharded.made import FEW, Batch, batch, config, frozen, gpt2, half, llama, measured
+from tests.sharded.made import ELSEWHERE, FEW, Batch, batch, config, frozen, gpt2, half, llama, measured
 
 LOSS = next_token_cross_entropy
 Numbers = dict[str, Any]
@@ -351,7 +351,7 @@ def run_tensor() -> Numbers:
     symmetries = find_symmetries(llama(torch.float64), batch(), evaluate=LOSS)
     model = tensor_parallel()
     before = local(model)
-    found = {"values": measured(model, batch(), symmetries)}
+    found = {"values": measured(model, batch(), symmetries, *ELSEWHERE)}
     assert_same(before, model)
     rank, rows = dist.get_rank(), batch()
     for batches in ([own(rows)], [rows, own(rows)], [{name: value[: 2 + rank] for name, value in rows.items()}]):
