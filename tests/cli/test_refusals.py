@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests import hugging_face
 from tests.command_line import FAST, call, digest, refused
+from tests.hugging_face import rewrite_weights
 from tests.lora_files import random_lora
 
 MEASURE = ("measure", "BERT", "--data", "DATA", "--radius", 0.1, *FAST)
@@ -76,12 +76,6 @@ def test_refusals(arguments: tuple[Any, ...], words: tuple[str, ...], bert: Path
     assert (digest(bert), left) == before
 
 
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
 def poison(tensors: dict[str, torch.Tensor]) -> None:
     tensors["bert.encoder.layer.0.attention.self.query.weight"][0, 0] = math.nan
 
@@ -98,9 +92,12 @@ def explode(tensors: dict[str, torch.Tensor]) -> None:
 
 
 SPOILT: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "NaN weights": (lambda model, data: rewrite(model, poison), "finite"),
-    "rank-deficient pair": (lambda model, data: rewrite(model, flatten), "bert.encoder.layer.0.attention query/key"),
-    "loss not finite": (lambda model, data: rewrite(model, explode), "finite"),
+    "NaN weights": (lambda model, data: rewrite_weights(model, poison), "finite"),
+    "rank-deficient pair": (
+        lambda model, data: rewrite_weights(model, flatten),
+        "bert.encoder.layer.0.attention query/key",
+    ),
+    "loss not finite": (lambda model, data: rewrite_weights(model, explode), "finite"),
     "no tokenizer": (lambda model, data: [file.unlink() for file in model.glob("token*")], "no tokenizer"),
     "label out of range": (lambda model, data: data.write_text('{"text": "good", "label": 2}\n'), "0 ... 1"),
 }
