@@ -99,6 +99,7 @@ def canvas(
 
 @contextmanager
 def _settings() -> Iterator[None]:
+    """Draw with these settings, whatever those of the user are. Raises ImportError without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError as error:

@@ -90,12 +90,14 @@ def radius_figure(radii: Sequence[float], measures: Mapping[str, Sequence[Number
 
 
 def _line(axes: Any, one: Series) -> None:
+    """Draw a series, with smaller markers where its points are many."""
     style: dict[str, Any] = {"color": one.style.colour, "linestyle": one.style.line, "marker": one.style.marker}
     size = 3.5 if len(one.x) > 12 else 6
     axes.plot(numbers(one.x), numbers(one.y), **style, label=plain(one.label), markersize=size, fillstyle="none")
 
 
 def _finish(figure: Any, axes: Any, log: tuple[bool, bool]) -> None:
+    """Set the scales and their ticks, and put the legend above the axes, where it hides no point."""
     axes.set(xscale="log" if log[0] else "linear", yscale="log" if log[1] else "linear")
     plain_ticks(axes)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
@@ -120,6 +122,7 @@ class Panel:
 
     @property
     def title(self) -> str:
+        """Return the coefficient with its interval, or nothing."""
         return f"{COEFFICIENT_NAMES[self.correlation.kind]} {self.correlation}" if self.correlation else ""
 
 
@@ -150,6 +153,7 @@ def scatter_figure(panels: Sequence[Panel], *, y_label: str, columns: int = 3) -
 
 
 def _words(panel: Panel, y_label: str) -> str:
+    """Return what a panel shows, as text."""
     there, missing = panel.drawn, int((~panel.drawn).sum())
     text = f"{panel.label} against {y_label}, {there.sum()} models"
     text += f", {missing} without a value not drawn" if missing else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,14 +19,12 @@ from studies.common import (
     CSV,
     MARK,
     RECORDS,
-    Estimate,
     csv_files,
     fill_page,
     load,
     markdown,
     pretrained_encoder,
     resume,
-    signed,
     write_record,
 )
 from studies.diagonal.networks import DIMENSION, SPARSITY, TARGET
@@ -91,58 +90,50 @@ def test_the_specs_of_the_papers_zoos_name_what_belongs_beside_them(name: str) -
 # ---- what studies have in common
 
 
-def test_a_table_between_marks_is_replaced_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+def test_a_table_between_marks_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- table toy x -->\nold\n<!-- end -->\nb\n")
     shown = pd.DataFrame({"m": ["1"], "|t|": ["+0.10"]})
-    filled = fill_page(page, lambda study: {"x": shown})
-    assert filled == f"a\n<!-- table toy x -->\n{markdown(shown)}<!-- end -->\nb\n"
-    assert "| m | \\|t\\| |\n| --- | --- |\n| 1 | +0.10 |\n" in filled
+    assert markdown(shown) == "| m | \\|t\\| |\n| --- | --- |\n| 1 | +0.10 |\n"
+    assert fill_page(page, lambda study: {"x": shown}) == f"a\n<!-- table toy x -->\n{markdown(shown)}<!-- end -->\nb\n"
     with pytest.raises(ValueError, match=r"must have a table 'x'\. Found y"):
         fill_page(page, lambda study: {"y": shown})
 
 
-def test_a_record_lasts_and_holds_finite_numbers_only(tmp_path: Path) -> None:
-    write_record(tmp_path / "a" / "x.json", {"rows": [{"a": 1.5, "b": None}]})
-    assert load("x", tmp_path / "a") == {"rows": [{"a": 1.5, "b": None}]}
-    with pytest.raises(ValueError, match="Out of range float"):
-        write_record(tmp_path / "y.json", {"rows": [float("nan")]})
-    assert not (tmp_path / "y.json").exists()
-
-
-def test_an_interrupted_study_continues_and_other_settings_are_refused(tmp_path: Path) -> None:
+def test_an_interrupted_study_continues(tmp_path: Path) -> None:
     made: list[str] = []
 
-    def cell(name: str, fail: bool = False) -> dict[str, int]:
-        if fail:
-            raise KeyboardInterrupt
-        made.append(name)
-        return {"length": len(name)}
+    def study(*names: str, fail: bool = False) -> list[int]:
+        def cell(name: str) -> dict[str, int]:
+            if fail and name == names[-1]:
+                raise KeyboardInterrupt
+            made.append(name)
+            return {"length": len(name)}
 
-    def study(fail: bool, settings: object = 1) -> list[int]:
-        cells = {"A a": lambda: cell("A a"), "bb": lambda: cell("bb", fail)}
-        return [each["length"] for each in resume(tmp_path, cells, what="study", settings=settings)]
+        return [each["length"] for each in resume(tmp_path, {n: partial(cell, n) for n in names}, what="study")]
 
     with pytest.raises(KeyboardInterrupt):
-        study(fail=True)
-    assert study(fail=False) == study(fail=True) == [3, 2]
-    assert made == ["A a", "bb"]
-    with pytest.raises(ValueError, match="must hold cells of the same settings"):
-        study(fail=False, settings=2)
+        study("A a", "rate 1e-01", "rate 1e+01", fail=True)
+    assert (
+        study("A a", "rate 1e-01", "rate 1e+01") == study("A a", "rate 1e-01", "rate 1e+01", fail=True) == [3, 10, 10]
+    )
+    assert made == ["A a", "rate 1e-01", "rate 1e+01"]
 
 
-def test_cells_of_one_file_are_refused(tmp_path: Path) -> None:
-    rates = {f"rate {rate:.0e}": lambda: [0.0] for rate in (0.1, 10.0)}
-    assert len(resume(tmp_path / "a", rates, what="study")) == len(list((tmp_path / "a").glob("rate*"))) == 2
-    with pytest.raises(ValueError, match="must differ in letters or digits"):
-        resume(tmp_path / "b", {"a": list, "A": list}, what="study")
-
-
-def test_numbers_are_written_as_they_are() -> None:
-    assert (signed(-0.004), signed(0.126), signed(None)) == ("−0.00", "+0.13", "undefined")
-    assert str(Estimate(0.5, -0.25, 1.0)) == "+0.50 [−0.25, +1.00]"
-    ends = ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (None, None))
-    assert [Estimate(0.0, *each).sign for each in ends] == [1, -1, 0, 0]
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda out: resume(out, {}, what="study", settings=2), "must hold cells of the same settings"),
+        (lambda out: resume(out, {"a": list, "A": list}, what="study", settings=1), "must differ in letters or digits"),
+        (lambda out: write_record(out / "y.json", {"rows": [float("nan")]}), "Out of range float"),
+    ],
+)
+def test_what_a_record_cannot_hold_is_refused(tmp_path: Path, make: Callable[[Path], Any], word: str) -> None:
+    assert resume(tmp_path, {"rows": lambda: {"rows": [{"a": 1.5, "b": None}]}}, what="study", settings=1)
+    assert load("rows", tmp_path) == {"rows": [{"a": 1.5, "b": None}]}
+    with pytest.raises(ValueError, match=word):
+        make(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.json", "settings.json"}
 
 
 # ---- the sentences of results.md
