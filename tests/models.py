@@ -106,47 +106,6 @@ class _Fed(nn.Module):
         return self.attention(x, x, x)[0]
 
 
-# transformers 4 kept the same mathematics under other attribute names: stand-ins of that layout.
-
-
-class ViTSelfAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_attention_heads = 3
-        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return attend(self.query(x), self.key(x), self.value(x), 3)
-
-
-class ViTSelfOutput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Linear(12, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dense(x)
-
-
-class ViTSdpaAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.output = ViTSelfAttention(), ViTSelfOutput()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.attention(x))
-
-
-class MultiHeadSelfAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_heads = 3
-        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (nn.Linear(12, 12) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out_lin(attend(self.q_lin(x), self.k_lin(x), self.v_lin(x), 3))
-
-
 class ViTAttention(nn.Module):
     """The attributes of a recognised class, with something of one's own between projection and product (`twist`)."""
 
@@ -343,20 +302,6 @@ MODELS: tuple[ModelCase, ...] = (
             for pair in both(f"h.{layer}.{kind}", 3, 12, 4)
         ),
         (r".*\.(c|q)_attn\.(weight|bias)", r".*\.(attn|crossattention)\.c_proj\.weight"),
-    ),
-    ModelCase(
-        "ViT as transformers 4 laid it out",
-        lambda: nn.Sequential(ViTSdpaAttention()),
-        lambda: noise(2, 5, 12),
-        tuple(both("0", 3, 12, 4)),
-        (r"0\.attention\..*", r"0\.output\.dense\.weight"),
-    ),
-    ModelCase(
-        "DistilBERT as transformers 4 laid it out",
-        lambda: nn.Sequential(MultiHeadSelfAttention()),
-        lambda: noise(2, 5, 12),
-        tuple(both("0", 3, 12, 4)),
-        (r"0\.[qkv]_lin\..*", r"0\.out_lin\.weight"),
     ),
 )
 

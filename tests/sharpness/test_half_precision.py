@@ -31,7 +31,6 @@ GEOMETRIES: list[Geometry] = [
     Adaptive(0.01),
     Euclidean("linf"),
     Quotient("inv"),
-    Quotient("mix", "exact"),
     Quotient("mix", symmetries="pairs"),
     Quotient("inv", symmetries="paper"),
 ]
