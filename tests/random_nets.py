@@ -14,11 +14,8 @@ HIDDEN = ("mask", "branch", "expert", "gate")
 """What may make a symmetry of the first two rows none of the others."""
 
 
-KINDS = {
-    **{"mlp": "a b", "glu": "a b c", "norm": "norm b", "rms": "norm b", "gain": "gain"},
-    **{"attention": "q k a b", "linear": "a b"},
-}
-"""Kinds of layers, and the parts that each has."""
+KINDS = ("mlp", "glu", "norm", "rms", "gain", "attention", "linear")
+PARTS = {"glu": "a b c", "norm": "norm b", "rms": "norm b", "gain": "gain", "attention": "q k a b"}  # or "a b"
 
 
 class Layer(nn.Module):
@@ -28,20 +25,18 @@ class Layer(nn.Module):
 
     def __init__(self, draw: torch.Generator, hidden: bool) -> None:
         super().__init__()
-        self.kind = [*KINDS][self._among(draw, len(KINDS))]
+        self.kind = KINDS[self._among(draw, len(KINDS))]
         self.act = self.ACTS[self._among(draw, len(self.ACTS))]
         self.residual = bool(self._among(draw, 2)) and self.kind not in ("norm", "rms")
         self.hides = HIDDEN[self._among(draw, len(HIDDEN))] if hidden and self._among(draw, 2) else ""
         width = 4 if self.kind in ("mlp", "glu") else D
         bias = bool(self._among(draw, 2))
-        parts = {
-            **{"a": nn.Linear(D, width, bias=bias), "b": nn.Linear(width, D), "c": nn.Linear(D, width)},
-            **{"q": nn.Linear(D, D, bias=bias), "k": nn.Linear(D, D, bias=bias), "gain": nn.Parameter(torch.ones(D))},
-            "norm": (nn.RMSNorm if self.kind == "rms" else nn.LayerNorm)(D, eps=1e-5),
-            "gate": nn.Parameter(torch.full((D,), float(self._among(draw, 2)))),
-            "expert": nn.Linear(D, D),
-        }
-        for name in (*KINDS[self.kind].split(), self.hides):
+        sizes = {"a": (D, width, bias), "b": (width, D), "c": (D, width), "q": (D, D, bias), "k": (D, D, bias)}
+        parts: dict[str, nn.Module | nn.Parameter] = {name: nn.Linear(*size) for name, size in sizes.items()}
+        parts["norm"] = (nn.RMSNorm if self.kind == "rms" else nn.LayerNorm)(D, eps=1e-5)
+        parts |= {"gain": nn.Parameter(torch.ones(D)), "expert": nn.Linear(D, D)}
+        parts["gate"] = nn.Parameter(torch.full((D,), float(self._among(draw, 2))))
+        for name in (*PARTS.get(self.kind, "a b").split(), self.hides):
             if name in parts:
                 setattr(self, name, parts[name])
 
