@@ -16,27 +16,27 @@ from pathlib import Path
 import pytest
 
 import quotient_manifolds
+from tests.test_layers import DOORS, DOTTED
+
+IMPORTS = """
+import importlib, sys, warnings
+import quotient_manifolds as qm
+print("torch" in sys.modules)
+for name in {modules}: importlib.import_module(name)
+print(*sorted(set(sys.modules) & set({optional})))
+for name in qm.__all__: getattr(qm, name)
+try: warnings.warn("`torch.jit.script` is deprecated", DeprecationWarning)
+except DeprecationWarning: print("seen", qm.pymanopt.as_pymanopt.__name__, qm.manifolds.Recipe.__name__)
+"""
 
 
-def run(code: str, *options: str) -> str:
-    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_import_gives_no_warning() -> None:
+def test_the_import_loads_no_torch_its_modules_no_optional_package_and_its_names_give_no_warning() -> None:
     """Of geoopt's import one warning is kept quiet; it and every other stays an error elsewhere."""
-    code = (
-        "import warnings, quotient_manifolds as qm\n"
-        "for name in qm.__all__: getattr(qm, name)\n"
-        "try: warnings.warn('`torch.jit.script` is deprecated', DeprecationWarning)\n"
-        "except DeprecationWarning: print('seen', qm.pymanopt.as_pymanopt.__name__, qm.manifolds.Recipe.__name__)\n"
-    )
-    assert run(code, "-W", "error").split() == ["seen", "as_pymanopt", "Recipe"]
-
-
-def test_importing_the_package_alone_loads_no_torch() -> None:
-    assert run("import sys, quotient_manifolds; print('torch' in sys.modules)").strip() == "False"
+    late = tuple(f"quotient_manifolds.{room}" for room in ("cli.", "compare", "callbacks", "__main__"))
+    code = IMPORTS.format(modules=[name for name in DOTTED if not name.startswith(late)], optional=[*DOORS])
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False", "", "seen as_pymanopt Recipe"]
 
 
 def declared() -> dict[str, str]:

@@ -121,7 +121,7 @@ def along_orbit(
                 if scale is None and not value > 0:
                     raise ValueError(
                         f"The loss of the model must rise within radius {ascent['radius']:g} of {geometry.name}. Found "
-                        f"no rise in {precision}; choose a larger radius"
+                        f"no rise in {precision}: choose more steps, or another radius."
                     )
                 ratio = value / before.setdefault(geometry.name, value)
                 yield {"precision": precision, "measure": geometry.name, "scale": scale, "value": value, "ratio": ratio}
