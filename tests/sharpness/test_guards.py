@@ -75,11 +75,6 @@ class Expert(Net):
         return self.head(torch.tanh(z).sum(1))
 
 
-def base_losses_are_the_models(model: nn.Module, batches: list[Batch]) -> None:
-    found = qm.gradient_norm(model, loss, batches, geometry="inv")
-    assert found.base_losses == pytest.approx([float(loss(model, batch).detach()) for batch in batches], rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("made", "batches", "where", "fresh"),
     [(Net, LATER_ROWS, 0, True), (Branch, LATER_BATCHES, 2, False), (Expert, LATER_BATCHES, 2, True)],
@@ -90,7 +85,8 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     """Also where the model is canonical already, and moves nowhere at the start of a measure."""
     model = made(fresh)
     with pytest.warns(UserWarning, match=f"not quotiented out: .*batch {where}"):
-        base_losses_are_the_models(model, batches)
+        found = qm.gradient_norm(model, loss, batches, geometry="inv")
+    assert found.base_losses == pytest.approx([float(loss(model, batch).detach()) for batch in batches], rel=1e-12)
     geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
