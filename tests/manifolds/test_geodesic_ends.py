@@ -15,12 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import (
-    DiagonalQuotient,
-    FixedRankQuotient,
-    HorizontalSpace,
-    runge_kutta,
-)
+from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, HorizontalSpace, runge_kutta
 from quotient_manifolds.manifolds.runge_kutta import FLOOR, inside, invert
 
 METRICS = ["mix", 0.75, "inv", -0.5]

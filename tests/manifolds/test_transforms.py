@@ -14,6 +14,7 @@ import quotient_manifolds as qm
 from quotient_manifolds import linalg
 from quotient_manifolds.manifolds import GEODESICS, HorizontalSpace, QuotientManifold
 from tests.cases import EVERY, Case
+from tests.manifolds.test_scales import AT_POINTS
 from tests.optim.cases import made
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
@@ -28,14 +29,6 @@ METHODS: dict[str, Callable[[QuotientManifold, Tensor, Tensor], Tensor]] = {
     "geodesic": lambda m, x, u: m.geodesic(x, u, 0.5, "first"),
     "projx": lambda m, x, u: m.projx(x),
 }
-SEARCHES: dict[str, Callable[[QuotientManifold, Tensor, Tensor], Tensor]] = {
-    "expmap": lambda m, x, u: m.expmap(x, u),
-    "logmap": lambda m, x, u: m.logmap(x, m.retr(x, u)),
-    "dist": lambda m, x, u: m.dist(x, m.retr(x, u)),
-    "balance": lambda m, x, u: m.balance(x),
-    "random": lambda m, x, u: m.random(*x.shape),
-}
-"""What looks at values, which vmap does not know."""
 
 
 def batch(case: Case) -> tuple[Tensor, Tensor]:
@@ -93,8 +86,11 @@ def same_inside_autocast(compute: Callable[[], Any]) -> None:
 @every_case
 def test_autocast_is_off_in_every_method_of_a_manifold(case: Case) -> None:
     x, u = (each.float() for each in batch(case))
-    for method in (METHODS | SEARCHES).values():
-        same_inside_autocast(lambda method=method: method(case.manifold, x, u))
+    y = case.manifold.retr(x, u)
+    for method, _ in AT_POINTS.values():
+        same_inside_autocast(lambda method=method: method(case.manifold, x, y, u, u))
+    same_inside_autocast(lambda: case.manifold.egrad2rgrad(x, u))
+    same_inside_autocast(lambda: case.manifold.random(*x.shape))
 
 
 def linearised(space: HorizontalSpace, z: Tensor, order: str) -> tuple[Tensor, Tensor]:

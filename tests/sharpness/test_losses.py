@@ -108,16 +108,10 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
 @pytest.mark.parametrize("scale", [1e-28, 1e-22, 1e22])
 def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed(scale: float) -> None:
     """The climb is that of the loss before it was scaled: no critical start, no overflow."""
-
-    def rise(factor: float) -> qm.Result:
-        return qm.worst_case_sharpness(linear(), scaled(factor), DATA, geometry="euclidean", radius=0.5, steps=5)
-
-    found, expected = rise(scale), rise(1.0)
-    assert found.critical_starts == ()
-    assert found.mean / scale == pytest.approx(expected.mean, rel=1e-3)
-    assert qm.gradient_norm(linear(), scaled(scale), DATA, geometry="euclidean").mean == pytest.approx(
-        scale * qm.gradient_norm(linear(), qm.cross_entropy, DATA, geometry="euclidean").mean, rel=1e-4
-    )
+    for measure in (qm.sharpness.WorstCase(qm.Euclidean(), 0.5, steps=5), qm.sharpness.GradientNorm(qm.Euclidean())):
+        found, expected = (measure.of(linear(), scaled(factor), DATA) for factor in (scale, 1.0))
+        assert found.critical_starts == ()
+        assert found.mean / scale == pytest.approx(expected.mean, rel=1e-3)
 
 
 # Climbs that have not converged.
