@@ -26,7 +26,7 @@ from quotient_manifolds.manifolds import (
     fixed_rank_space,
     quotient,
 )
-from tests.cases import EVERY, INVARIANT, VECTORS, Case, diagonal, fixed_rank, recipe
+from tests.cases import EVERY, INVARIANT, VECTORS, Case, diagonal, fixed_rank
 
 small = [*(case for case in INVARIANT if case.dimension > 1), *VECTORS]
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
@@ -169,15 +169,12 @@ def test_steps_that_are_too_long_stay_finite_and_what_is_not_is_named(options: d
 # Equality
 
 
-def rays(**options: object) -> Recipe:
-    return recipe(VECTORS[0]) if not options else Recipe(max, min, identity=torch.ones(()), **options)  # type: ignore
-
-
+one = torch.ones(())
 MAKERS: list[Callable[[], quotient.QuotientManifold]] = [
     *(partial(FixedRankQuotient, *sizes) for sizes in ((4, 3), (3, 4), (4, 3, "mix"), (4, 3, 0.5), (4, 3, "inv", 0.1))),
     *(partial(RotaryQuotient, *sizes) for sizes in ((4, 3), (4, 3, "inv", 0.1))),
     *(DiagonalQuotient, partial(DiagonalQuotient, "mix"), ScaleQuotient, TranslationQuotient),
-    *(partial(rays, shape=(2,)), partial(rays, shape=(3,)), partial(rays, shape=(2,), balance=min)),
+    *(partial(Recipe, max, min, identity=one, shape=(k,), balance=b) for k, b in ((2, None), (3, None), (2, min))),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import quotient_manifolds as qm
 from quotient_manifolds import linalg
 from quotient_manifolds.manifolds import GEODESICS, HorizontalSpace, QuotientManifold
 from tests.cases import EVERY, Case
 from tests.manifolds.test_scales import AT_POINTS
-from tests.optim.cases import made
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
@@ -129,22 +126,6 @@ def test_autocast_is_off_in_every_method_of_a_space(case: Case) -> None:
     space = case.manifold.at(case.point(1).float())
     for compute in ON_SPACES.values():
         same_inside_autocast(lambda compute=compute: compute(space, u, z))
-
-
-@pytest.mark.parametrize("optimizer", [qm.QuotientSGD, qm.QuotientAdam])
-def test_autocast_is_off_in_steps_of_optimizers(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
-    start, _, _, found = made("Llama", torch.float32)
-
-    def stepped() -> tuple[Tensor, ...]:
-        model = copy.deepcopy(start)
-        steps = optimizer(model.named_parameters(), found, lr=0.1, max_norm=0.1)
-        for _ in range(2):
-            for p in model.parameters():
-                p.grad = torch.randn_like(p) if p.requires_grad else None
-            steps.step()
-        return tuple(p.detach() for p in model.parameters())
-
-    same_inside_autocast(stepped)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "privateuseone"])

@@ -14,15 +14,20 @@ import quotient_manifolds as qm
 from quotient_manifolds.optim.step import Point
 from tests.optim.cases import CASES, apart, backward, made, moved, same, train, weights
 
+ADAM, SGD = qm.QuotientAdam, qm.QuotientSGD
+
+
+def making(kind: Any, **settings: Any) -> Any:
+    return lambda model, found: kind(model.named_parameters(), found, **settings)
+
+
 OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda model, found: qm.QuotientSGD(model.named_parameters(), found, lr=0.05),
-    "momentum": lambda model, found: qm.QuotientSGD(model.named_parameters(), found, lr=0.02, momentum=0.9),
-    "nesterov inv": lambda model, found: qm.QuotientSGD(
-        model.named_parameters(), found, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, metric="inv"
-    ),
-    "adam": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=0.01, weight_decay=0.1),
-    "adam clipped": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=0.01, max_norm=0.05),
-    "adam inv": lambda model, found: qm.QuotientAdam(model.named_parameters(), found, lr=1e-3, metric="inv"),
+    "sgd": making(SGD, lr=0.05),
+    "momentum": making(SGD, lr=0.02, momentum=0.9),
+    "nesterov inv": making(SGD, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, metric="inv"),
+    "adam": making(ADAM, lr=0.01, weight_decay=0.1),
+    "adam clipped": making(ADAM, lr=0.01, max_norm=0.05),
+    "adam inv": making(ADAM, lr=1e-3, metric="inv"),
 }
 
 
@@ -82,18 +87,14 @@ def test_a_small_step_is_the_gradient_of_the_manifold(name: str, metric: str) ->
         assert torch.allclose(way, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()) + 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_elements_in_no_pair_go_as_torch_moves_them(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "other", "settings"), [(ADAM, torch.optim.AdamW, {}), (SGD, torch.optim.SGD, {"momentum": 0.9})]
+)
+def test_elements_in_no_pair_go_as_torch_moves_them(kind: Any, other: Any, settings: dict[str, float]) -> None:
     model, inputs, targets, _ = made("low rank")
-    twin, none = copy.deepcopy(model), qm.Symmetries(())
-    if kind == "adam":
-        ours: torch.optim.Optimizer = qm.QuotientAdam(model.named_parameters(), none, lr=0.01, weight_decay=0.1)
-        theirs: torch.optim.Optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01, weight_decay=0.1)
-    else:
-        ours = qm.QuotientSGD(model.named_parameters(), none, lr=0.01, weight_decay=0.1, momentum=0.9)
-        theirs = torch.optim.SGD(twin.parameters(), lr=0.01, weight_decay=0.1, momentum=0.9)
-    train(model, ours, inputs, targets, 5)
-    train(twin, theirs, inputs, targets, 5)
+    twin, settings = copy.deepcopy(model), {"lr": 0.01, "weight_decay": 0.1, **settings}
+    train(model, kind(model.named_parameters(), qm.Symmetries(()), **settings), inputs, targets, 5)
+    train(twin, other(twin.parameters(), **settings), inputs, targets, 5)
     assert same(weights(model), weights(twin))
 
 
