@@ -43,10 +43,9 @@ class Point(nn.Module):
         self.w = nn.Parameter(torch.tensor([1.5, -0.5, 0.0, 2.0], dtype=torch.float64))
 
 
-def polynomial(model: nn.Module, batch: Tensor) -> Tensor:
+def polynomial(model: Point, batch: Tensor) -> Tensor:
     """b'w + w'Aw / 2 + sum w^4: its average over a Gaussian has a closed form."""
     w = model.w
-    assert isinstance(w, Tensor)
     return batch[0] @ w + w @ batch[1:] @ w / 2 + (w**4).sum()
 
 
@@ -89,28 +88,14 @@ def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
     assert worst.mean / 1e-5 == pytest.approx(slope.mean, rel=1e-3)
 
 
-class Output(nn.Module):
-    """The logits are a parameter, returned in one of several kinds of output."""
-
-    def __init__(self, logits: Tensor, kind: str = "tensor") -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Any:
-        logits = self.logits + 0 * x
-        return {"tensor": logits, "tuple": (logits, x), "dict": {"logits": logits, "x": x}}[self.kind]
-
-
-@pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
-def test_normalised_logits_have_mean_0_and_length_1(kind: str) -> None:
+@pytest.mark.parametrize("form", [lambda z: z, lambda z: (z, 0), lambda z: {"logits": z, "x": 0}])
+def test_normalised_logits_have_mean_0_and_length_1(form: Callable[[Tensor], Any]) -> None:
     logits = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]], dtype=torch.float64)
     unit = torch.tensor([-2.0, -1.0, 3.0], dtype=torch.float64) / math.sqrt(14)
     expected = (-float(unit.log_softmax(0)[2]) + math.log(3)) / 2  # equal logits stay equal: no 0 / 0
-    batch = (torch.zeros((), dtype=torch.float64), torch.tensor([2, 0]))
-    for logits_of in (logits, 7 * logits + 3):
-        value = normalised_logits(cross_entropy)(Output(logits_of, kind), batch)
-        assert float(value.detach()) == pytest.approx(expected, rel=1e-12)
+    for given in (logits, 7 * logits + 3):
+        value = normalised_logits(cross_entropy)(form, (given, torch.tensor([2, 0])))
+        assert float(value) == pytest.approx(expected, rel=1e-12)
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
@@ -158,10 +143,8 @@ def test_records_last_and_the_model_is_untouched(
 def test_the_largest_eigenvalue_is_meant_and_directions_that_do_not_move_have_none(sign: float) -> None:
     """Adaptive, w = (1.5, -0.5, 0, 2): eigenvalues sign * w^2 without that of the weight 0."""
 
-    def bowl(model: nn.Module, batch: Tensor) -> Tensor:
-        w = model.w
-        assert isinstance(w, Tensor)
-        return sign * (w**2).sum() / 2 + batch
+    def bowl(model: Point, batch: Tensor) -> Tensor:
+        return sign * (model.w**2).sum() / 2 + batch
 
     result = top_eigenvalue(Point().eval(), bowl, [torch.zeros(1)], geometry=Adaptive(), tolerance=1e-10)
     assert result.mean == pytest.approx(4.0 if sign > 0 else -0.25)
@@ -219,10 +202,8 @@ def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, b
 def test_a_network_without_second_derivatives_is_measured_by_differences() -> None:
     """Flash attention, called by its own name, has none."""
 
-    def attention(model: nn.Module, fast: bool) -> Tensor:
-        w = model.w
-        assert isinstance(w, Tensor)
-        q = w.reshape(1, 1, 2, 2)
+    def attention(model: Point, fast: bool) -> Tensor:
+        q = model.w.reshape(1, 1, 2, 2)
         if fast:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0].pow(2).sum()
         return nn.functional.scaled_dot_product_attention(q, q, q).pow(2).sum()
