@@ -27,7 +27,6 @@ from quotient_manifolds.sharpness import (
     gradient_norm,
     hessian_trace,
     legacy_sharpness,
-    normalised_logits,
     top_eigenvalue,
     worst_case_profile,
     worst_case_sharpness,
@@ -67,10 +66,7 @@ MEASURES: list[tuple[str, Direct]] = [
             worst_case_profile(model, cross_entropy, batches, geometry=Quotient("mix"), radii=(0.02, 0.05), steps=2)
         ),
     ),
-    (
-        "gradient-norm, geometry: mix, normalise_logits: true",
-        lambda model, batches: [gradient_norm(model, normalised_logits(cross_entropy), batches, geometry="mix")],
-    ),
+    ("gradient-norm, geometry: mix", of(gradient_norm, "mix")),
     (
         "legacy-worst-case, geometry: adaptive, radius: 0.05, steps: 3",
         of(legacy_sharpness, Adaptive(), radius=0.05, steps=3),

@@ -46,8 +46,6 @@ def test_next_tokens_are_those_of_hugging_face(kind: str) -> None:
 def test_cross_entropy_of_a_causal_model_names_the_other(kind: str) -> None:
     with pytest.raises(ValueError, match="use next_token_cross_entropy"):
         qm.cross_entropy(causal(kind), padded())
-    with pytest.raises(ValueError, match="use next_token_cross_entropy"):
-        qm.gradient_norm(causal(kind), qm.normalised_logits(qm.cross_entropy), [padded()], geometry="euclidean")
 
 
 class Returns(nn.Module):

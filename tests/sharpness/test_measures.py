@@ -21,7 +21,6 @@ from quotient_manifolds.sharpness import (
     gradient_norm,
     hessian_trace,
     legacy_sharpness,
-    normalised_logits,
     top_eigenvalue,
     worst_case_profile,
     worst_case_sharpness,
@@ -89,30 +88,6 @@ def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
     slope = gradient_norm(model, cross_entropy, batches, geometry=geometry)
     worst = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-5, steps=2)
     assert worst.mean / 1e-5 == pytest.approx(slope.mean, rel=1e-3)
-
-
-class Output(nn.Module):
-    """The logits are a parameter, returned in one of several kinds of output."""
-
-    def __init__(self, logits: Tensor, kind: str = "tensor") -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-        self.kind = kind
-
-    def forward(self, x: Tensor) -> Any:
-        logits = self.logits + 0 * x
-        return {"tensor": logits, "tuple": (logits, x), "dict": {"logits": logits, "x": x}}[self.kind]
-
-
-@pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
-def test_normalised_logits_have_mean_0_and_length_1(kind: str) -> None:
-    logits = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]], dtype=torch.float64)
-    unit = torch.tensor([-2.0, -1.0, 3.0], dtype=torch.float64) / math.sqrt(14)
-    expected = (-float(unit.log_softmax(0)[2]) + math.log(3)) / 2  # equal logits stay equal: no 0 / 0
-    batch = (torch.zeros((), dtype=torch.float64), torch.tensor([2, 0]))
-    for logits_of in (logits, 7 * logits + 3):
-        value = normalised_logits(cross_entropy)(Output(logits_of, kind), batch)
-        assert float(value.detach()) == pytest.approx(expected, rel=1e-12)
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {

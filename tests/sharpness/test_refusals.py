@@ -249,12 +249,6 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
         r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
     ),
-    "two classes": (
-        lambda: qm.gradient_norm(
-            nn.Linear(3, 2).double().eval(), qm.normalised_logits(ENTROPY), [(X, Y % 2)], "adaptive"
-        ),
-        "Normalised logits of two classes are always ±1/√2",
-    ),
     "verify": (lambda: qm.Quotient("inv", verify="some"), "verify must be 'all', 'first' or 'none'"),  # type: ignore[arg-type]
     "a name": (lambda: replica(nn.Linear(2, 2), {"0.weight": torch.zeros(2)}), r"Linear has no parameter 0\.weight"),
     "max_norm": (

@@ -148,7 +148,6 @@ MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.Result]] = {
     "eigenvalue": lambda m, b: qm.top_eigenvalue(
         m, qm.cross_entropy, b, geometry=qm.Euclidean(), products="difference", tolerance=0.1
     ),
-    "normalised": lambda m, b: qm.gradient_norm(m, qm.normalised_logits(qm.cross_entropy), b, geometry=qm.Euclidean()),
 }
 
 
