@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,9 +280,3 @@ def test_a_detached_loss_has_neither_slope_nor_curvature(measure: Callable[..., 
 def test_batches_of_tokens(batch: Any, words: str) -> None:
     for function in (qm.next_token_cross_entropy, next_token_logits_and_labels):
         refused(partial(function, nn.Embedding(5, 3), batch), words)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"mean": 1}', '{"batches": 1}'])
-def test_files_that_are_no_result(text: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(text)
-    refused(lambda: qm.Result.load(tmp_path / "x.json"), "x.json must be JSON that holds measurements")
