@@ -75,9 +75,9 @@ def geometries(symmetries: Symmetries) -> dict[str, Geometry]:
         "euclidean": Euclidean(),
         "adaptive": Adaptive(),
         "linf": Euclidean(norm="linf"),
-        "inv": Quotient("inv", symmetries=symmetries, complete=False),
-        "mix": Quotient("mix", symmetries=symmetries.within("pairs"), complete=False),
-        "exact": Quotient("mix", "exact", symmetries=symmetries, complete=False),
+        "inv": Quotient("inv", symmetries=symmetries),
+        "mix": Quotient("mix", symmetries=symmetries.within("pairs")),
+        "exact": Quotient("mix", "exact", symmetries=symmetries),
     }
 
 

@@ -30,7 +30,6 @@ GEOMETRIES: st.SearchStrategy[Geometry] = st.one_of(
         geodesic=st.sampled_from(["first", "second", "exact"]),
         eps=st.floats(0, 1),
         symmetries=st.sampled_from(["all", "pairs", "paper"]),
-        complete=st.booleans(),
         verify=st.sampled_from(["all", "first", "none"]),
     ),
 )

@@ -175,7 +175,7 @@ def test_a_scalar_network_has_the_closed_form(
     b = sign * radius / math.sqrt(2) / (1.0 if metric == "inv" else 0.75)
     exact, truncated = (sign * 0.75 * (factor(metric, kind)(b) - 1) for kind in ("exact", order))
     model = Diagonal(u, v).eval()
-    geometry = Quotient(metric, order, symmetries=by_entry(model), verify="none", complete=False)
+    geometry = Quotient(metric, order, symmetries=by_entry(model), verify="none")
     batch = torch.tensor([[sign]], dtype=dtype)
     found = worst_case_sharpness(model, linear, [batch], geometry=geometry, radius=radius, steps=10)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
@@ -237,7 +237,7 @@ def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: f
     """L = u v: the relative speed is radius / sqrt(2)."""
     u = torch.ones(1, dtype=torch.float64)
     model = Diagonal(u, u.clone()).eval()
-    geometry = Quotient("inv", order, symmetries=by_entry(model), verify="none", complete=False)
+    geometry = Quotient("inv", order, symmetries=by_entry(model), verify="none")
     for radius, beyond in ((math.sqrt(2) * limit * 0.999, False), (math.sqrt(2) * limit * 1.001, True)):
         found = WorstCase(geometry, radius, steps=10).of(model, linear, [torch.ones(1, 1, dtype=torch.float64)])
         assert found.reach == pytest.approx(radius / math.sqrt(2), rel=1e-9)

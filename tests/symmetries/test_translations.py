@@ -164,7 +164,7 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     found = claimed(model)  # as if it did not rotate
     with pytest.raises(ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\)"):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
-    trusting = Quotient(symmetries=found, verify="none", complete=False)
+    trusting = Quotient(symmetries=found, verify="none")
     with pytest.raises(ValueError, match="must begin at the loss of the model"):
         worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2)
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
