@@ -78,7 +78,7 @@ def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, ra
     return {
         "geometry": geometry.name,
         "radius": radius,
-        "loss": matched.base_losses[0],
+        "loss": matched.batches[0].base_loss,
         "matched": matched.mean,
         "released": released.mean,
         "released_norm": (released.batches[0].norm or 0.0) / radius,

@@ -97,11 +97,6 @@ class Result:
         return tuple(each.value for each in self.batches)
 
     @property
-    def base_losses(self) -> tuple[float, ...]:
-        """Return L(w) on every batch."""
-        return tuple(each.base_loss for each in self.batches)
-
-    @property
     def mean(self) -> float:
         """Return the mean over batches, each counting the same."""
         return mean_and_error(self.values)[0]
@@ -117,19 +112,9 @@ class Result:
         return self.batches[0].standard_error if error is None else error
 
     @property
-    def loss_steps(self) -> tuple[tuple[float, ...], ...]:
-        """Return for every batch the losses of the best climb, its start first."""
-        return tuple(each.losses for each in self.batches)
-
-    @property
     def reach(self) -> float | None:
         """Return the largest `BatchResult.reach`; None where no geodesic is truncated."""
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
-
-    @property
-    def beyond_reach(self) -> bool:
-        """Say whether `reach` is above `REACH`: truncated geodesics may be far from the exact ones there."""
-        return self.truncation_warning is not None
 
     @property
     def late_rise(self) -> float | None:
@@ -199,7 +184,7 @@ class Result:
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
         stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
-        if self.beyond_reach:
+        if self.truncation_warning:
             stated.append(f"beyond reach, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 

@@ -77,7 +77,9 @@ class Expert(Net):
 
 def base_losses_are_the_models(model: nn.Module, batches: list[Batch]) -> None:
     found = qm.gradient_norm(model, loss, batches, geometry="inv")
-    assert found.base_losses == pytest.approx([float(loss(model, batch).detach()) for batch in batches], rel=1e-12)
+    assert [each.base_loss for each in found.batches] == pytest.approx(
+        [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_climb_stepped_by_hand() -> None:
     """
     result = legacy_sharpness(Point([0.0]), hill, [batch(0.3)], geometry=Euclidean(), radius=1.0, steps=5)
     points = [0.0, 0.75, -0.75, 0.9375, 0.5625, -0.09375]
-    assert result.loss_steps[0] == pytest.approx([1 - (x - 0.3) ** 2 for x in points], rel=1e-12)
+    assert result.batches[0].losses == pytest.approx([1 - (x - 0.3) ** 2 for x in points], rel=1e-12)
     assert result.mean == pytest.approx(0.09 - 0.2625**2)
     assert result.batches[0].norm == pytest.approx(0.5625)
 
@@ -64,7 +64,7 @@ def test_a_climb_stepped_by_hand() -> None:
 def test_a_linear_loss_pulls_by_momentum_from_the_first_step() -> None:
     """0, 3/4, 3/4, 15/16, 15/16, 63/64 of the radius: x_new = 3/4 radius + 1/4 x_old."""
     result = legacy_sharpness(Point(W), linear, [torch.from_numpy(SLOPE)], geometry=Euclidean(), radius=0.5, steps=5)
-    rises = np.array(result.loss_steps[0]) - result.base_losses[0]
+    rises = np.array(result.batches[0].losses) - result.batches[0].base_loss
     assert rises == pytest.approx(0.5 * np.linalg.norm(SLOPE) * np.array([0, 48, 48, 60, 60, 63]) / 64)
 
 
@@ -107,7 +107,7 @@ def test_one_zero_weight_switches_the_l2_projection_off_unless_eta_is_added() ->
     result = legacy_sharpness(model, linear, [slope], geometry=Adaptive(), radius=0.5, steps=10)
     assert result.batches[0].norm > 2 * 0.5
     first = 0.75 * 2 * 0.5 * (np.abs(W) @ SLOPE**2) / float(slope.norm())
-    assert result.loss_steps[0][1] - result.base_losses[0] == pytest.approx(first)
+    assert result.batches[0].losses[1] - result.batches[0].base_loss == pytest.approx(first)
     for kept in (
         legacy_sharpness(model, linear, [slope], geometry=Adaptive(0.01), radius=0.5, steps=10),
         legacy_sharpness(model, linear, [slope], geometry=Adaptive(norm="linf"), radius=0.5, steps=10),

@@ -112,7 +112,9 @@ def test_records_last_and_the_model_is_untouched(name: str, model: Classifier, b
     for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
         assert some.version == VERSION
     assert len(result.values) == 3
-    assert result.base_losses == pytest.approx([float(cross_entropy(model, b).detach()) for b in batches])
+    assert [each.base_loss for each in result.batches] == pytest.approx(
+        [float(cross_entropy(model, b).detach()) for b in batches]
+    )
     assert result.measure in str(result)
     assert result.standard_error == pytest.approx(float(torch.tensor(result.values).double().std()) / math.sqrt(3))
 
@@ -242,7 +244,7 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     assert seen == [(done, 3 * 3 * 6) for done in range(1, 55)]
     for smaller, larger in pairwise(profile):
         assert all(b >= a for a, b in zip(smaller.values, larger.values, strict=True))
-        assert larger.base_losses == smaller.base_losses
+        assert [each.base_loss for each in larger.batches] == [each.base_loss for each in smaller.batches]
     for each, radius in zip(profile, radii, strict=True):
         assert all(norm is not None and norm <= radius * (1 + 1e-12) for norm in (one.norm for one in each.batches))
     cold = worst_case_sharpness(model, cross_entropy, batches, radius=radii[0], **settings)

@@ -42,11 +42,9 @@ def test_result_holds_what_was_measured(model: Classifier, batches: list[Batch])
         progress=lambda _, *counts: seen.append(counts),
     )
     direct = [float(cross_entropy(model, batch).detach()) for batch in batches]
-    assert result.base_losses == pytest.approx(direct, rel=1e-12)
-    assert result.values == pytest.approx(
-        [max(steps) - base for steps, base in zip(result.loss_steps, result.base_losses, strict=True)]
-    )
-    assert all(len(steps) == 5 for steps in result.loss_steps)
+    assert [each.base_loss for each in result.batches] == pytest.approx(direct, rel=1e-12)
+    assert result.values == pytest.approx([max(each.losses) - each.base_loss for each in result.batches])
+    assert all(len(each.losses) == 5 for each in result.batches)
     assert result.mean == pytest.approx(np.mean(result.values))
     assert result.standard_error == pytest.approx(np.std(result.values, ddof=1) / math.sqrt(3))
     assert (result.forward_passes, result.backward_passes) == (3 * 2 * 5, 3 * 2 * 4)
@@ -83,8 +81,8 @@ def test_the_seed_decides_what_is_random_and_every_batch_has_its_own() -> None:
         for seed in (1, 1, 7)
     )
     assert first == again
-    assert first.loss_steps[0] != first.loss_steps[1]
-    assert first.loss_steps[0] not in other.loss_steps
+    assert first.batches[0].losses != first.batches[1].losses
+    assert first.batches[0].losses not in [each.losses for each in other.batches]
 
 
 def test_an_exactly_critical_model_is_measured_from_a_random_direction() -> None:

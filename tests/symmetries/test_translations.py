@@ -134,7 +134,7 @@ def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
     with pytest.raises(ValueError, match="Found 0 key bias: the loss on batch 0 changes along its orbit"):
         Quotient(symmetries=wrong).verified(model, squared, [x])
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
-    assert result.base_losses[0] == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
+    assert result.batches[0].base_loss == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
 
 def test_a_shift_that_is_not_made_up_for_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
