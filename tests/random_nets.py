@@ -14,26 +14,31 @@ HIDDEN = ("mask", "branch", "expert", "gate")
 """What may make a symmetry of the first two rows none of the others."""
 
 
-class Layer(nn.Module):
-    """One of several kinds of layers, x -> f(x) or x + f(x)."""
+KINDS = ("mlp", "glu", "norm", "rms", "gain", "attention", "linear")
+PARTS = {"glu": "a b c", "norm": "norm b", "rms": "norm b", "gain": "gain", "attention": "q k a b"}  # or "a b"
 
-    KINDS = ("mlp", "glu", "norm", "rms", "gain", "attention", "linear")
+
+class Layer(nn.Module):
+    """A layer of a kind, x -> f(x) or x + f(x)."""
+
     ACTS = (torch.relu, torch.tanh, nn.functional.gelu, nn.functional.leaky_relu, lambda x: torch.relu(x).square())
 
     def __init__(self, draw: torch.Generator, hidden: bool) -> None:
         super().__init__()
-        self.kind = self.KINDS[self._among(draw, len(self.KINDS))]
+        self.kind = KINDS[self._among(draw, len(KINDS))]
         self.act = self.ACTS[self._among(draw, len(self.ACTS))]
         self.residual = bool(self._among(draw, 2)) and self.kind not in ("norm", "rms")
         self.hides = HIDDEN[self._among(draw, len(HIDDEN))] if hidden and self._among(draw, 2) else ""
         width = 4 if self.kind in ("mlp", "glu") else D
         bias = bool(self._among(draw, 2))
-        self.a, self.b = nn.Linear(D, width, bias=bias), nn.Linear(width, D)
-        self.c, self.q, self.k = nn.Linear(D, width), nn.Linear(D, D, bias=bias), nn.Linear(D, D, bias=bias)
-        self.norm = nn.LayerNorm(D, eps=1e-5) if self.kind != "rms" else nn.RMSNorm(D, eps=1e-5)
-        self.gain = nn.Parameter(torch.ones(D))
-        self.gate = nn.Parameter(torch.full((D,), float(self._among(draw, 2))))
-        self.other = nn.ModuleDict({"far": nn.Linear(D, D)})
+        sizes = {"a": (D, width, bias), "b": (width, D), "c": (D, width), "q": (D, D, bias), "k": (D, D, bias)}
+        parts: dict[str, nn.Module | nn.Parameter] = {name: nn.Linear(*size) for name, size in sizes.items()}
+        parts["norm"] = (nn.RMSNorm if self.kind == "rms" else nn.LayerNorm)(D, eps=1e-5)
+        parts |= {"gain": nn.Parameter(torch.ones(D)), "expert": nn.Linear(D, D)}
+        parts["gate"] = nn.Parameter(torch.full((D,), float(self._among(draw, 2))))
+        for name in (*PARTS.get(self.kind, "a b").split(), self.hides):
+            if name in parts:
+                setattr(self, name, parts[name])
 
     @staticmethod
     def _among(draw: torch.Generator, n: int) -> int:
@@ -47,7 +52,7 @@ class Layer(nn.Module):
         if self.hides == "branch" and padded:
             y = torch.tanh(y)
         if self.hides == "expert" and padded:
-            y = y + self.other["far"](x)
+            y = y + self.expert(x)
         return x + y if self.residual else y
 
     def layer(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -85,24 +90,6 @@ class Net(nn.Module):
                 elif "gate" not in name:
                     start = float((".norm" in f".{name}" and name.endswith("weight")) or "gain" in name)
                     w.copy_(start + (0.0 if fresh else 0.5) * torch.randn(w.shape, generator=draw, dtype=w.dtype))
-        used = {id(w) for w in self._used()}
-        for w in self.parameters():
-            w.requires_grad_(id(w) in used)
-
-    def _used(self) -> list[Tensor]:
-        """The parameters that count: those of layers of other kinds stay frozen."""
-        kinds = {
-            "mlp": "a b", "glu": "a b c", "norm": "norm b", "rms": "norm b", "gain": "gain",
-            "attention": "q k a b", "linear": "a b",
-        }  # fmt: skip
-        found = [*self.norm.parameters(), *self.head.parameters()]
-        for layer in self.layers:
-            names = [*kinds[layer.kind].split(), *(["gate"] if layer.hides == "gate" else [])]
-            names += ["other"] if layer.hides == "expert" else []
-            for name in names:
-                part = getattr(layer, name)
-                found += list(part.parameters()) if isinstance(part, nn.Module) else [part]
-        return found
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for layer in self.layers:

@@ -8,18 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import (
-    Adaptive,
-    Euclidean,
-    Geometry,
-    Quotient,
-    TangentSpace,
-)
-from quotient_manifolds.symmetries import (
-    Scope,
-    Symmetries,
-    find_symmetries,
-)
+from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
+from quotient_manifolds.symmetries import Scope, Symmetries, find_symmetries
 from studies.appendix_g import AdaptiveNorm
 
 QUOTIENTS: list[Geometry] = [

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient
+from quotient_manifolds.manifolds import FixedRankQuotient
 from tests.cases import CASES, EVERY_BUILT_IN, INVARIANT, RELAXED, VECTORS, Case
 
 every_case = pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)
@@ -238,17 +238,6 @@ def test_the_check_holds_all_along_an_orbit(case: Case) -> None:
     ok, reason = case.manifold.check_vector_on_tangent(y, case.vertical(y)[0], explain=True)
     assert not ok
     assert reason == f"{case.manifold.vertical_equation} fails: relative vertical part 1"
-
-
-@pytest.mark.parametrize(("name", "t"), [("inv", 0.0), ("mix", 1.0)])
-def test_the_named_metrics_are_members_of_the_family(name: str, t: float) -> None:
-    for named, numbered in (
-        (FixedRankQuotient(4, 3, name), FixedRankQuotient(4, 3, t)),
-        (DiagonalQuotient(name), DiagonalQuotient(t)),
-    ):
-        x, u = torch.randn(2, *((7, 2) if isinstance(named, FixedRankQuotient) else (2, 3)), dtype=torch.float64)
-        for method in ("inner", "proju", "egrad2rgrad", "retr"):
-            assert torch.equal(getattr(named, method)(x, 0.1 * u), getattr(numbered, method)(x, 0.1 * u))
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix", 0.5])

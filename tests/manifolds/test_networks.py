@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
+    QuotientManifold,
     RotaryQuotient,
     ScaleQuotient,
     TranslationQuotient,
@@ -97,28 +99,27 @@ def test_circles_are_accurate_to_rounding_and_smooth_at_rest(length: float) -> N
         torch.autograd.gradgradcheck(lambda z, order=order: space.follow(z, order)[0], z)
 
 
-def test_weights_in_front_of_a_normalisation_lie_on_the_scale_quotient() -> None:
-    data, target = torch.randn(20, 4, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
-
-    def loss(w: Tensor) -> Tensor:  # three units, one point each
-        return ((F.batch_norm(data @ w.T, None, None, training=True, eps=1e-100) - target) ** 2).mean()
-
-    w = torch.randn(3, 4, dtype=torch.float64)
-    a = torch.tensor([0.1, 2.0, 30.0], dtype=torch.float64)
-    manifold = ScaleQuotient()
-    torch.testing.assert_close(loss(manifold.action(a, w)), loss(w), **exact)
-    assert abs(loss(-w) - loss(w)) > 1e-3
-    assert manifold.check_vector_on_tangent(w, manifold.at(w).vector(manifold.at(w).covector(torch.func.grad(loss)(w))))
+def normalised(w: Tensor, data: Tensor) -> Tensor:  # three units, one point each
+    return F.batch_norm(data @ w.T, None, None, training=True, eps=1e-100)
 
 
-def test_biases_of_a_softmax_lie_on_the_translation_quotient() -> None:
-    data, target = torch.randn(20, 4, dtype=torch.float64), torch.randint(0, 4, (20,))
+@pytest.mark.parametrize(
+    ("manifold", "shape", "A", "output"),
+    [
+        (ScaleQuotient(), (3, 4), torch.tensor([0.1, 2.0, 30.0], dtype=torch.float64), normalised),
+        (TranslationQuotient(), (4,), torch.tensor(5.0, dtype=torch.float64), lambda b, data: (data + b).softmax(-1)),
+    ],
+    ids=["weights in front of a normalisation", "biases of a softmax"],
+)
+def test_gradients_of_an_invariant_loss_are_horizontal(
+    manifold: QuotientManifold, shape: tuple[int, ...], A: Tensor, output: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    data, x = torch.randn(20, 4, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    target = torch.randn(output(x, data).shape, dtype=torch.float64)
 
-    def loss(b: Tensor) -> Tensor:
-        return F.cross_entropy(data + b, target)
+    def loss(x: Tensor) -> Tensor:
+        return ((output(x, data) - target) ** 2).mean()
 
-    b = torch.randn(4, dtype=torch.float64)
-    manifold = TranslationQuotient()
-    torch.testing.assert_close(loss(manifold.action(torch.tensor(5.0, dtype=torch.float64), b)), loss(b), **exact)
-    assert abs(loss(2 * b) - loss(b)) > 1e-3
-    assert manifold.check_vector_on_tangent(b, torch.func.grad(loss)(b))
+    torch.testing.assert_close(loss(manifold.action(A, x)), loss(x), **exact)
+    assert abs(loss(-x) - loss(x)) > 1e-3
+    assert manifold.check_vector_on_tangent(x, manifold.at(x).vector(manifold.at(x).covector(torch.func.grad(loss)(x))))

@@ -9,7 +9,7 @@ import numpy as np
 import pymanopt
 import pytest
 import torch
-from pymanopt.manifolds import Euclidean, FixedRankEmbedded, Positive, PSDFixedRank
+from pymanopt.manifolds import Euclidean, Positive
 from pymanopt.manifolds.manifold import Manifold
 from pymanopt.optimizers.optimizer import OptimizerResult
 from torch import Tensor
@@ -51,16 +51,6 @@ def minimize(view: Manifold, start: object, problem: Fit, solver: str, **setting
     return getattr(pymanopt.optimizers, solver)(verbosity=0, **settings).run(function, initial_point=start)
 
 
-def slope(error: Callable[[float], float], rounding: float) -> float:
-    """The exponent p of error(t) ~ t^p: the median over halvings of t. Infinite where the error is but rounding."""
-    times = 2.0 ** -np.arange(6, 12)
-    errors = np.array([error(t) for t in times])
-    if errors[0] < 100 * rounding:
-        return np.inf
-    errors = errors[errors > 100 * rounding]
-    return float(np.median(np.log2(errors[:-1] / errors[1:])))
-
-
 @every_case
 def test_it_is_a_manifold_of_pymanopt(case: Case) -> None:
     view = as_pymanopt(case.manifold, case.shape)
@@ -84,32 +74,13 @@ def test_metric_projection_and_gradient_are_those_of_the_dense_formulas(case: Ca
     np.testing.assert_allclose(view.norm(a, b), float(case.metric(x, u, u)) ** 0.5, rtol=1e-9)
     np.testing.assert_allclose(view.projection(a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(view.transport(c, a, b), case.project(x, u).numpy(), rtol=1e-8, atol=1e-8)
+    egrad, ehess = fit(case).gradient(a), fit(case).hessian(a, b)
+    hessian = case.manifold.at(x).hessian(torch.from_numpy(egrad), torch.from_numpy(ehess), u)
+    np.testing.assert_allclose(view.euclidean_to_riemannian_hessian(a, egrad, ehess, b), hessian.numpy(), rtol=1e-12)
     # pymanopt's `Euclidean` and ours pair with a horizontal vector to the same derivative
-    flat, h, egrad = Euclidean(*case.shape), view.random_tangent_vector(a), fit(case).gradient(a)
+    flat, h = Euclidean(*case.shape), view.random_tangent_vector(a)
     gradient = view.euclidean_to_riemannian_gradient(a, egrad)
     np.testing.assert_allclose(view.inner_product(a, gradient, h), flat.inner_product(a, egrad, h), rtol=1e-9)
-
-
-@every_case
-@pytest.mark.parametrize("curve", ["exp", "retraction"])
-def test_taylor_remainders_have_slopes_2_and_3(case: Case, curve: str) -> None:
-    """f(gamma(t)) less its model of order 1 falls as t^2, less that of order 2 as t^3."""
-    view, problem = as_pymanopt(case.manifold, case.shape), fit(case)
-    x = case.point(4).numpy()
-    u = 0.5 * view.random_tangent_vector(x)
-    egrad = problem.gradient(x)
-    first = view.inner_product(x, view.euclidean_to_riemannian_gradient(x, egrad), u)
-    hess = view.euclidean_to_riemannian_hessian(x, egrad, problem.hessian(x, u), u)
-    second = view.inner_product(x, hess, u)
-
-    def rest(t: float, order: int) -> float:
-        model = problem.cost(x) + t * first + (t**2 / 2 * second if order == 2 else 0)
-        return abs(problem.cost(getattr(view, curve)(x, t * u)) - model)
-
-    rounding = np.finfo(float).eps * problem.cost(x)
-    assert abs(slope(lambda t: rest(t, 1), rounding) - 2) < 0.1
-    # more than 3 where the third derivative is small: geodesics of `mix` may move the product on a straight line
-    assert slope(lambda t: rest(t, 2), rounding) > 2.9
 
 
 def test_positive_is_the_inv_metric_of_each_factor() -> None:
@@ -132,52 +103,16 @@ def test_positive_is_the_inv_metric_of_each_factor() -> None:
 
 
 @pytest.mark.parametrize(("solver", "metric"), SOLVERS.items())
-def test_fixed_rank_embedded_reaches_the_same_matrix(solver: str, metric: str | float) -> None:
-    """The nearest matrix of rank 2 in a weighted norm: no closed form, so pymanopt's own manifold is the oracle."""
+def test_solvers_find_the_nearest_matrix_of_lower_rank(solver: str, metric: str | float) -> None:
+    """Which is the truncated singular value decomposition; from badly balanced factors of another matrix."""
     n, m, h = 6, 5, 2
-    rng = np.random.default_rng(0)
-    target, weight = rng.standard_normal((n, m)), rng.uniform(0.5, 1.5, (n, m))
+    target = np.random.default_rng(0).standard_normal((n, m))
     U, s, Vt = np.linalg.svd(target, full_matrices=False)
-    U, s, Vt = U[:, :h], s[:h], Vt[:h]
-
-    embedded = FixedRankEmbedded(n, m, h)
-    numpy = pymanopt.function.numpy(embedded)
-    problem = pymanopt.Problem(
-        embedded,
-        numpy(lambda u, s, vt: float((weight * ((u * s) @ vt - target) ** 2).sum()) / 2),
-        riemannian_gradient=numpy(
-            lambda u, s, vt: embedded.projection((u, s, vt), weight * ((u * s) @ vt - target)),
-        ),
-    )
-    end = pymanopt.optimizers.ConjugateGradient(verbosity=0, min_gradient_norm=1e-9).run(
-        problem, initial_point=embedded.random_point().__class__(U, s, Vt)
-    )
-    wanted = (end.point[0] * end.point[1]) @ end.point[2]
-
-    fitted = Fit(lambda x: torch.from_numpy(weight) ** 0.5 * (x[:n] @ x[n:].T), torch.from_numpy(weight**0.5 * target))
+    start = np.concatenate([U[:, :h] + 0.3, 7 * Vt.T[:, :h]])
+    problem = Fit(lambda x: x[:n] @ x[n:].T, torch.from_numpy(target))
     view = as_pymanopt(FixedRankQuotient(n, m, metric), (n + m, h))
-    start = np.concatenate([U * s / 7, 7 * Vt.T])
-    got = minimize(view, start, fitted, solver, min_gradient_norm=1e-9)
-    np.testing.assert_allclose(got.cost, end.cost, rtol=1e-12)
-    np.testing.assert_allclose(got.point[:n] @ got.point[n:].T, wanted, atol=1e-6)
-    assert np.abs(wanted - (U * s) @ Vt).max() > 1e-2  # the weights matter: it is not the truncated SVD
-
-
-def test_psd_fixed_rank_is_the_balanced_metric_where_both_factors_agree() -> None:
-    """At G = H and equal velocities, W_G = W_H = I for t = 1/2: twice the metric, and its projection of both halves."""
-    n, h = 5, 2
-    view, psd = as_pymanopt(FixedRankQuotient(n, n, 0.5), (2 * n, h)), PSDFixedRank(n, h)
-    Y = psd.random_point()
-    xi, eta = (psd.random_tangent_vector(Y) for _ in range(2))
-
-    def twice(y: Array) -> Array:
-        return np.concatenate([y, y])
-
-    inner = view.inner_product(twice(Y), twice(xi), twice(eta))
-    np.testing.assert_allclose(inner, 2 * psd.inner_product(Y, xi, eta), rtol=1e-10)
-    ambient = np.random.default_rng(0).standard_normal((n, h))
-    projected = view.projection(twice(Y), twice(ambient))
-    np.testing.assert_allclose(projected, twice(psd.projection(Y, ambient)), rtol=1e-9, atol=1e-12)
+    got = minimize(view, start, problem, solver, min_gradient_norm=1e-9)
+    np.testing.assert_allclose(got.point[:n] @ got.point[n:].T, (U[:, :h] * s[:h]) @ Vt[:h], atol=1e-6)
 
 
 def test_absence_of_pymanopt_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

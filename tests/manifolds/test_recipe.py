@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,12 +80,9 @@ def rescale(a: Tensor, x: Tensor) -> Tensor:
     return torch.stack([x[0] / a, x[1] * a])
 
 
-def mixed(x: Tensor, eta: Tensor, zeta: Tensor) -> Tensor:
-    return (eta * zeta * x.flip(0) ** 2).sum()
-
-
-def toy(dtype: torch.dtype = torch.float64) -> Recipe:
-    return Recipe(rescale, mixed, shape=(2,), identity=torch.tensor(1.0, dtype=dtype))
+def toy(metric: Callable[..., Tensor] = lambda x, e, f: (e * f * x.flip(0) ** 2).sum(), **options: object) -> Recipe:
+    given: dict[str, object] = {"shape": (2,), "identity": torch.ones(()), **options}
+    return Recipe(rescale, metric, **given)  # type: ignore[arg-type]
 
 
 def test_the_end_of_a_geodesic_is_found_and_does_not_disturb_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

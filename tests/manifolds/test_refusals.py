@@ -14,7 +14,6 @@ from quotient_manifolds.manifolds import (
     DiagonalQuotient,
     FixedRankQuotient,
     GeodesicError,
-    Recipe,
     RotaryQuotient,
     ScaleQuotient,
     TranslationQuotient,
@@ -22,19 +21,11 @@ from quotient_manifolds.manifolds import (
 )
 from quotient_manifolds.pymanopt import as_pymanopt
 from tests.cases import EVERY, Case
+from tests.manifolds.test_recipe import toy
 from tests.refusals import one_sentence
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 PAIR, ONES, PLANE = FixedRankQuotient(3, 2), torch.ones(5, 1), RotaryQuotient(2, 1)
-
-
-def rescale(a: Tensor, x: Tensor) -> Tensor:
-    return torch.stack([x[0] / a, x[1] * a])
-
-
-def toy(metric: Callable[..., Tensor] = lambda x, e, f: (e * f * x.flip(0) ** 2).sum(), **options: object) -> Recipe:
-    given: dict[str, object] = {"shape": (2,), "identity": torch.ones(()), **options}
-    return Recipe(rescale, metric, **given)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds.symmetries.move import act, group_element
 from tests.handwritten_models import NanoGPT
+from tests.models import llama
 
 Case = tuple[nn.Module, Any, Tensor]
 
@@ -64,19 +65,10 @@ def gpt() -> Case:
     return Words(NanoGPT()).eval(), torch.randint(11, (16, 6)), torch.randint(11, (16,))
 
 
-def llama() -> Case:
+def rotary() -> Case:
     """Rotary planes, with grouped queries, and gated neurons."""
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=17,
-        hidden_size=16,
-        intermediate_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return Words(transformers.LlamaForCausalLM(config)).eval(), torch.randint(17, (8, 5)), torch.randint(17, (8,))
+    model = Words(llama(vocab_size=17, num_hidden_layers=1))
+    return model.eval(), torch.randint(17, (8, 5)), torch.randint(17, (8,))
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -86,7 +78,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "A = 0": lambda: at_zero("A"),
     "encoder": encoder,
     "GPT": gpt,
-    "Llama": llama,
+    "Llama": rotary,
 }
 
 

@@ -67,15 +67,9 @@ def test_gradients_of_parts_of_a_batch_add_up_also_in_a_compiled_model() -> None
 def test_the_trainer_takes_it_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=30,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    dropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(num_hidden_layers=1, **sizes, **dropped)
     torch.manual_seed(0)
     lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
     start = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
@@ -85,17 +79,9 @@ def test_the_trainer_takes_it_and_goes_on_from_its_checkpoint(tmp_path: Path) ->
 
     def trained(folder: Path, steps: int, resume: Path | None = None) -> nn.Module:
         model = copy.deepcopy(start)
-        settings = transformers.TrainingArguments(
-            output_dir=str(folder),
-            max_steps=steps,
-            per_device_train_batch_size=8,
-            save_steps=2,
-            max_grad_norm=0.0,
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            seed=0,
-        )
+        how: dict[str, Any] = {"per_device_train_batch_size": 8, "save_steps": 2, "max_grad_norm": 0.0, "seed": 0}
+        silent: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
+        settings = transformers.TrainingArguments(output_dir=str(folder), max_steps=steps, **how, **silent)
         optimizer = adam(model, found)
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
         trainer = transformers.Trainer(model, settings, train_dataset=rows, optimizers=(optimizer, schedule))

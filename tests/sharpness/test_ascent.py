@@ -217,27 +217,6 @@ def test_restarts_find_what_the_first_climb_misses() -> None:
     assert several.base == alone.base
 
 
-def vertices(dimension: int) -> Tensor:
-    return torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * dimension)
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("radius", [0.05, 0.25])
-def test_the_maximum_of_a_quadratic_on_the_box_is_the_best_vertex(seed: int, radius: float) -> None:
-    """Convex along every axis, so the maximum is at a vertex: all are searched."""
-    function, A, _ = quadratic(seed, 6)
-    bowl = torch.tensor(np.abs(A).max() * 1.01 * np.eye(6))
-
-    def convex(z: Tensor) -> Tensor:
-        return function(z) + z @ bowl @ z / 2
-
-    best = max(float(convex(radius * vertex)) for vertex in vertices(6))
-    f = Plain(convex, (6,), norm="linf")
-    found = AutoPGD(steps=15, restarts=40).maximise(f, radius, generator(), norm="linf")
-    assert best * 0.999 <= found.loss <= best * (1 + 1e-12)
-    assert all(float(z.abs().max()) <= radius for z in f.points)
-
-
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_a_start_is_scaled_into_the_ball_left_as_it_is_and_never_lost(norm: str) -> None:
     start = torch.tensor([0.0, 3.0, -4.0], dtype=torch.float64)

@@ -75,13 +75,6 @@ class Expert(Net):
         return self.head(torch.tanh(z).sum(1))
 
 
-def base_losses_are_the_models(model: nn.Module, batches: list[Batch]) -> None:
-    found = qm.gradient_norm(model, loss, batches, geometry="inv")
-    assert [each.base_loss for each in found.batches] == pytest.approx(
-        [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
-    )
-
-
 @pytest.mark.parametrize(
     ("made", "batches", "where", "fresh"),
     [(Net, LATER_ROWS, 0, True), (Branch, LATER_BATCHES, 2, False), (Expert, LATER_BATCHES, 2, True)],
@@ -92,7 +85,10 @@ def test_symmetries_that_fail_on_a_later_row_or_batch_are_left_out_with_a_warnin
     """Also where the model is canonical already, and moves nowhere at the start of a measure."""
     model = made(fresh)
     with pytest.warns(UserWarning, match=f"not quotiented out: .*batch {where}"):
-        base_losses_are_the_models(model, batches)
+        found = qm.gradient_norm(model, loss, batches, geometry="inv")
+    assert [each.base_loss for each in found.batches] == pytest.approx(
+        [float(loss(model, batch).detach()) for batch in batches], rel=1e-12
+    )
     geometry = qm.Quotient("inv", symmetries=propose_symmetries(model, batches[0], evaluate=loss))
     with pytest.raises(ValueError, match=f"batch {where}"):
         qm.gradient_norm(model, loss, batches, geometry=geometry)
@@ -144,7 +140,7 @@ def two_layers() -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_given_symmetries_are_completed_by_what_the_loss_does_not_see_unless_they_are_trusted(shift: float) -> None:
+def test_given_symmetries_are_completed_by_what_the_loss_does_not_see(shift: float) -> None:
     """Outputs see a shift of all logits, cross-entropy does not."""
     model, batches = two_layers()
     with torch.no_grad():

@@ -61,13 +61,6 @@ def test_a_climb_stepped_by_hand() -> None:
     assert result.batches[0].norm == pytest.approx(0.5625)
 
 
-def test_a_linear_loss_pulls_by_momentum_from_the_first_step() -> None:
-    """0, 3/4, 3/4, 15/16, 15/16, 63/64 of the radius: x_new = 3/4 radius + 1/4 x_old."""
-    result = legacy_sharpness(Point(W), linear, [torch.from_numpy(SLOPE)], geometry=Euclidean(), radius=0.5, steps=5)
-    rises = np.array(result.batches[0].losses) - result.batches[0].base_loss
-    assert rises == pytest.approx(0.5 * np.linalg.norm(SLOPE) * np.array([0, 48, 48, 60, 60, 63]) / 64)
-
-
 @pytest.mark.parametrize(
     ("geometry", "c"),
     [

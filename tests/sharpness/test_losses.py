@@ -10,42 +10,31 @@ from torch import Tensor, nn
 
 import quotient_manifolds as qm
 from quotient_manifolds.sharpness.losses import next_token_logits_and_labels
+from studies.fibres import small_model
 
-transformers = pytest.importorskip("transformers")
-
-
-def causal(kind: str) -> nn.Module:
-    torch.manual_seed(0)
-    if kind == "gpt2":
-        return transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
-        ).eval()
-    config = transformers.LlamaConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+CAUSAL = ("gpt2 with a head", "llama with a head")
 
 
 def padded() -> dict[str, Tensor]:
-    ids = torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(8, (3, 4), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
-    mask[1, 4:] = 0
+    mask[1, 2:] = 0
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_next_tokens_are_those_of_hugging_face(kind: str) -> None:
-    model, batch = causal(kind), padded()
+@pytest.mark.parametrize("name", CAUSAL)
+def test_next_tokens_are_those_of_hugging_face(name: str) -> None:
+    model, batch = small_model(name)[0], padded()
     expected = model(**batch).loss.item()
     unlabelled = {key: value for key, value in batch.items() if key != "labels"}
     for given in (batch, unlabelled, (unlabelled, batch["labels"])):
         assert qm.next_token_cross_entropy(model, given).item() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_cross_entropy_of_a_causal_model_names_the_other(kind: str) -> None:
+@pytest.mark.parametrize("name", CAUSAL)
+def test_cross_entropy_of_a_causal_model_names_the_other(name: str) -> None:
     with pytest.raises(ValueError, match="use next_token_cross_entropy"):
-        qm.cross_entropy(causal(kind), padded())
+        qm.cross_entropy(small_model(name)[0], padded())
 
 
 class Returns(nn.Module):

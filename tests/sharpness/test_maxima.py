@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -44,8 +44,7 @@ class Bilinear(nn.Module):
         return output(self.G @ self.H.mT, self.c, x, y)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     n: int
     m: int
     h: int
@@ -54,10 +53,6 @@ class Case:
     at_minimum: bool
     seed: int
     restarts: int = 7
-
-    def __str__(self) -> str:
-        place = "minimum" if self.at_minimum else "slope"
-        return f"{self.n}x{self.m}x{self.h}-{self.loss}-{self.radius}-{place}"
 
 
 CASES = [
@@ -161,10 +156,8 @@ def exhaustive_maximum(value: Callable[[Tensor], Tensor], dimension: int, radius
     best = float(values.max())
     for start in a[values.topk(6).indices] / radius:
         for onto in (sphere, ball):
-            begin = (
-                start.numpy() if onto is sphere else (0.99 * start / (1 - 0.98 * start.square().sum()).sqrt()).numpy()
-            )
-            best = max(best, -minimize(negative, begin, args=(onto,), jac=True, method="L-BFGS-B").fun)
+            begin = start if onto is sphere else 0.99 * start / (1 - 0.98 * start.square().sum()).sqrt()
+            best = max(best, -minimize(negative, begin.numpy(), args=(onto,), jac=True, method="L-BFGS-B").fun)
     return best
 
 

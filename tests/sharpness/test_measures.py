@@ -24,11 +24,9 @@ from quotient_manifolds.sharpness import (
     worst_case_profile,
     worst_case_sharpness,
 )
-from quotient_manifolds.symmetries import (
-    Params,
-)
+from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
-from tests.classifiers import Batch, Classifier
+from tests.classifiers import Batch, Classifier, moved
 
 Measure = Callable[..., Result]
 
@@ -91,7 +89,8 @@ def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
     "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
-    "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive()}),
+    "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Quotient("inv")}),
+    "average in a box": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive(norm="linf")}),
     "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "geometry": Adaptive(0.01)}),
     "gradient": (gradient_norm, {"geometry": Adaptive()}),
     "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
@@ -103,10 +102,18 @@ MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
 def test_records_last_and_the_model_is_untouched(name: str, model: Classifier, batches: list[Batch]) -> None:
     measure, settings = MEASURES[name]
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    result = measure(model, cross_entropy, batches, **settings)
+    seen: list[tuple[int, int]] = []
+    result = measure(model, cross_entropy, batches, progress=lambda _, *counts: seen.append(counts), **settings)
+    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
+    assert seen
     for gradients_off in (torch.no_grad, torch.inference_mode):  # they are turned on where they are needed
         with gradients_off():
             assert measure(model, cross_entropy, batches, **settings) == result
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert measure(model, cross_entropy, batches, **settings) == result
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(w.grad is None for w in model.parameters())
     for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
@@ -117,36 +124,6 @@ def test_records_last_and_the_model_is_untouched(name: str, model: Classifier, b
     )
     assert result.measure in str(result)
     assert result.standard_error == pytest.approx(float(torch.tensor(result.values).double().std()) / math.sqrt(3))
-
-
-@pytest.mark.parametrize(
-    ("name", "geometry"),
-    [
-        *((name, None) for name in MEASURES),
-        *((name, Quotient("inv")) for name in ("worst case", "average", "trace", "eigenvalue")),
-        *((name, Adaptive(norm="linf")) for name in ("worst case", "average")),
-    ],
-)
-def test_values_do_not_depend_on_the_default_dtype(
-    name: str, geometry: Geometry | None, model: Classifier, batches: list[Batch]
-) -> None:
-    measure, settings = MEASURES[name]
-    settings = settings if geometry is None else {**settings, "geometry": geometry}
-    single = measure(model, cross_entropy, batches, **settings)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert measure(model, cross_entropy, batches, **settings) == single
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_progress_counts_to_its_total(name: str, model: Classifier, batches: list[Batch]) -> None:
-    measure, settings = MEASURES[name]
-    seen: list[tuple[int, int]] = []
-    measure(model, cross_entropy, batches, progress=lambda _, *counts: seen.append(counts), **settings)
-    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
-    assert seen
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -251,3 +228,82 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     assert profile[0].values == cold.values
     last = WorstCase(geometry, radii[2], steps=5, after=radii[:2])
     assert last.of(model, cross_entropy, batches) == profile[2]  # the smaller radii climbed again for it alone
+
+
+# ---- the worst case
+
+
+def test_adaptive_and_euclidean_sharpness_are_not_invariant(model: Classifier, batches: list[Batch]) -> None:
+    for geometry in (Adaptive(), Euclidean()):
+        here, there = (
+            worst_case_sharpness(m, cross_entropy, batches, geometry=geometry, radius=0.1, steps=5)
+            for m in (model, moved(model, batches[0][0], 0.01))
+        )
+        assert abs(there.mean / here.mean - 1) > 0.5, geometry.name
+
+
+def test_a_worst_case_holds_what_was_measured_on_each_batch_alone(model: Classifier, batches: list[Batch]) -> None:
+    settings: dict[str, Any] = {"radius": 0.2, "steps": 4, "restarts": 1, "seed": 5}
+    result = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient("mix"), **settings)
+    rises = [max(each.losses) - each.base_loss for each in result.batches]
+    assert result.values == pytest.approx(rises)
+    assert all(len(each.losses) == 5 for each in result.batches)
+    assert (result.forward_passes, result.backward_passes) == (3 * 2 * 5, 3 * 2 * 4)
+    assert (result.measure, result.geometry) == ("worst-case sharpness", "mix (second order)")
+    assert result.settings == {**settings, "after": ""}
+    assert all(norm is not None and norm <= 0.2 * (1 + 1e-12) for norm in (each.norm for each in result.batches))
+    assert not any(each.critical_start for each in result.batches)
+    together = worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=5)
+    for index, batch in enumerate(batches):
+        alone = worst_case_sharpness(model, cross_entropy, [batch], geometry=Adaptive(), radius=0.1, steps=5)
+        assert alone.values[0] == together.values[index]
+        assert alone.standard_error is None
+
+
+def test_a_critical_model_is_left_in_a_direction_that_the_seed_decides() -> None:
+    """Least squares exactly at the minimum, where the gradient is 0; every batch has a direction of its own."""
+    model = nn.Linear(2, 1, bias=False).double().eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+    x = torch.eye(2, dtype=torch.float64)
+    batch = (x, model(x).detach())
+
+    def climbed(seed: int, steps: int) -> Result:
+        square = lambda m, b: ((m(b[0]) - b[1]) ** 2).mean()  # noqa: E731
+        return worst_case_sharpness(model, square, [batch] * 2, geometry=Adaptive(), radius=0.1, steps=steps, seed=seed)
+
+    first, again, other = (climbed(seed, 2) for seed in (1, 1, 7))
+    assert first == again
+    assert first.batches[0].losses != first.batches[1].losses
+    assert first.batches[0].losses not in [each.losses for each in other.batches]
+    result = climbed(0, 40)
+    assert all(each.critical_start for each in result.batches)
+    assert result.mean == pytest.approx(0.1**2 * 4 / 2, rel=1e-2)
+
+
+def test_a_loss_may_call_any_part_of_the_model(model: Classifier, batches: list[Batch]) -> None:
+    def through_a_part(model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(model, Classifier)
+        x = batch[0]
+        return nn.functional.cross_entropy(
+            model.head(model.attention(x, x, x, need_weights=False)[0].mean(1)), batch[1]
+        )
+
+    plain, parts = (
+        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=0.1, steps=3)
+        for loss in (cross_entropy, through_a_part)
+    )
+    assert parts == plain
+
+
+def test_a_loss_that_differs_without_gradients_is_measured_with_them(model: Classifier, batches: list[Batch]) -> None:
+    """As some layers' fast paths do: what is compared with the start has to be computed as the start was."""
+
+    def two_faced(model: torch.nn.Module, batch: Batch) -> Tensor:
+        return cross_entropy(model, batch) + (0.0 if torch.is_grad_enabled() else 1.0)
+
+    honest, other = (
+        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=1e-3, steps=3)
+        for loss in (cross_entropy, two_faced)
+    )
+    assert other.mean == pytest.approx(honest.mean, rel=1e-9)

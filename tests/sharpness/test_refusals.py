@@ -37,14 +37,12 @@ class Net(nn.Module):
         return self.last(self.drop(torch.tanh(self.change(self, self.first(x)))))
 
 
-class Closure(nn.Module):
+class Closure(Net):
     """Holds a function that closes over the module itself, as a copy of it would still do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = Net()
-        self.function = lambda x: self.body(x)
-        self.eval()
+        self.function = lambda x: Net.forward(self, x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
@@ -55,24 +53,13 @@ class Checkpointed(Net):
         return self.last(checkpoint(self.first, x, use_reentrant=True).tanh())
 
 
-class Locked(Net):
-    """Holds what cannot be copied."""
+def spoilt(spoil: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = Net()
+        spoil(model)
+        return model
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-def with_nan() -> nn.Module:
-    model = Net()
-    model.last.bias.data[0] = math.nan
-    return model
-
-
-def dropping() -> nn.Module:
-    model = Net()
-    model.drop.train()
-    return model
+    return make
 
 
 def clamped(model: Any, z: Tensor) -> Tensor:
@@ -105,12 +92,15 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: nn.Linear(3, 3, device="meta").eval(), "meta device"),
     "empty": (lambda: nn.Identity().eval(), "no parameter to measure"),
     "training": (lambda: Net().train(), "must be in eval mode. Found the model itself"),
-    "part of it training": (dropping, r"Found drop \(Dropout\) in train mode; call model\.eval\(\)"),
-    "nan weight": (with_nan, r"Parameter last\.bias holds NaN or infinity"),
+    "part of it training": (
+        spoilt(lambda m: m.drop.train()),
+        r"Found drop \(Dropout\) in train mode; call model\.eval",
+    ),
+    "nan weight": (spoilt(lambda m: m.last.bias.data.fill_(math.nan)), r"Parameter last\.bias holds NaN or infinity"),
     "writes its weights": (lambda: Net(clamped), r"must leave the weights alone\. Found .* first\.weight"),
     "closes over itself": (Closure, "a closure"),
     "reentrant": (Checkpointed, r"first runs with gradients turned off .* use_reentrant=False"),
-    "lock": (Locked, "must be copyable.*lock"),
+    "lock": (spoilt(lambda m: setattr(m, "lock", threading.Lock())), "must be copyable.*lock"),
 }
 LOSSES: dict[str, tuple[Any, str]] = {
     "noisy": (lambda m, b: ENTROPY(m, b) + 1e-3 * torch.rand(()), "must be deterministic"),

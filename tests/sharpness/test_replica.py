@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,6 @@ from torch.nn.utils import prune
 
 import quotient_manifolds as qm
 from quotient_manifolds.replica import private_batch, replica
-from quotient_manifolds.symmetries import Symmetries
 
 Batch = tuple[Tensor, Tensor]
 WIDTH, CLASSES = 6, 3
@@ -75,14 +73,6 @@ class InPlace(nn.Module):
         return self.last(self.first(x)) * self.calls * self.cache["scale"].to(x)
 
 
-def weight_norm() -> nn.Module:
-    model = plain()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nn.utils.weight_norm(model[0])
-    return model
-
-
 def pruned() -> nn.Module:
     model = plain()
     prune.random_unstructured(model[0], "weight", 0.3)
@@ -97,9 +87,8 @@ def parametrised() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES)
-    )
+    norm = nn.BatchNorm1d(WIDTH)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -109,7 +98,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "max_norm": lambda: Embedded(frozen=False),
     "frozen max_norm": lambda: Embedded(frozen=True),
     "in place": InPlace,
-    "weight norm": weight_norm,
     "pruned": pruned,
     "parametrised": parametrised,
     "batch norm": normed,
@@ -122,12 +110,6 @@ def made(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     return MODELS[name]().to(dtype).eval()
 
 
-def two_pairs(model: nn.Module) -> Symmetries:
-    """Of two linear layers in a row."""
-    x = torch.randn(2, WIDTH, dtype=next(model.parameters()).dtype)
-    return qm.find_symmetries(model, x)
-
-
 def linear_pair() -> nn.Module:
     torch.manual_seed(3)
     shared = nn.Linear(WIDTH, WIDTH)
@@ -135,19 +117,17 @@ def linear_pair() -> nn.Module:
     return nn.Sequential(shared, nn.Tanh(), pair, nn.Tanh(), shared, nn.Linear(WIDTH, CLASSES)).double().eval()
 
 
-MEASURES: dict[str, Callable[[nn.Module, list[Batch]], qm.Result]] = {
-    "worst case": lambda m, b: qm.worst_case_sharpness(
-        m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3
-    ),
-    "legacy": lambda m, b: qm.legacy_sharpness(m, qm.cross_entropy, b, geometry=qm.Adaptive(), radius=0.05, steps=3),
-    "average": lambda m, b: qm.average_case_sharpness(
-        m, qm.cross_entropy, b, geometry=qm.Euclidean(), sigma=0.01, samples=2
-    ),
-    "gradient": lambda m, b: qm.gradient_norm(m, qm.cross_entropy, b, geometry=qm.Euclidean()),
-    "trace": lambda m, b: qm.hessian_trace(m, qm.cross_entropy, b, geometry=qm.Euclidean(), samples=2),
-    "eigenvalue": lambda m, b: qm.top_eigenvalue(
-        m, qm.cross_entropy, b, geometry=qm.Euclidean(), products="difference", tolerance=0.1
-    ),
+def measuring(measure: Callable[..., qm.Result], geometry: str, **settings: Any) -> Callable[..., qm.Result]:
+    return lambda model, batches, loss=qm.cross_entropy: measure(model, loss, batches, geometry=geometry, **settings)
+
+
+MEASURES: dict[str, Callable[..., qm.Result]] = {
+    "worst case": measuring(qm.worst_case_sharpness, "adaptive", radius=0.05, steps=3),
+    "legacy": measuring(qm.legacy_sharpness, "adaptive", radius=0.05, steps=3),
+    "average": measuring(qm.average_case_sharpness, "euclidean", sigma=0.01, samples=2),
+    "gradient": measuring(qm.gradient_norm, "euclidean"),
+    "trace": measuring(qm.hessian_trace, "euclidean", samples=2),
+    "eigenvalue": measuring(qm.top_eigenvalue, "euclidean", products="difference", tolerance=0.1),
 }
 
 
@@ -159,9 +139,7 @@ class State:
     """Everything of a model that a measure might change: tensors (which ones, and their bits), attributes, hooks."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors = {
-            id(t): (t, t.detach().clone(), t.requires_grad, t.grad if t.is_leaf else None) for t in self._tensors(model)
-        }
+        self.tensors = {id(t): (t, t.detach().clone(), t.requires_grad, _grad(t)) for t in self._tensors(model)}
         self.places = self._places(model)
         self.order = [id(t) for t in self._tensors(model)]
 
@@ -213,9 +191,8 @@ def test_a_replica_computes_what_a_model_with_these_parameters_does(name: str) -
     model, (x, _) = made(name), batch()
     params = {key: w.detach() + 0.1 * torch.randn_like(w) for key, w in model.named_parameters()}
     with untouched(model, (x, x)):
-        outputs = [
-            replica(model, {key: w.clone() for key, w in params.items()})(private_batch(x)).detach() for _ in range(2)
-        ]
+        own = [{key: w.clone() for key, w in params.items()} for _ in range(2)]
+        outputs = [replica(model, each)(private_batch(x)).detach() for each in own]
     assert torch.equal(outputs[0], outputs[1])  # fresh every time
     assert torch.allclose(outputs[0], copied_by_hand(name, params)(x.clone()), rtol=1e-12)
 
@@ -228,7 +205,7 @@ def test_no_measure_touches_the_model_and_all_calls_agree(name: str, measure: st
         with untouched(model, data), pytest.raises(ValueError, match="must leave the weights alone"):
             MEASURES[measure](model, [data])
         return
-    wrong = measure == "trace" and name in ("weight norm", "parametrised")  # torch's second derivative of a weight norm
+    wrong = measure == "trace" and name == "parametrised"  # torch's second derivative of a weight norm is
     with pytest.warns(UserWarning, match="second derivative by autograd") if wrong else nullcontext():
         with untouched(model, data):
             values = [MEASURES[measure](model, [data]).values for _ in range(3)]
@@ -282,12 +259,11 @@ class Interrupter:
 
 
 def small_jobs(model: nn.Module, data: Batch) -> dict[str, Callable[[], object]]:
-    symmetries = two_pairs(model)
+    symmetries = qm.find_symmetries(model, data[0])
     quotient = qm.Quotient("mix", symmetries=symmetries)
+    worst = qm.sharpness.WorstCase(quotient, radius=0.1, steps=1)
     return {
-        "worst case": lambda: qm.worst_case_sharpness(
-            model, qm.cross_entropy, [data], geometry=quotient, radius=0.1, steps=1
-        ),
+        "worst case": lambda: worst.of(model, qm.cross_entropy, [data]),
         "proof": lambda: qm.prove_symmetries(model, data[0], symmetries),
     }
 
@@ -332,13 +308,10 @@ def test_a_loss_that_is_a_module_shares_what_it_shares_with_the_model() -> None:
             return qm.cross_entropy(model, batch) + self.part.weight.square().sum()
 
     model, data = made("plain"), batch()
+    by_hand = lambda given, batch: qm.cross_entropy(given, batch) + given[2].weight.square().sum()  # noqa: E731
     with untouched(model, data):
-        found = qm.gradient_norm(model, Penalised(model[2]), [data], geometry=qm.Euclidean()).mean
-
-    def by_hand(given: nn.Module, batch: Batch) -> Tensor:
-        return qm.cross_entropy(given, batch) + given[2].weight.square().sum()
-
-    assert found == qm.gradient_norm(model, by_hand, [data], geometry=qm.Euclidean()).mean
+        found, expected = (MEASURES["gradient"](model, [data], loss) for loss in (Penalised(model[2]), by_hand))
+    assert found.values == expected.values
 
 
 def test_a_compiled_model_is_measured_as_itself() -> None:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.load import example_inputs, make_generic
 from quotient_manifolds.sharpness import (
     average_case_sharpness,
+    cross_entropy,
     gradient_norm,
     hessian_trace,
     top_eigenvalue,
@@ -26,33 +25,8 @@ from quotient_manifolds.sharpness import (
 from quotient_manifolds.symmetries import find_symmetries, random_move
 from quotient_manifolds.symmetries.move import act, group_element
 from studies.fibres import names
-from studies.invariance import Subject
-from studies.invariance import loss as table_loss
-from tests.handwritten_models import Einsum
+from studies.invariance import TARGETS, Subject, loss
 
-SMALL = {"vocab_size": 11, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
-TEXT = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 1}
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "torch, norms first": lambda: nn.Sequential(
-        nn.TransformerEncoderLayer(8, 2, 12, norm_first=True, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
-    ),
-    "GPT-2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=11, n_embd=8, n_head=2, n_inner=12, n_layer=1, n_positions=6, tie_word_embeddings=False, **TEXT
-        )
-    ),
-    "Llama": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1, head_dim=4, **TEXT)
-    ),
-    "BERT": lambda: transformers.BertForSequenceClassification(
-        transformers.BertConfig(**SMALL, num_hidden_layers=1, max_position_embeddings=6, num_labels=3)
-    ),
-    "ViT": lambda: transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=8, patch_size=4
-        )
-    ),
-}
 MEASURES: dict[str, Callable[..., Any]] = {
     "worst case": lambda *of: worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
     "average case": lambda *of: average_case_sharpness(*of[:3], geometry=of[3], sigma=0.05, samples=2),
@@ -62,107 +36,83 @@ MEASURES: dict[str, Callable[..., Any]] = {
 }
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    """Return the distance of the output from fixed targets."""
-    out = model(batch) if isinstance(batch, Tensor) else model(**batch).logits
-    return (out - torch.linspace(-1, 1, out.numel()).to(out).view_as(out)).square().mean()
+def same_along_the_orbit(
+    here: Subject, measures: list[str], geometry: Callable[[Subject], Quotient], move: tuple[int, float], rel: float
+) -> None:
+    seed, log_scale = move
+    there = here.at(random_move(here.model, here.symmetries(), seed=seed, log_scale=log_scale))
+    for what in measures:
+        values = [MEASURES[what](each.model, loss, [each.batch], geometry(each)).mean for each in (here, there)]
+        iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
+        assert values[1] == pytest.approx(values[0], rel=iterated * rel), what
 
 
-def built(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Any]:
-    model = make_generic(MODELS[name](), seed=1).to(dtype)
-    if not hasattr(model, "config"):
-        return model, torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    inputs = example_inputs(model, seed=0, length=5)
-    return model, {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
-
-
-def moved(model: nn.Module, batch: Any, seed: int, log_scale: float) -> nn.Module:
-    found = find_symmetries(model, batch)
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=log_scale), strict=False)
-    return elsewhere
-
-
-ALONG = [
-    *((name, metric, torch.float64, 1e-9) for name, metric in zip(MODELS, ("inv", "mix") * 3, strict=False)),
-    ("torch, norms first", "mix", torch.float32, 1e-3),
+FAMILIES = [
+    *("torch's encoder, norms first", "gpt2 with a head", "llama with a head"),
+    *("ViT with to_qkv and to_out", "decoder with RMSNorm and a head"),
 ]
+moves = st.tuples(st.integers(0, 2**31), st.floats(0.1, 3))
 
 
-@pytest.mark.parametrize(("name", "metric", "dtype", "tolerance"), ALONG)
-@given(seed=st.integers(0, 2**31), log_scale=st.floats(0.1, 3))
+@pytest.mark.parametrize(
+    ("name", "metric", "precision"),
+    [*zip(FAMILIES, ("inv", "mix") * 3, ["float64"] * 5, strict=False), (FAMILIES[0], "mix", "float32")],
+)
+@given(move=moves)
 @settings(max_examples=1, deadline=None)
 def test_measures_do_not_change_along_the_whole_orbit(
-    name: str, metric: str, dtype: torch.dtype, tolerance: float, seed: int, log_scale: float
+    name: str, metric: str, precision: str, move: tuple[int, float]
 ) -> None:
-    model, batch = built(name, dtype)
-    elsewhere = moved(model, batch, seed, log_scale)
-    for what, measure in MEASURES.items():
-        if dtype == torch.float32 and what in ("average case", "trace"):
-            continue  # means over signs, of which rounding leaves few digits
-        here, there = (measure(each, loss, [batch], Quotient(metric)).mean for each in (model, elsewhere))
-        iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
-        assert there == pytest.approx(here, rel=iterated * tolerance), what
+    few = ("average case", "trace") if precision == "float32" else ()  # means over signs: rounding leaves few digits
+    measures = [what for what in MEASURES if what not in few]
+    same_along_the_orbit(Subject.of(name).to(precision), measures, lambda _: Quotient(metric), move, TARGETS[precision])
 
 
 @given(
     name=st.sampled_from(names()),
     metric=st.sampled_from(["inv", "mix"]),
     what=st.sampled_from(list(MEASURES)),
-    seed=st.integers(0, 2**31),
-    log_scale=st.floats(0.1, 3),
+    move=moves,
 )
-@example("modernbert", "mix", "average case", 0, 0.3)  # it casts to float32 inside, where factors round as they are
-@example("gptj", "inv", "trace", 0, 1.0)
-@example("convolutions with BatchNorm", "inv", "worst case", 0, 3.0)  # without a pair
-@example("ViT with to_qkv and to_out", "inv", "worst case", 1, 3.0)  # the most ill-conditioned moves of the table
+@example("modernbert", "mix", "average case", (0, 0.3))  # it casts to float32 inside, where factors round as they are
+@example("gptj", "inv", "trace", (0, 1.0))
+@example("convolutions with BatchNorm", "inv", "worst case", (0, 3.0))  # without a pair
+@example("ViT with to_qkv and to_out", "inv", "worst case", (1, 3.0))  # the most ill-conditioned moves of the table
 @settings(max_examples=2, deadline=None)
 def test_measures_of_the_models_of_the_table_are_the_same_along_their_orbits(
-    name: str, metric: str, what: str, seed: int, log_scale: float
+    name: str, metric: str, what: str, move: tuple[int, float]
 ) -> None:
-    here = Subject.of(name)
-    there = here.at(random_move(here.model, here.symmetries(), seed=seed, log_scale=log_scale))
-    values = [
-        MEASURES[what](each.model, table_loss, [each.batch], Quotient(metric, symmetries=each.symmetries())).mean
-        for each in (here, there)
-    ]
-    iterated = 100 if what == "top eigenvalue" else 1  # its iteration ends at a tolerance of its own
-    assert values[1] == pytest.approx(values[0], rel=iterated * 1e-9)
+    found = lambda each: Quotient(metric, symmetries=each.symmetries())  # noqa: E731
+    same_along_the_orbit(Subject.of(name), [what], found, move, TARGETS["float64"])
 
 
 def test_ill_conditioned_factors_cost_no_digits() -> None:
     """In float32, a change of basis of condition 1e4: what is left is that moved weights were rounded when stored."""
-    model = make_generic(Einsum(), seed=0).double()
-    batch = torch.randn(4, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = find_symmetries(model, batch)
+    here = Subject.of("attention by einsum")
+    model, found = here.model, here.symmetries()
     generator = torch.Generator().manual_seed(1)
     params = {name: w.detach().clone() for name, w in model.named_parameters()}
     for pair in found.pairs:
         pair.write(params, act(pair, group_element(pair, 1e4, generator), pair.read(params)))
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(params)
     for what in ("worst case", "average case"):
-        here, there = (
-            MEASURES[what](each.float(), loss, [batch.float()], Quotient("inv")).mean
-            for each in (copy.deepcopy(model), copy.deepcopy(elsewhere))
-        )
-        assert there == pytest.approx(here, rel=1e-3), what
+        values = [
+            MEASURES[what](each.model, loss, [each.batch], Quotient("inv")).mean
+            for each in (here.to("float32"), here.at(params).to("float32"))
+        ]
+        assert values[1] == pytest.approx(values[0], rel=1e-3), what
 
 
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:
-    model, batch = built("GPT-2")
+    here = Subject.of("gpt2 with a head")
+    model, batch, found = here.model, here.batch, here.symmetries()
     frozen = model.get_parameter("transformer.wpe.weight").requires_grad_(False)
-    found = find_symmetries(model, batch)
     beside = found.beside(["transformer.wpe.weight"])
     lost = {freedom.kind for freedom in found.freedoms} - {freedom.kind for freedom in beside.freedoms}
     assert lost == {"tables", "rotation"}
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, beside, seed=1), strict=False)
-    assert not torch.equal(
-        elsewhere.get_parameter("transformer.wte.weight"), model.get_parameter("transformer.wte.weight")
-    )
-    here, there = (gradient_norm(each, loss, [batch], geometry="inv").mean for each in (model, elsewhere))
-    assert there == pytest.approx(here, rel=1e-9)
+    move = random_move(model, beside, seed=1)
+    assert not torch.equal(move["transformer.wte.weight"], model.get_parameter("transformer.wte.weight"))
+    values = [gradient_norm(each.model, loss, [batch], geometry="inv").mean for each in (here, here.at(move))]
+    assert values[1] == pytest.approx(values[0], rel=1e-9)
     assert Quotient().verified(model, loss, [batch]).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
     assert not frozen.requires_grad
 
@@ -193,10 +143,7 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
             w += 0.1 * torch.randn_like(w)
     batch = (torch.randn(4, 5, 6, dtype=dtype), torch.tensor([0, 1, 2, 3]))
 
-    def entropy(module: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(module(batch[0]), batch[1])
-
-    found = find_symmetries(model, batch, evaluate=entropy)
+    found = find_symmetries(model, batch, evaluate=cross_entropy)
     space = Quotient(metric, symmetries=found).at(model)
     widths = {pair.name: pair.h for pair in found.pairs}
     assert any(pair.h == widths[pair.name] - 1 for block in space.pairs for pair in block.pairs)
@@ -204,8 +151,8 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     elsewhere.load_state_dict(random_move(model, found, seed=1, log_scale=0.5), strict=False)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
     for measure in (
-        lambda m: gradient_norm(m, entropy, [batch], geometry=Quotient(metric)),
-        lambda m: worst_case_sharpness(m, entropy, [batch], geometry=Quotient(metric), radius=0.1, steps=4),
+        lambda m: gradient_norm(m, cross_entropy, [batch], geometry=Quotient(metric)),
+        lambda m: worst_case_sharpness(m, cross_entropy, [batch], geometry=Quotient(metric), radius=0.1, steps=4),
     ):
         assert measure(elsewhere).mean == pytest.approx(measure(model).mean, rel=rel)
 
@@ -240,15 +187,12 @@ def test_a_unit_that_does_nothing_is_none_anywhere_on_the_orbit(
     model = Pruned(kind, out, inn).to(dtype).eval()
     batch = (torch.randn(8, 6, dtype=dtype), torch.arange(8) % 7)
 
-    def entropy(module: nn.Module, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(module(batch[0]), batch[1])
-
     def trace(module: nn.Module) -> float:
         layers_without = pytest.warns(UserWarning, match="Pair relu neuron.* is measured elementwise")
         with nullcontext() if kind == "bottleneck" else layers_without:
-            return hessian_trace(module, entropy, [batch], geometry=Quotient(metric), samples=4).mean
+            return hessian_trace(module, cross_entropy, [batch], geometry=Quotient(metric), samples=4).mean
 
-    found = find_symmetries(model, batch, evaluate=entropy)
+    found = find_symmetries(model, batch, evaluate=cross_entropy)
     here = trace(model)
     for seed in range(2):
         elsewhere = copy.deepcopy(model)
