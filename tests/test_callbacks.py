@@ -121,23 +121,16 @@ def test_a_run_that_is_taken_up_again_logs_no_step_twice(start: nn.Module, tmp_p
     [
         ({"radius": -1.0}, "radius"),
         ({"geometry": "round"}, "geometry"),
-        ({"steps": 0}, "steps"),
-        ({"method": "newton"}, "method"),
         ({"paces": 3}, "paces"),
         ({"every": 0}, "every must be a whole number"),
         ({"batches": {"input_ids": sequences(4)}}, r"Found one dict; wrap it: \[batch\]"),
-        ({"batches": []}, "at least one batch"),
+        ({"fsdp": True}, "spreads this one over processes"),
     ],
 )
 def test_settings_are_refused_before_training(
     settings: dict[str, Any], message: str, start: nn.Module, tmp_path: Path
 ) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        added(trainer_of(copy.deepcopy(start), tmp_path), **settings)
-
-
-def test_a_model_that_is_spread_over_processes_is_refused(start: nn.Module, tmp_path: Path) -> None:
     trainer = trainer_of(copy.deepcopy(start), tmp_path)
-    trainer.is_fsdp_enabled = True
-    with pytest.raises(ValueError, match="spreads this one over processes"):
-        added(trainer)
+    trainer.is_fsdp_enabled = "fsdp" in settings
+    with pytest.raises((ValueError, TypeError), match=message):
+        added(trainer, **{name: value for name, value in settings.items() if name != "fsdp"})

@@ -33,14 +33,9 @@ def saved(model: Any, folder: Path) -> Path:
 def test_all_the_way(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(
-        vocab_size=len(hugging_face.VOCABULARY),
-        **sizes,
-        num_key_value_heads=2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    marks = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    vocabulary = len(hugging_face.VOCABULARY)
+    config = transformers.LlamaConfig(vocab_size=vocabulary, num_key_value_heads=2, **sizes, **marks)
     model = transformers.LlamaForCausalLM(config)
     (tmp_path / "text.txt").write_text(TEXT)
     before = saved(model, tmp_path / "before")
@@ -48,25 +43,24 @@ def test_all_the_way(tmp_path: Path) -> None:
     batches = list(source.batches(load_model(before)))
 
     rows = [
-        {name: value[row] for name, value in batch.items()} for batch in batches for row in range(len(batch["labels"]))
+        {name: rows[row] for name, rows in batch.items()} for batch in batches for row in range(len(batch["labels"]))
     ]
     arguments = transformers.TrainingArguments(
         str(tmp_path / "run"), max_steps=30, learning_rate=1e-2, save_strategy="no", use_cpu=True, report_to=[],
         disable_tqdm=True, per_device_train_batch_size=4,
     )  # fmt: skip
     trainer = transformers.Trainer(model, arguments, train_dataset=rows)
-    trainer.add_callback(qm.SharpnessCallback(trainer, qm.next_token_cross_entropy, batches[:1], every=30, **MEASURED))
+    callback = qm.SharpnessCallback(trainer, qm.next_token_cross_entropy, batches[:1], every=30, **MEASURED)
+    trainer.add_callback(callback)
     trainer.train()
-    logged = [
-        row["sharpness_mix_second_order"] for row in trainer.state.log_history if "sharpness_mix_second_order" in row
-    ]
+    first, last = (callback.results[step].mean for step in (0, 30))
     after = saved(model.eval(), tmp_path / "after")
 
     options = ["--task", "causal", "--max-length", 16, "--batch-size", 4, "--examples", 4, "--steps", 3]
     chosen = ["--data", tmp_path / "text.txt", *options, "--geometry", "mix:0.05", "--out", tmp_path / "measured"]
     done = invoke("measure", after, *chosen)
     assert done.exit_code == 0, done.output
-    assert list(Comparison.load(tmp_path / "measured").values["mean"]) == pytest.approx([logged[-1]], rel=1e-3)
+    assert list(Comparison.load(tmp_path / "measured").values["mean"]) == pytest.approx([last], rel=1e-3)
 
     done = invoke("orbit", after, "--scale", 10.0, "--steps", 3, "--out", tmp_path / "orbit.json")
     assert done.exit_code == 0, done.output
@@ -84,6 +78,6 @@ def test_all_the_way(tmp_path: Path) -> None:
     done = invoke("compare", tmp_path / "spec.yaml", "--out", tmp_path / "compared")
     assert done.exit_code == 0, done.output
     found = Comparison.load(tmp_path / "compared")
-    last, first = found.column("loss")  # by name
-    assert last < first - 0.5
-    assert found.column(found.labels[0]) == pytest.approx([logged[-1], logged[0]], rel=1e-3)
+    trained, untrained = found.column("loss")  # by name
+    assert trained < untrained - 0.5
+    assert found.column(found.labels[0]) == pytest.approx([last, first], rel=1e-3)

@@ -13,25 +13,9 @@ from torch.func import functional_call
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, measured_parameters
 from quotient_manifolds.manifolds import FixedRankQuotient, RotaryQuotient
 from quotient_manifolds.sharpness.vector import norm
-from quotient_manifolds.symmetries import (
-    Params,
-    Scope,
-    SymmetricPair,
-    Symmetries,
-    declare_pair,
-    without_biases,
-)
+from quotient_manifolds.symmetries import Params, Scope, SymmetricPair, Symmetries, declare_pair, without_biases
 from studies.appendix_g import AdaptiveNorm
-from tests.geometry.cases import (
-    ELEMENTWISE,
-    NORM_OFF,
-    QUOTIENTS,
-    by_name,
-    encoder,
-    generator,
-    space_at,
-    symmetries_of,
-)
+from tests.geometry.cases import ELEMENTWISE, NORM_OFF, QUOTIENTS, by_name, encoder, generator, space_at, symmetries_of
 
 
 def product(pair: SymmetricPair, params: Params) -> Tensor:

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from quotient_manifolds.manifolds import (
-    FixedRankQuotient,
-    GeodesicError,
-    TranslationQuotient,
-    runge_kutta,
-)
+from quotient_manifolds.manifolds import FixedRankQuotient, GeodesicError, TranslationQuotient, runge_kutta
 from tests.cases import EVERY_BUILT_IN, INVARIANT, VECTORS, Case
 
 every_case = pytest.mark.parametrize("case", EVERY_BUILT_IN, ids=str)

@@ -11,11 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quotient_manifolds.manifolds import (
-    QuotientManifold,
-    ScaleQuotient,
-    TranslationQuotient,
-)
+from quotient_manifolds.manifolds import QuotientManifold, ScaleQuotient, TranslationQuotient
 from tests.cases import EVERY_BUILT_IN, INVARIANT, RELAXED, Case, fixed_rank
 
 seeds = st.integers(0, 2**31)

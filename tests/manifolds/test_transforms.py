@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import quotient_manifolds as qm
 from quotient_manifolds import linalg
 from quotient_manifolds.manifolds import GEODESICS, HorizontalSpace, QuotientManifold
 from tests.cases import EVERY, Case
-from tests.optim.cases import made
+from tests.manifolds.test_scales import AT_POINTS
 
 every_case = pytest.mark.parametrize("case", EVERY, ids=str)
 
@@ -28,14 +26,6 @@ METHODS: dict[str, Callable[[QuotientManifold, Tensor, Tensor], Tensor]] = {
     "geodesic": lambda m, x, u: m.geodesic(x, u, 0.5, "first"),
     "projx": lambda m, x, u: m.projx(x),
 }
-SEARCHES: dict[str, Callable[[QuotientManifold, Tensor, Tensor], Tensor]] = {
-    "expmap": lambda m, x, u: m.expmap(x, u),
-    "logmap": lambda m, x, u: m.logmap(x, m.retr(x, u)),
-    "dist": lambda m, x, u: m.dist(x, m.retr(x, u)),
-    "balance": lambda m, x, u: m.balance(x),
-    "random": lambda m, x, u: m.random(*x.shape),
-}
-"""What looks at values, which vmap does not know."""
 
 
 def batch(case: Case) -> tuple[Tensor, Tensor]:
@@ -93,8 +83,11 @@ def same_inside_autocast(compute: Callable[[], Any]) -> None:
 @every_case
 def test_autocast_is_off_in_every_method_of_a_manifold(case: Case) -> None:
     x, u = (each.float() for each in batch(case))
-    for method in (METHODS | SEARCHES).values():
-        same_inside_autocast(lambda method=method: method(case.manifold, x, u))
+    y = case.manifold.retr(x, u)
+    for method, _ in AT_POINTS.values():
+        same_inside_autocast(lambda method=method: method(case.manifold, x, y, u, u))
+    same_inside_autocast(lambda: case.manifold.egrad2rgrad(x, u))
+    same_inside_autocast(lambda: case.manifold.random(*x.shape))
 
 
 def linearised(space: HorizontalSpace, z: Tensor, order: str) -> tuple[Tensor, Tensor]:
@@ -133,22 +126,6 @@ def test_autocast_is_off_in_every_method_of_a_space(case: Case) -> None:
     space = case.manifold.at(case.point(1).float())
     for compute in ON_SPACES.values():
         same_inside_autocast(lambda compute=compute: compute(space, u, z))
-
-
-@pytest.mark.parametrize("optimizer", [qm.QuotientSGD, qm.QuotientAdam])
-def test_autocast_is_off_in_steps_of_optimizers(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
-    start, _, _, found = made("Llama", torch.float32)
-
-    def stepped() -> tuple[Tensor, ...]:
-        model = copy.deepcopy(start)
-        steps = optimizer(model.named_parameters(), found, lr=0.1, max_norm=0.1)
-        for _ in range(2):
-            for p in model.parameters():
-                p.grad = torch.randn_like(p) if p.requires_grad else None
-            steps.step()
-        return tuple(p.detach() for p in model.parameters())
-
-    same_inside_autocast(stepped)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "privateuseone"])

@@ -123,6 +123,22 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targe
     return losses
 
 
+def backward(model: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
+    """The loss, whose gradients are left in the model."""
+    model.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    return loss.detach()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(a[name].nan_to_num(), b[name].nan_to_num()) for name in a)
+
+
 def apart(a: nn.Module, b: nn.Module, inputs: Any) -> float:
     """Relative distance of what two models return."""
     with torch.no_grad():

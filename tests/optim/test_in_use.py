@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from tests.optim.cases import apart, made
+from tests.optim.cases import apart, backward, made
 
 
 def loss_of(model: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
@@ -32,8 +32,7 @@ def test_a_gradient_scaler_scales_and_skips() -> None:
         scaler.scale(loss_of(model, inputs, targets)).backward()
         scaler.step(optimizer)
         scaler.update()
-        plain.zero_grad()
-        loss_of(twin, inputs, targets).backward()
+        backward(twin, inputs, targets)
         plain.step()
     assert apart(model, twin, inputs) < 1e-6
     before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
@@ -53,8 +52,7 @@ def test_gradients_of_parts_of_a_batch_add_up_also_in_a_compiled_model() -> None
     run = torch.compile(twin, backend="aot_eager")
     optimizer, other = adam(model, found), adam(twin, found)
     for _ in range(2):
-        optimizer.zero_grad()
-        loss_of(model, inputs, targets).backward()
+        backward(model, inputs, targets)
         optimizer.step()
         other.zero_grad()
         for part in (slice(0, 8), slice(8, 16)):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import quotient_manifolds as qm
-from tests.optim.cases import apart, made, moved, train
+from tests.optim.cases import apart, backward, made, moved, same, train, weights
 
 GEOMETRIES: dict[str, Any] = {
     "euclidean": lambda found: qm.Euclidean(),
@@ -20,17 +20,6 @@ GEOMETRIES: dict[str, Any] = {
     "mix": lambda found: qm.Quotient("mix", symmetries=found),
     "mix exact": lambda found: qm.Quotient("mix", geodesic="exact", symmetries=found),
 }
-
-
-def backward(model: nn.Module, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
-    model.zero_grad()
-    loss = nn.functional.cross_entropy(model(inputs), targets)
-    loss.backward()
-    return loss.detach()
-
-
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
@@ -43,10 +32,10 @@ def test_the_loss_rises_most_along_the_first_step(name: str) -> None:
     low = backward(model, inputs, targets)
     with sam.perturbed(), torch.no_grad():
         high = nn.functional.cross_entropy(model(inputs), targets)
-        assert any(not torch.equal(p, before[key]) for key, p in model.named_parameters())
+        assert not same(weights(model), before)
     norm = qm.gradient_norm(model, qm.cross_entropy, [(inputs, targets)], geometry=geometry).mean
     assert float(high - low) == pytest.approx(radius * norm, rel=1e-2)
-    assert all(torch.equal(p, before[key]) for key, p in model.named_parameters())
+    assert same(weights(model), before)
 
 
 def test_euclidean_is_sam_as_it_is_written() -> None:
@@ -86,10 +75,10 @@ def test_weights_come_back_whatever_happens() -> None:
     backward(model, inputs, targets)
     with pytest.raises(KeyboardInterrupt), sam.perturbed():
         raise KeyboardInterrupt
-    assert all(torch.equal(p, before[key]) for key, p in model.named_parameters())
+    assert same(weights(model), before)
     model[2].weight.grad.fill_(float("inf"))  # as a scaled loss may have them
     with sam.perturbed():
-        assert all(torch.equal(p, before[key]) for key, p in model.named_parameters())
+        assert same(weights(model), before)
 
 
 def test_its_state_is_that_of_the_optimizer_below() -> None:

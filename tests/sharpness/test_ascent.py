@@ -1,4 +1,4 @@
-"""Ascents on plain functions: steps against a literal reading of the paper, maxima against exact ones."""
+"""Ascents on plain functions: steps against a literal reading of the paper, what it keeps and counts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from quotient_manifolds.sharpness import AutoPGD
@@ -52,30 +50,10 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def quadratic(seed: int, dimension: int) -> tuple[Callable[[Tensor], Tensor], np.ndarray, np.ndarray]:
+def quadratic(seed: int, dimension: int) -> Callable[[Tensor], Tensor]:
     """g.z + z'Az / 2 with A indefinite."""
-    random = np.random.default_rng(seed)
-    A = random.standard_normal((dimension, dimension))
-    A, g = A + A.T, random.standard_normal(dimension)
-    tA, tg = torch.tensor(A), torch.tensor(g)
-    return lambda z: tg @ z + z @ tA @ z / 2, A, g
-
-
-def trust_region_maximum(A: np.ndarray, g: np.ndarray, radius: float) -> float:
-    """max of g.z + z'Az/2 over |z| <= radius by the secular equation |(lam - A)^-1 g| = radius, lam >= max(eig, 0)."""
-    eigenvalues, Q = np.linalg.eigh(A)
-    b = Q.T @ g
-
-    def excess(lam: float) -> float:
-        return float(np.linalg.norm(b / (lam - eigenvalues)) - radius)
-
-    low = max(eigenvalues[-1], 0.0)
-    if low == 0.0 and excess(0.0) <= 0:  # concave, and its top lies inside
-        lam = 0.0
-    else:
-        lam = brentq(excess, low + 1e-13 * (1 + abs(low)), low + np.linalg.norm(g) / radius + 1.0, xtol=1e-14)
-    y = b / (lam - eigenvalues)
-    return float(b @ y + y @ (eigenvalues * y) / 2)
+    A, g = torch.randn(dimension + 1, dimension, generator=generator(seed), dtype=torch.float64).split([dimension, 1])
+    return lambda z: g[0] @ z + z @ (A + A.mT) @ z / 2
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 10, 20, 40, 100])
@@ -129,7 +107,7 @@ def literal_auto_pgd(f: Plain, radius: float, steps: int, norm: str = "l2") -> l
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("wave", [0.0, 3.0])
 def test_points_visited_are_those_of_the_literal_algorithm(seed: int, wave: float, norm: str) -> None:
-    quadratic_part, _, _ = quadratic(seed, 5)
+    quadratic_part = quadratic(seed, 5)
 
     def function(z: Tensor) -> Tensor:  # the wave makes it oscillate, so both conditions and restarts occur
         return quadratic_part(z) + wave * torch.cos(7 * z).sum()
@@ -142,17 +120,6 @@ def test_points_visited_are_those_of_the_literal_algorithm(seed: int, wave: floa
         torch.testing.assert_close(found, literal, rtol=1e-9, atol=1e-9, msg=f"step {k}")
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("radius", [0.01, 0.5, 10.0])
-def test_the_maximum_of_a_quadratic_is_the_exact_one(radius: float, seed: int) -> None:
-    function, A, g = quadratic(seed, 2 + seed)
-    # On a large sphere a quadratic may have a second, lower maximum: the restarts are for that.
-    found = AutoPGD(steps=60, restarts=4).maximise(Plain(function, (2 + seed,)), radius, generator())
-    exact = trust_region_maximum(A, g, radius)
-    assert 0.99 * exact <= found.loss <= exact * (1 + 1e-12)
-    assert found.norm <= radius * (1 + 1e-12)
-
-
 def test_an_inner_maximum_is_found_and_its_norm_reported() -> None:
     centre = torch.tensor([0.3, -0.2], dtype=torch.float64)
     found = AutoPGD(steps=60).maximise(Plain(lambda z: -((z - centre) ** 2).sum(), (2,)), 2.0, generator())
@@ -161,7 +128,7 @@ def test_an_inner_maximum_is_found_and_its_norm_reported() -> None:
 
 
 def test_passes_are_one_forward_and_backward_a_step_and_a_last_forward() -> None:
-    function, _, _ = quadratic(3, 9)
+    function = quadratic(3, 9)
     f = Plain(lambda z: function(z) + torch.cos(5 * z).sum(), (9,))
     found = AutoPGD(steps=7, restarts=2).maximise(f, 1.0, generator())
     assert len(f.points) == found.forward_passes == 3 * 8
@@ -173,7 +140,7 @@ def test_passes_are_one_forward_and_backward_a_step_and_a_last_forward() -> None
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_a_climb_keeps_three_points_and_the_best_ones_gradient(restarts: int) -> None:
-    function, _, _ = quadratic(4, 6)
+    function = quadratic(4, 6)
     points: list[weakref.ref[Tensor]] = []
     gradients: list[weakref.ref[Tensor]] = []
     most = [0, 0]

@@ -26,20 +26,12 @@ class Point(nn.Module):
         self.eval()
 
 
-def linear(model: nn.Module, slope: Tensor) -> Tensor:
-    w = model.w
-    assert isinstance(w, Tensor)
-    return slope @ w
+def linear(model: Point, slope: Tensor) -> Tensor:
+    return slope @ model.w
 
 
-def hill(model: nn.Module, top: Tensor) -> Tensor:
-    w = model.w
-    assert isinstance(w, Tensor)
-    return 1 - ((w - top) ** 2).sum()
-
-
-def batch(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def hill(model: Point, top: float) -> Tensor:
+    return 1 - ((model.w - top) ** 2).sum()
 
 
 def test_checkpoints_are_the_released_ones() -> None:
@@ -54,7 +46,7 @@ def test_a_climb_stepped_by_hand() -> None:
 
     After the third iteration the step is 1 and the gradient that of x = 0, but the step starts at 0.9375.
     """
-    result = legacy_sharpness(Point([0.0]), hill, [batch(0.3)], geometry=Euclidean(), radius=1.0, steps=5)
+    result = legacy_sharpness(Point([0.0]), hill, [0.3], geometry=Euclidean(), radius=1.0, steps=5)
     points = [0.0, 0.75, -0.75, 0.9375, 0.5625, -0.09375]
     assert result.batches[0].losses == pytest.approx([1 - (x - 0.3) ** 2 for x in points], rel=1e-12)
     assert result.mean == pytest.approx(0.09 - 0.2625**2)

@@ -107,36 +107,30 @@ def test_a_loss_without_gradient_has_an_average_case_only() -> None:
 @pytest.mark.parametrize("scale", [1e-28, 1e-22, 1e22])
 def test_gradients_whose_squares_leave_the_range_of_single_precision_are_climbed(scale: float) -> None:
     """The climb is that of the loss before it was scaled: no critical start, no overflow."""
-
-    def rise(factor: float) -> qm.Result:
-        return qm.worst_case_sharpness(linear(), scaled(factor), DATA, geometry="euclidean", radius=0.5, steps=5)
-
-    found, expected = rise(scale), rise(1.0)
-    assert not any(each.critical_start for each in found.batches)
-    assert found.mean / scale == pytest.approx(expected.mean, rel=1e-3)
-    assert qm.gradient_norm(linear(), scaled(scale), DATA, geometry="euclidean").mean == pytest.approx(
-        scale * qm.gradient_norm(linear(), qm.cross_entropy, DATA, geometry="euclidean").mean, rel=1e-4
-    )
+    for measure in (qm.sharpness.WorstCase(qm.Euclidean(), 0.5, steps=5), qm.sharpness.GradientNorm(qm.Euclidean())):
+        found, expected = (measure.of(linear(), scaled(factor), DATA) for factor in (scale, 1.0))
+        assert not any(each.critical_start for each in found.batches)
+        assert found.mean / scale == pytest.approx(expected.mean, rel=1e-3)
 
 
-# Climbs that have not converged.
+# Climbs that have not converged, and rises that are rounding.
 
 
-def climbed(**settings: float) -> qm.Result:
+def climbed(geometry: str, dtype: torch.dtype = torch.float64, **settings: float) -> qm.Result:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double().eval()
-    batches = [(torch.randn(6, 3).double(), torch.randint(2, (6,)))]
-    return qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry="euclidean", **settings)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval().to(dtype)
+    batches = [(torch.randn(6, 3).to(dtype), torch.randint(2, (6,)))]
+    return qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, **settings)
 
 
 def test_a_climb_that_still_rises_at_its_end_is_flagged_and_one_that_has_converged_is_not() -> None:
     with pytest.warns(
         qm.sharpness.ConvergenceWarning, match=r"\d+% of the rise came in the last quarter of the steps"
     ) as caught:
-        short = climbed(radius=1.0, steps=2)
+        short = climbed("euclidean", radius=1.0, steps=2)
     assert short.late_rise > 0.05
     assert [short.warning] == [str(each.message) for each in caught]
-    long = climbed(radius=1.0, steps=60)
+    long = climbed("euclidean", radius=1.0, steps=60)
     assert long.late_rise <= 0.05
     assert long.warning is None
 
@@ -152,27 +146,17 @@ def test_the_late_rise_is_that_of_the_last_quarter() -> None:
     assert "25% of the rise" in (one.warning or "")
 
 
-# Rises that are rounding.
-
-
-def risen(radius: float, dtype: torch.dtype) -> qm.Result:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).eval().to(dtype)
-    batches = [(torch.randn(6, 3).to(dtype), torch.randint(2, (6,)))]
-    return qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry="adaptive", radius=radius)
-
-
 def test_rises_near_the_spacing_of_the_loss_are_flagged() -> None:
     """Whatever differs by more than a few percent from double precision is said to."""
     flagged = 0
     for radius in (1e-2, 1e-3, 1e-4, 3e-5, 1e-5, 5e-6):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            single, double = risen(radius, torch.float32), risen(radius, torch.float64)
+            single, double = (climbed("adaptive", each, radius=radius) for each in (torch.float32, torch.float64))
         assert double.rounding_warning is None
         flagged += single.rounding_warning is not None
         if single.mean != pytest.approx(double.mean, rel=0.05):
             assert single.rounding_warning is not None
     assert flagged
     with pytest.warns(qm.sharpness.RoundingWarning, match="take a larger radius, or float64"):
-        risen(5e-6, torch.float32)
+        climbed("adaptive", torch.float32, radius=5e-6)

