@@ -63,9 +63,9 @@ def geometries(symmetries: Symmetries) -> dict[str, Geometry]:
         "euclidean": Euclidean(),
         "adaptive": Adaptive(),
         "linf": Euclidean(norm="linf"),
-        "inv": Quotient("inv", symmetries=symmetries, complete=False),
-        "mix": Quotient("mix", symmetries=symmetries.within("pairs"), complete=False),
-        "exact": Quotient("mix", "exact", symmetries=symmetries, complete=False),
+        "inv": Quotient("inv", symmetries=symmetries),
+        "mix": Quotient("mix", symmetries=symmetries.within("pairs"), verify="none"),  # by nothing else, whole or not
+        "exact": Quotient("mix", "exact", symmetries=symmetries),
     }
 
 

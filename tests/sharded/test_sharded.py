@@ -86,7 +86,7 @@ def test_other_models_and_precisions_too(found: dict[str, Any], symmetries: Symm
     for name, (rise, *_, base) in measured(single, batch(), symmetries, *FEW).items():
         numbers = own["single"][name]
         assert numbers[0] + numbers[-1] == pytest.approx((rise or 0.0) + (base or 0.0), rel=1e-6)
-    mix = Quotient("mix", symmetries=symmetries, complete=False)
+    mix = Quotient("mix", symmetries=symmetries)
     autocast = worst_case_sharpness(single, half, [batch()], geometry=mix, radius=0.1, steps=3)
     assert own["half"][1] == pytest.approx(autocast.batches[0].base_loss, rel=1e-3)
     assert own["half"][0] == pytest.approx(autocast.mean, rel=2e-2)
