@@ -22,9 +22,10 @@ from quotient_manifolds.sharpness import (
     top_eigenvalue,
     worst_case_sharpness,
 )
-from quotient_manifolds.symmetries import find_symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
+from tests.classifiers import shaken
 
 MEASURES: dict[str, Callable[..., Any]] = {
     "worst case": lambda *of: worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
@@ -100,6 +101,12 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     assert not frozen.requires_grad
 
 
+def moved(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
+    elsewhere = copy.deepcopy(model)
+    elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=0.5), strict=False)
+    return elsewhere
+
+
 class OneHead(nn.Module):
     """A head as wide as the stream, and a bottleneck as wide as the logits: both lose a rank at the canonical place."""
 
@@ -120,18 +127,14 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     metric: str, norm_first: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    model = OneHead(norm_first).to(dtype).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.1 * torch.randn_like(w)
+    model = shaken(OneHead(norm_first), 0.1).to(dtype)
     batch = (torch.randn(4, 5, 6, dtype=dtype), torch.tensor([0, 1, 2, 3]))
 
     found = find_symmetries(model, batch, evaluate=cross_entropy)
     space = Quotient(metric, symmetries=found).at(model)
     widths = {pair.name: pair.h for pair in found.pairs}
     assert any(pair.h == widths[pair.name] - 1 for block in space.pairs for pair in block.pairs)
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, found, seed=1, log_scale=0.5), strict=False)
+    elsewhere = moved(model, found, seed=1)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
     for measure in (
         lambda m: gradient_norm(m, cross_entropy, [batch], geometry=Quotient(metric)),
@@ -178,6 +181,4 @@ def test_a_unit_that_does_nothing_is_none_anywhere_on_the_orbit(
     found = find_symmetries(model, batch, evaluate=cross_entropy)
     here = trace(model)
     for seed in range(2):
-        elsewhere = copy.deepcopy(model)
-        elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=0.5), strict=False)
-        assert trace(elsewhere) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)
+        assert trace(moved(model, found, seed)) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)
