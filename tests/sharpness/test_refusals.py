@@ -160,17 +160,6 @@ def test_losses(what: str) -> None:
     refused(lambda: measured(model, loss, radius=radius), words)
 
 
-@pytest.mark.parametrize("what", BATCHES)
-def test_batches(what: str) -> None:
-    batches, words = BATCHES[what]
-    refused(lambda: measured(batches=batches), words)
-
-
-@pytest.mark.parametrize("geometry", ["geodesic", None, True, qm.Quotient, 3 + 1j, math.nan])
-def test_geometries(geometry: Any) -> None:
-    refused(lambda: measured(geometry=geometry), "geometry|metric")
-
-
 MEASURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "worst case": (qm.worst_case_sharpness, {"radius": 0.1}),
     "average": (qm.average_case_sharpness, {"sigma": 0.1}),
@@ -251,6 +240,11 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
         r"writes to 0\.weight",
     ),
 }
+
+
+NO_GEOMETRIES = ("geodesic", None, True, qm.Quotient, 3 + 1j, math.nan)
+OTHERS |= {f"batches: {what}": (partial(measured, batches=given), words) for what, (given, words) in BATCHES.items()}
+OTHERS |= {f"geometry: {each}": (partial(measured, geometry=each), "geometry|metric") for each in NO_GEOMETRIES}
 
 
 @pytest.mark.parametrize("what", OTHERS)
