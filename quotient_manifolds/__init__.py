@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         hessian_trace,
         legacy_sharpness,
         next_token_cross_entropy,
-        normalised_logits,
         top_eigenvalue,
         worst_case_profile,
         worst_case_sharpness,
@@ -51,9 +50,8 @@ __all__ = [
     "QuotientSGD", "Recipe", "Result", "RotaryQuotient", "SharpnessCallback", "Symmetries", "__version__",
     "average_case_sharpness", "balance", "canonical", "count_symmetries", "cross_entropy", "declare_pair",
     "example_inputs", "find_symmetries", "gradient_norm", "hessian_trace", "legacy_sharpness", "load_model",
-    "merge_adapters", "next_token_cross_entropy", "normalised_logits", "orbit_audit", "prove_symmetries",
-    "random_move", "read_text_labels", "tokenised_batches", "top_eigenvalue", "worst_case_profile",
-    "worst_case_sharpness",
+    "merge_adapters", "next_token_cross_entropy", "orbit_audit", "prove_symmetries", "random_move",
+    "read_text_labels", "tokenised_batches", "top_eigenvalue", "worst_case_profile", "worst_case_sharpness",
 ]
 # fmt: on
 
@@ -63,6 +61,7 @@ _ROOMS = ("manifolds", "symmetries", "geometry", "sharpness", "load", "optim", "
 
 _INSTEAD = {
     "MeasureResult": "Result",
+    "normalised_logits": "a loss(model, batch) that normalises the logits itself",
     "SharpnessRecord": "Result.to_frame",
     "relative_flatness": "notebooks/studies/appendix_g.py",
     "truncation_error": "Result.reach, and geodesic='exact' to see what truncation changes",

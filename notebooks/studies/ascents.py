@@ -78,10 +78,10 @@ def _case(model: nn.Module, batch: tuple[Tensor, Tensor], geometry: Geometry, ra
     return {
         "geometry": geometry.name,
         "radius": radius,
-        "loss": matched.base_losses[0],
+        "loss": matched.batches[0].base_loss,
         "matched": matched.mean,
         "released": released.mean,
-        "released_norm": (released.norms[0] or 0.0) / radius,
+        "released_norm": (released.batches[0].norm or 0.0) / radius,
         "passes": [found.forward_passes + found.backward_passes for found in (matched, released)],
     }
 

@@ -57,7 +57,7 @@ def compare(
       measures:
         - {measure: worst-case, geometry: [inv, mix], radius: [0.1, 0.2]}
         - {measure: worst-case, geometry: adaptive, radius: 0.5, steps: 40}
-        - {measure: gradient-norm, geometry: euclidean, normalise_logits: true}
+        - {measure: gradient-norm, geometry: euclidean}
       loss: package.module:function        # loss(model, batch); cross-entropy if not given
       against: [error_gap]      # what to rank by
       given: [learning_rate]    # hyperparameters held fixed in partial correlations

@@ -82,7 +82,10 @@ def _values(name: str, measures: Sequence[MeasureEntry], tasks: Sequence[Task], 
             result = entry.measure.result(tuple(BatchResult.from_dict(kept[key][0]) for key in keys))
             numbers = {each: getattr(result, each) for each in ("mean", "standard_error", "reach", "late_rise")}
             costs = {"batches": len(keys), "seconds": sum(kept[key][1] for key in keys)}
-            flags = {"beyond_reach": bool(result.beyond_reach), "rounded": result.rounding_warning is not None}
+            flags = {
+                "beyond_reach": result.truncation_warning is not None,
+                "rounded": result.rounding_warning is not None,
+            }
             yield {"checkpoint": name, "label": entry.label, **numbers, **costs, **flags}
 
 

@@ -26,7 +26,6 @@ from quotient_manifolds.sharpness import (
     WorstCase,
     cross_entropy,
     next_token_cross_entropy,
-    normalised_logits,
 )
 
 MEASURES: dict[str, type[Measure]] = {
@@ -44,14 +43,9 @@ Scores = dict[str, float | str | None]
 
 @dataclass(frozen=True)
 class MeasureEntry:
-    """Pair a measure with how its loss is computed, and say how tables call it.
-
-    normalise_logits: the loss is that of centred logits of length 1. warm_start: the ascent begins where that at the
-    next smaller radius ended.
-    """
+    """Say how tables call a measure; warm_start: the ascent begins where that at the next smaller radius ended."""
 
     measure: Measure
-    normalise_logits: bool = False
     warm_start: bool = False
 
     @property
@@ -67,8 +61,8 @@ class MeasureEntry:
         own = [(each.name, getattr(self.measure, each.name), each.default) for each in fields(self.measure)]
         chosen = [("eps", eps, 0.0), *(each for each in own if each[0] not in _OF_THE_RUN)]
         options = [f"{name} {value}".removesuffix(".0") for name, value, usual in chosen if value != usual]
-        warm, normalised = ["warm start"] * self.warm_start, ["normalised logits"] * self.normalise_logits
-        return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm, *normalised])
+        warm = ["warm start"] * self.warm_start
+        return ", ".join([f"{geometry.name} {self.measure.name}", *options, *warm])
 
     @property
     def radius(self) -> float | None:
@@ -76,14 +70,14 @@ class MeasureEntry:
         return getattr(self.measure, "radius", None)
 
     @property
-    def setting(self) -> tuple[str, bool]:
+    def setting(self) -> str:
         """Return what two measures must agree in to be measured on one `PreparedModel`."""
-        return repr(self.measure.geometry), self.normalise_logits
+        return repr(self.measure.geometry)
 
     @property
     def columns(self) -> dict[str, Any]:
         """Return all settings by column: `geometry.NAME` for those of the geometry, `settings.NAME` for the others."""
-        settings = {**self.measure.settings, "normalise_logits": self.normalise_logits, "warm_start": self.warm_start}
+        settings = {**self.measure.settings, "warm_start": self.warm_start}
         geometry = self.measure.geometry
         return {
             "measure": self.measure.name,
@@ -101,7 +95,6 @@ def measures_of(
     sizes: Mapping[str, Sequence[float]],
     *,
     warm_start: bool = False,
-    normalise_logits: bool = False,
     options: Mapping[str, Any],
 ) -> Iterator[MeasureEntry]:
     """Yield a measure for each geometry and each of the sizes, by their name (radius or sigma).
@@ -130,7 +123,7 @@ def measures_of(
     for name in geometries:
         geometry = as_geometry(name, **{key: value for key, value in options.items() if key not in own})
         for ball in balls or [{}]:
-            yield MeasureEntry(made(geometry, **ball, **own), normalise_logits, warm_start)
+            yield MeasureEntry(made(geometry, **ball, **own), warm_start)
 
 
 @dataclass(frozen=True)
@@ -218,14 +211,14 @@ class Spec:
         """Return whether a function of the user's decides what a number is: nobody knows what it reads."""
         return self.loss is not None or any(":" in each.loader for each in self.checkpoints)
 
-    def loss_of(self, *, normalised: bool = False) -> Loss:
+    def loss_of(self) -> Loss:
         """Return the loss that measures are computed on."""
-        return _loss_of(self.loss, self.data.task == CAUSAL, normalised)
+        return _loss_of(self.loss, self.data.task == CAUSAL)
 
 
 @cache  # one object each, so that what was found for it is known again
-def _loss_of(reference: str | None, causal: bool, normalised: bool) -> Loss:
-    loss: Loss = next_token_cross_entropy if causal else cross_entropy
-    if reference is not None:
-        loss = load_object(reference, "a function loss(model, batch) that returns a scalar")
-    return normalised_logits(loss) if normalised else loss
+def _loss_of(reference: str | None, causal: bool) -> Loss:
+    if reference is None:
+        return next_token_cross_entropy if causal else cross_entropy
+    loss: Loss = load_object(reference, "a function loss(model, batch) that returns a scalar")
+    return loss

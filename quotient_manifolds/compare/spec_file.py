@@ -111,11 +111,9 @@ def _measures(section: Any) -> list[MeasureEntry]:
     if kind not in MEASURES:
         raise ValueError(f"measure must be one of {', '.join(MEASURES)}. Found {kind!r}")
     sizes = {name: _numbers(given.pop(name)) for name in SIZES if name in given}
-    flags = {name: given.pop(name, False) for name in ("warm_start", "normalise_logits")}
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise ValueError(f"{name} must be true or false. Found {flag!r}")
-    return list(measures_of(kind, geometries, sizes, options=given, **flags))
+    if not isinstance(warm_start := given.pop("warm_start", False), bool):
+        raise ValueError(f"warm_start must be true or false. Found {warm_start!r}")
+    return list(measures_of(kind, geometries, sizes, options=given, warm_start=warm_start))
 
 
 def _source(key: str, section: Any, base: Path) -> DataSource | BatchFunction:

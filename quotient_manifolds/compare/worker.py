@@ -93,7 +93,7 @@ class Loaded:
 
     def prepared(self, entry: MeasureEntry) -> PreparedModel | str:
         """Return the model, checked on all batches, of which some may fail; what is wrong if none can be measured."""
-        loss, geometry = self.spec.loss_of(normalised=entry.normalise_logits), entry.measure.geometry
+        loss, geometry = self.spec.loss_of(), entry.measure.geometry
         batches, known = self.batches["data"], self.known
         return attempt(lambda: PreparedModel.of(self.model, loss, batches, geometry, some=True, known=known))
 
@@ -209,7 +209,7 @@ def tasks_of(spec: Spec, identity: Identity) -> list[Task]:
     def task(split: str, index: int, entry: MeasureEntry | None) -> Task:
         decides = {
             # The index of the batch seeds what is random, so it decides the number too.
-            "what": "score" if entry is None else repr((entry.measure, entry.normalise_logits, index)),
+            "what": "score" if entry is None else repr((entry.measure, index)),
             "loss": spec.loss,
             "model": identity.model,
             "batch": identity.batches[split][index],

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, final
 
 from torch import nn
@@ -15,17 +13,7 @@ from torch import nn
 from quotient_manifolds.geometry.parameters import measured_parameters, precise, trained_parameters
 from quotient_manifolds.geometry.tangent_space import Norm, ShardedSpace, TangentSpace
 from quotient_manifolds.sharded import Ownership, ShardedModel
-from quotient_manifolds.symmetries import (
-    Evaluate,
-    Params,
-    Proof,
-    Scope,
-    Symmetries,
-    Verified,
-    propose_symmetries,
-    prove_on_sharded,
-    verify_on_batches,
-)
+from quotient_manifolds.symmetries import Evaluate, Params
 
 Found = TypeVar("Found")
 
@@ -164,35 +152,6 @@ class KnownSymmetries:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Hashable, ...], tuple[tuple[Any, ...], Any]] = {}
-
-    def found(self, model: nn.Module, loss: Evaluate, batch: Any, scope: Scope) -> Symmetries:
-        """Return the symmetries of loss(model, batch) within a scope; the same object every time."""
-        every = self.once(partial(propose_symmetries, model, batch, evaluate=loss), "found", model, loss, batch)
-        return self.once(partial(every.within, scope), scope, every)
-
-    def completed(self, model: nn.Module, loss: Evaluate, batch: Any, given: Symmetries) -> Symmetries:
-        """Return the given symmetries and those of loss(model, batch) besides; the same object every time."""
-
-        def complete() -> Symmetries:
-            try:
-                every = propose_symmetries(model, batch, evaluate=loss, declared=given)
-            except ValueError as error:  # a function that takes no float64, or differentiates inside
-                warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
-                return given
-            known = {each.name for each in every.freedoms}
-            return replace(every, freedoms=(*every.freedoms, *(f for f in given.freedoms if f.name not in known)))
-
-        return self.once(complete, "completed", model, loss, batch, given)
-
-    def verified(self, model: nn.Module, loss: Evaluate, batches: Sequence[Any], symmetries: Symmetries) -> Verified:
-        """Return what these batches say of the symmetries, as `verify_on_batches` has it."""
-        verify = partial(verify_on_batches, model, loss, batches, symmetries)
-        return self.once(verify, "verified", model, loss, symmetries, *batches)
-
-    def proof(self, model: nn.Module, loss: Evaluate, batch: Any, symmetries: Symmetries) -> Proof:
-        """Return what moving a sharded model along these symmetries does to the loss, as `prove_on_sharded` has it."""
-        prove = partial(prove_on_sharded, model, loss, batch, symmetries)
-        return self.once(prove, "proved", model, loss, batch, symmetries)
 
     def once(self, make: Callable[[], Found], what: str, *of: Any) -> Found:
         """Return what `make` made when it was first asked for by this name and of these objects."""

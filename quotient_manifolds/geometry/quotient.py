@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, final, get_args
@@ -38,6 +38,9 @@ from quotient_manifolds.symmetries import (
     SymmetricPair,
     Symmetries,
     changed_by,
+    propose_symmetries,
+    prove_on_sharded,
+    verify_on_batches,
 )
 
 SHOWN = 3  # symmetries that a warning names
@@ -64,17 +67,17 @@ class Quotient(Geometry):
     biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the
     pairs, and nothing else. In all of them the factors of pairs are balanced first, G^T G = H^T H, which changes no
     value: products of factors as ill-conditioned as a group can make them lose digits.
-    complete: whether symmetries that are given are completed by what else is found in the loss, such as the shift of
-    all logits, which outputs see. Without it they are all there is.
+    Symmetries that are given are completed by what else is found in the loss, such as the shift of all logits, which
+    outputs see.
     verify: on which batches symmetries are verified (`verify_on_batches`), "all", "first" or "none". Those that were
-    found and fail are left out, with a warning; one that was given raises an error.
+    found and fail are left out, with a warning; one that was given raises an error. With "none" those that are given
+    are trusted, and all there is.
     """
 
     metric: Metric = "inv"
     geodesic: str = "second"
     eps: float = 0.0
     symmetries: Symmetries | Scope = "all"
-    complete: bool = True
     verify: Literal["all", "first", "none"] = "all"
 
     def __post_init__(self) -> None:
@@ -192,13 +195,17 @@ class Quotient(Geometry):
         """
         known = known or KnownSymmetries()
         symmetries = self._found(model, loss, batches[0], known)
-        verified = replace(self, symmetries=symmetries, complete=False)
+        verified = replace(self, symmetries=symmetries)
         batches = {"all": batches, "first": batches[:1], "none": ()}[self.verify]
         if not batches or not (symmetries.pairs or symmetries.freedoms):
             return verified
         if is_sharded(model):
             _check_same(symmetries)
-            proofs = [known.proof(model, loss, batch, symmetries) for batch in batches]
+            prove = partial(prove_on_sharded, model, loss)
+            proofs = [
+                known.once(partial(prove, batch, symmetries), "proved", model, loss, batch, symmetries)
+                for batch in batches
+            ]
             failed = {
                 each.pair: f"the loss on batch {index} changes along its orbit"
                 for index, proof in enumerate(proofs)
@@ -206,7 +213,8 @@ class Quotient(Geometry):
                 if not each.holds
             }
             return verified._without(failed, self.symmetries)
-        found = known.verified(model, loss, batches, symmetries)
+        verify = partial(verify_on_batches, model, loss, batches, symmetries)
+        found = known.once(verify, "verified", model, loss, symmetries, *batches)
         verified = verified._without(found.failed, self.symmetries)
         begins = partial(changed_by, model, loss, batches, partial(verified._begin, model), found)
         where = f"begins {self.metric} {self.eps}"
@@ -218,18 +226,19 @@ class Quotient(Geometry):
         return verified
 
     def _found(self, model: nn.Module, loss: Evaluate, batch: Any, known: KnownSymmetries) -> Symmetries:
-        given = self.symmetries
-        if not is_sharded(model):
-            if not isinstance(given, Symmetries):
-                return known.found(model, loss, batch, given)
-            return known.completed(model, loss, batch, given) if self.complete else given
-        if not isinstance(given, Symmetries):
+        given, propose = self.symmetries, partial(propose_symmetries, model, batch, evaluate=loss)
+        if isinstance(given, Symmetries):
+            if is_sharded(model) or self.verify == "none":
+                return given
+            return known.once(partial(_completed, given, propose), "completed", model, loss, batch, given)
+        if is_sharded(model):
             raise ValueError(
                 f"The symmetries of a sharded model cannot be found in a run of it. Found symmetries={given!r}; find "
                 f"them before it is sharded, find_symmetries(model, batch, evaluate=loss).within({given!r}), and pass "
                 f"symmetries= that"
             )
-        return given
+        every = known.once(propose, "found", model, loss, batch)
+        return known.once(partial(every.within, given), given, every)
 
     def _without(self, failed: Mapping[str, str], given: Symmetries | Scope) -> Quotient:
         """Return the quotient without symmetries that fail, with a warning; ValueError for one that was given."""
@@ -251,6 +260,17 @@ class Quotient(Geometry):
         start = {name: every[name] for name in trained_parameters(model)}
         pairs, _, point = self._canonical(model, start, every)
         return every | self._balanced(pairs, point, start)[1]
+
+
+def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:
+    """Return the given symmetries and what else the loss does not see."""
+    try:
+        every = propose(declared=given)
+    except ValueError as error:  # a function that takes no float64, or differentiates inside
+        warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
+        return given
+    known = {each.name for each in every.freedoms}
+    return replace(every, freedoms=(*every.freedoms, *(f for f in given.freedoms if f.name not in known)))
 
 
 def _check_same(symmetries: Symmetries) -> None:
@@ -293,7 +313,7 @@ def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
     if kind is Quotient and isinstance(geometry, str) and geometry not in METRICS:
         known = ", ".join(map(str, [*kinds, *METRICS]))
         raise ValueError(f"geometry must be one of {known}, or a number t. Found {geometry!r}")
-    own = {each.name for each in fields(kind) if each.name not in ("metric", "complete")}  # type: ignore[arg-type]
+    own = {each.name for each in fields(kind)} - {"metric"}  # type: ignore[arg-type]
     if foreign := sorted(set(options) - own):
         raise ValueError(f"{foreign[0]} is no option of the geometry {geometry}; it has {', '.join(sorted(own))}")
     return kind(**({"metric": geometry} if kind is Quotient else {}), **options)

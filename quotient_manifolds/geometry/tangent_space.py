@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from quotient_manifolds.geometry.pair_block import Gradients, PairBlock, address
 from quotient_manifolds.geometry.parameters import precise
+from quotient_manifolds.linalg import FullPrecision, full_precision
 from quotient_manifolds.sharded import Ownership, ShardedModel, from_all, gathered
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
@@ -21,7 +21,7 @@ Norm = Literal["l2", "linf"]
 """Which ball of coordinates z a geometry means: sum of squares, or the largest of them. A metric has l2."""
 
 
-class TangentSpace:
+class TangentSpace(FullPrecision):
     """Represent the tangent space T_w of all measured parameters w, in orthonormal coordinates z; immutable.
 
     z has one block per parameter (of its shape, in at least single precision) for the elements in no pair, and blocks
@@ -72,9 +72,8 @@ class TangentSpace:
             blocks = list(group)
             heads = [len(block.space.point) for block in blocks]
             noise = drawn((sum(heads), *blocks[0].space.point.shape[1:]), generator)
-            with self._undisturbed():
-                for block, part in zip(blocks, noise.split(heads), strict=True):
-                    z[block.key] = block.space.project(block.space.from_balanced(part.to(block.space.point)))
+            for block, part in zip(blocks, noise.split(heads), strict=True):
+                z[block.key] = block.space.project(block.space.from_balanced(part.to(block.space.point)))
         return z
 
     def length(self, z: Params) -> float:
@@ -87,19 +86,16 @@ class TangentSpace:
     def project(self, z: Params) -> Params:
         """Project z orthogonally onto the coordinates that move: horizontal for pairs, 0 where a scale is 0."""
         out = {name: z[name] if scale is None else z[name] * (scale != 0) for name, scale in self.scale.items()}
-        with self._undisturbed():
-            out |= {block.key: block.space.project(z[block.key]) for block in self.pairs}
+        out |= {block.key: block.space.project(z[block.key]) for block in self.pairs}
         return {key: part.contiguous() for key, part in out.items()}
 
     def reached(self, z: Params) -> Params:
         """Shorten z to where its geodesic leaves the manifold, pair by pair, if that is before t = 1."""
-        with self._undisturbed():
-            return z | {block.key: block.reached(z[block.key]) for block in self.pairs}
+        return z | {block.key: block.reached(z[block.key]) for block in self.pairs}
 
     def reach(self, z: Params) -> float | None:
         """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
-        with self._undisturbed():
-            return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
+        return max((block.relative_speed(z[block.key]) for block in self._truncated), default=None)
 
     @property
     def _truncated(self) -> list[PairBlock]:
@@ -112,10 +108,9 @@ class TangentSpace:
         result of an earlier call or the parameters themselves, it is written there. order: of the geodesics of pairs,
         in place of the space's own.
         """
-        with self._undisturbed():
-            out = self._outside_pairs(z, out, times)
-            for block in self.pairs:
-                block.move(times * z[block.key], out, order)
+        out = self._outside_pairs(z, out, times)
+        for block in self.pairs:
+            block.move(times * z[block.key], out, order)
         return out
 
     def gradient(self, grads: Gradients) -> Params:
@@ -128,8 +123,7 @@ class TangentSpace:
             grad = grads.get(name)
             grad = _empty(self._point[name]).zero_() if grad is None else grad
             z[name] = grad if scale is None else grad * scale
-        with self._undisturbed():
-            return z | {block.key: block.gradient(grads, self._point) for block in self.pairs}
+        return z | {block.key: block.gradient(grads, self._point) for block in self.pairs}
 
     def pull_back(self, z: Params, grads: Gradients) -> Params:
         """Compute the gradient in z of loss(move(z)) from the loss's gradients at move(z); missing ones count as 0."""
@@ -140,24 +134,23 @@ class TangentSpace:
         """Compute move(z) and the pull-back there, sharing their work.
 
         The pull-back OVERWRITES the gradients it is given, and empties their dict: copies would take as much memory as
-        the model. The network
-        is no part of any graph kept here, and z must not change before the pull-back has been used.
+        the model. The network is no part of any graph kept here, and z must not change before the pull-back has been
+        used.
         """
-        with self._undisturbed():
-            with torch.no_grad():
-                out = self._outside_pairs(z, out)
-            pulls = [(block, block.linearise(z[block.key], out)) for block in self.pairs]
+        with torch.no_grad():
+            out = self._outside_pairs(z, out)
+        pulls = [(block, block.linearise(z[block.key], out)) for block in self.pairs]
 
+        @full_precision
         def pull_back(grads: Gradients) -> Params:
             pulled: Params = {}
             readers = Counter(name for block in self.pairs for name in block.names)
-            with self._undisturbed():
-                for block, pull in pulls:
-                    pulled[block.key] = pull(grads, self._point)
-                    readers.subtract(block.names)
-                    for name in block.names - self.scale.keys():
-                        if not readers[name] and isinstance(grads, dict):
-                            grads.pop(name, None)
+            for block, pull in pulls:
+                pulled[block.key] = pull(grads, self._point)
+                readers.subtract(block.names)
+                for name in block.names - self.scale.keys():
+                    if not readers[name] and isinstance(grads, dict):
+                        grads.pop(name, None)
             return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
 
         return out, pull_back
@@ -190,13 +183,6 @@ class TangentSpace:
                 grad = grad.clone(memory_format=torch.contiguous_format)
             pulled[name] = grad.contiguous() if scale is None else grad.mul_(scale).contiguous()
         return pulled
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Switch autocast off, which is for the network: it would run the geometry's algebra in half precision."""
-        device = next(iter(self._point.values())).device.type
-        with torch.autocast(device, enabled=False):
-            yield
 
 
 class ShardedSpace(TangentSpace):
@@ -248,10 +234,9 @@ class ShardedSpace(TangentSpace):
             heads, n, m, h, _ = self._shapes[name]
             noise = drawn((heads, n + m, h), generator)
             shared |= {name: noise} if name in here else {}
-        with self._undisturbed():
-            for block in self.pairs:
-                own = torch.cat([shared[pair.name] for pair in block.pairs]).to(block.space.point)
-                z[block.key] = block.space.project(block.space.from_balanced(own))
+        for block in self.pairs:
+            own = torch.cat([shared[pair.name] for pair in block.pairs]).to(block.space.point)
+            z[block.key] = block.space.project(block.space.from_balanced(own))
         return z
 
     def length(self, z: Params) -> float:

@@ -7,20 +7,18 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.sharpness.losses import Loss, inputs_and_labels
-from quotient_manifolds.symmetries import SymmetricPair, Symmetries, find_symmetries
+from quotient_manifolds.symmetries import Symmetries, find_symmetries
 from quotient_manifolds.symmetries.move import act, group_element
 from quotient_manifolds.symmetries.outputs import answer, floating
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 """Makes an optimizer of the model it is given, such as `lambda model: torch.optim.AdamW(model.parameters())`."""
-
-Outputs = Callable[[nn.Module, Any], Any]
 
 
 @final
@@ -55,7 +53,6 @@ def orbit_audit(
     symmetries: Symmetries | None = None,
     condition: float = 100.0,
     moves: int = 3,
-    outputs: Outputs | None = None,
     seed: int = 0,
 ) -> OrbitAudit:
     """Train copies of a model from several points of its orbit, and compare the functions that come out.
@@ -68,82 +65,64 @@ def orbit_audit(
     make_optimizer: see `MakeOptimizer`; it may close over `symmetries`. Steps are `optimizer.step(closure)`, so that
     optimizers of several passes, such as `SAM`, are audited too. loss: loss(model, batch), a scalar. steps: by default
     one a batch; they begin again when the batches are used up. symmetries: whose pairs are moved, by default those
-    found in the first batch; pairs with frozen parameters stay. outputs: what is compared, outputs(model, batch), by
-    default what the model returns for the inputs of all batches.
+    found in the first batch; pairs with frozen parameters stay. Compared is what the model returns for the inputs of
+    all batches.
 
     In float64 an optimizer that does not see the representative has drifts at rounding level; in float32 what is
     rounded when weights move, `starts`, is amplified by training.
     ValueError where there is no pair to move, and for outputs that do not change in training.
     """
     listed = list(batches)
-    if not listed:
-        raise ValueError("batches must hold at least one batch to train on. Found none")
     steps = len(listed) if steps is None else steps
     found = find_symmetries(copy.deepcopy(model).eval(), _inputs(listed[0])) if symmetries is None else symmetries
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     pairs = [pair for pair in found.pairs if trained.issuperset(pair.names)]
     if not pairs:
         raise ValueError(f"{type(model).__name__} must have a symmetric pair that is trained, to move. Found none")
-    outputs = outputs or (lambda network, batch: answer(network, _inputs(batch)))
     generator = torch.Generator().manual_seed(seed)
+
+    def run(model: nn.Module) -> tuple[str, Tensor, Tensor, float]:
+        """Return what the optimizer is called, the outputs before and after, and the loss at the end."""
+        torch.manual_seed(seed)
+        optimizer = make_optimizer(model)
+        before = _outputs(model, listed)
+        for step in range(steps):
+            batch = listed[step % len(listed)]
+
+            def closure(batch: Any = batch) -> float:
+                optimizer.zero_grad()
+                value = loss(model, batch)
+                value.backward()
+                return float(value.detach())
+
+            optimizer.step(closure)
+        with torch.no_grad():
+            return type(optimizer).__name__, before, _outputs(model, listed), float(loss(model, listed[0]))
+
     runs = []
     for index in range(1 + moves):
         network = copy.deepcopy(model)
-        if index:
-            _move(network, pairs, condition, generator)
+        params = {name: p.detach() for name, p in network.named_parameters()}
+        for pair in pairs if index else ():
+            pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
         with torch.random.fork_rng():  # the caller's random numbers stay
-            runs.append(_run(network, make_optimizer, loss, listed, steps, outputs, seed))
-    first, *others = runs
-    travelled = float(torch.linalg.vector_norm(first.after - first.before))
+            runs.append(run(network))
+    names, befores, afters, losses = zip(*runs, strict=True)
+    travelled = float(torch.linalg.vector_norm(afters[0] - befores[0]))
     if travelled == 0:
         raise ValueError("training must change the outputs. Found no change: take more steps or another lr")
-    size = float(torch.linalg.vector_norm(first.before)) or 1.0
-    drifts = (float(torch.linalg.vector_norm(other.after - first.after)) / travelled for other in others)
-    starts = (float(torch.linalg.vector_norm(other.before - first.before)) / size for other in others)
-    moved_losses = tuple(other.loss for other in others)
-    return OrbitAudit(first.optimizer, tuple(drifts), tuple(starts), first.loss, moved_losses)
+    size = float(torch.linalg.vector_norm(befores[0])) or 1.0
+    drifts = (float(torch.linalg.vector_norm(after - afters[0])) / travelled for after in afters[1:])
+    starts = (float(torch.linalg.vector_norm(before - befores[0])) / size for before in befores[1:])
+    return OrbitAudit(names[0], tuple(drifts), tuple(starts), losses[0], losses[1:])
 
 
-class _Run(NamedTuple):
-    optimizer: str
-    before: Tensor
-    after: Tensor
-    loss: float
-
-
-def _run(
-    model: nn.Module, make: MakeOptimizer, loss: Loss, batches: list[Any], steps: int, outputs: Outputs, seed: int
-) -> _Run:
-    torch.manual_seed(seed)
-    optimizer = make(model)
-    before = _seen(model, batches, outputs)
-    for step in range(steps):
-        batch = batches[step % len(batches)]
-
-        def closure(batch: Any = batch) -> float:
-            optimizer.zero_grad()
-            value = loss(model, batch)
-            value.backward()
-            return float(value.detach())
-
-        optimizer.step(closure)
-    with torch.no_grad():
-        last = float(loss(model, batches[0]))
-    return _Run(type(optimizer).__name__, before, _seen(model, batches, outputs), last)
-
-
-def _seen(model: nn.Module, batches: list[Any], outputs: Outputs) -> Tensor:
+def _outputs(model: nn.Module, batches: list[Any]) -> Tensor:
     """Return the outputs for all batches in one vector, in eval mode and float64."""
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
-        parts = [part for batch in batches for part in floating(outputs(model, batch))]
+        parts = [part for batch in batches for part in floating(answer(model, _inputs(batch)))]
     return torch.cat([part.detach().double().flatten() for part in parts])
-
-
-def _move(model: nn.Module, pairs: list[SymmetricPair], condition: float, generator: torch.Generator) -> None:
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    for pair in pairs:
-        pair.write(params, act(pair, group_element(pair, condition, generator), pair.read(params)))
 
 
 def _inputs(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from quotient_manifolds.geometry import Euclidean, Geometry
+from quotient_manifolds.geometry import Geometry, as_geometry
 from quotient_manifolds.geometry.parameters import measured_parameters
 
 Closure = Callable[[], Any]
@@ -37,11 +37,14 @@ class SAM(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, base: torch.optim.Optimizer, model: nn.Module, *, geometry: Geometry | None = None, radius: float
+        self,
+        base: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        geometry: Geometry | str | float = "euclidean",
+        radius: float,
     ) -> None:
-        geometry = Euclidean() if geometry is None else geometry
-        if not isinstance(geometry, Geometry):
-            raise TypeError(f"geometry must be Euclidean(), Adaptive() or Quotient(...). Found {geometry!r}")
+        geometry = as_geometry(geometry)
         if not 0 <= radius < math.inf:
             raise ValueError(f"radius must be a finite number >= 0. Found {radius!r}")
         self.base, self._model, self._geometry, self.radius = base, model, geometry, float(radius)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quotient_manifolds.sharpness.ascent import Ascent, AutoPGD
 from quotient_manifolds.sharpness.curvature import HessianTrace, TopEigenvalue, hessian_trace, top_eigenvalue
 from quotient_manifolds.sharpness.legacy import LegacyWorstCase, legacy_sharpness
-from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy, normalised_logits
+from quotient_manifolds.sharpness.losses import Loss, cross_entropy, next_token_cross_entropy
 from quotient_manifolds.sharpness.measure import (
     ConvergenceWarning,
     Measure,
@@ -49,7 +49,6 @@ __all__ = [
     "hessian_trace",
     "legacy_sharpness",
     "next_token_cross_entropy",
-    "normalised_logits",
     "top_eigenvalue",
     "worst_case_profile",
     "worst_case_sharpness",

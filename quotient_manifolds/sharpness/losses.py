@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 Loss = Callable[[nn.Module, Any], Tensor]
 IGNORED = -100  # torch's and Hugging Face's label for "does not count"
-_FLOOR = 1e-10  # of the length that logits are divided by: equal logits stay equal
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
@@ -65,10 +64,8 @@ def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _causal(model: nn.Module) -> str | None:
-    """Return the class name of a causal language model of Hugging Face, also compiled or with its logits normalised."""
-    for wrapper in ("wrapped", "_orig_mod"):
-        model = getattr(model, wrapper, model)
-    kind = type(model).__name__
+    """Return the class name of a causal language model of Hugging Face, also compiled."""
+    kind = type(getattr(model, "_orig_mod", model)).__name__
     return kind if kind.endswith(("ForCausalLM", "LMHeadModel")) else None
 
 
@@ -138,38 +135,3 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, for the model has {classes} classes. Found {wrong}")
     return logits, labels
-
-
-def normalised_logits(loss: Loss) -> Loss:
-    """Return a loss like `loss`, of logits that are centred and scaled to length 1 (Andriushchenko et al., 2023).
-
-    Logits o become (o - mean o) / max(|o - mean o|_2, 1e-10), over classes. `loss` gets the model in a wrapper that
-    normalises what a call of it returns: a tensor, a mapping with "logits", or a tuple that starts with them. Two
-    classes are a ValueError: their normalised logits can only be ±1/√2. What a measure is invariant under does not
-    change with it.
-    """
-    return lambda model, batch: loss(_Normalised(model), batch)
-
-
-@final
-class _Normalised(nn.Module):
-    """Call the model and normalise its logits; lives for one evaluation of the loss."""
-
-    def __init__(self, wrapped: nn.Module) -> None:
-        super().__init__()
-        self.wrapped = wrapped
-        self.training = False
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.wrapped(*args, **kwargs)
-        logits = _single(logits_of(output))  # in half precision the floor would be 0
-        if logits.shape[-1] == 2:
-            raise ValueError(
-                "Normalised logits of two classes are always ±1/√2, so the loss can only jump; leave normalise_logits "
-                "off or measure a model with more classes"
-            )
-        centred = logits - logits.mean(dim=-1, keepdim=True)
-        logits = centred / torch.linalg.vector_norm(centred, dim=-1, keepdim=True).clamp(min=_FLOOR)
-        if isinstance(output, Mapping):
-            return {**output, "logits": logits}
-        return (logits, *output[1:]) if isinstance(output, (tuple, list)) else logits

@@ -1,16 +1,13 @@
-"""Hold what a measure returns: its value on every batch, the mean over them, and the JSON files that keep them."""
+"""Hold what a measure returns: its value on every batch, the mean over them, and the table that keeps them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quotient_manifolds.files import write_text
 from quotient_manifolds.frames import data_frame
 from quotient_manifolds.geometry.pair_block import REACH
 
@@ -100,11 +97,6 @@ class Result:
         return tuple(each.value for each in self.batches)
 
     @property
-    def base_losses(self) -> tuple[float, ...]:
-        """Return L(w) on every batch."""
-        return tuple(each.base_loss for each in self.batches)
-
-    @property
     def mean(self) -> float:
         """Return the mean over batches, each counting the same."""
         return mean_and_error(self.values)[0]
@@ -120,29 +112,9 @@ class Result:
         return self.batches[0].standard_error if error is None else error
 
     @property
-    def loss_steps(self) -> tuple[tuple[float, ...], ...]:
-        """Return for every batch the losses of the best climb, its start first."""
-        return tuple(each.losses for each in self.batches)
-
-    @property
-    def norms(self) -> tuple[float | None, ...]:
-        """Return for every batch the length of the worst direction."""
-        return tuple(each.norm for each in self.batches)
-
-    @property
-    def critical_starts(self) -> tuple[int, ...]:
-        """Return which batches have a gradient at w that is exactly 0."""
-        return tuple(index for index, each in enumerate(self.batches) if each.critical_start)
-
-    @property
     def reach(self) -> float | None:
         """Return the largest `BatchResult.reach`; None where no geodesic is truncated."""
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
-
-    @property
-    def beyond_reach(self) -> bool:
-        """Say whether `reach` is above `REACH`: truncated geodesics may be far from the exact ones there."""
-        return self.truncation_warning is not None
 
     @property
     def late_rise(self) -> float | None:
@@ -212,20 +184,9 @@ class Result:
     def __str__(self) -> str:
         error = "" if self.standard_error is None else f" +- {self.standard_error:.3g}"
         stated = [f"{len(self.batches)} batches", *(f"{key} {value}" for key, value in self.settings.items())]
-        if self.beyond_reach:
+        if self.truncation_warning:
             stated.append(f"beyond reach, at relative speed {self.reach:.3g}")
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types, with the mean and its error for whoever reads the file."""
-        batches = [each.to_dict() for each in self.batches]
-        return {**asdict(self), "batches": batches, "mean": self.mean, "standard_error": self.standard_error}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Result:
-        """Invert `to_dict`. Raises TypeError or KeyError for missing or unknown keys."""
-        stored = {key: value for key, value in record.items() if key not in ("mean", "standard_error")}
-        return cls(**{**stored, "batches": tuple(map(BatchResult.from_dict, record["batches"]))})
 
     def to_frame(self) -> DataFrame:
         """Return a row for every batch. Raises ImportError where pandas is not installed.
@@ -238,18 +199,6 @@ class Result:
         known |= {f"settings.{key}": value for key, value in self.settings.items()}
         numbers = ({key: value for key, value in each.to_dict().items() if key != "losses"} for each in self.batches)
         return data_frame([{**known, "batch": index, **each} for index, each in enumerate(numbers)])
-
-    def save(self, path: str | Path) -> None:
-        """Write the result as JSON, atomically. Raises ValueError for a number that is not finite."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-
-    @classmethod
-    def load(cls, path: str | Path) -> Result:
-        """Read what `save` wrote. Raises ValueError, one sentence, for any other file."""
-        try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # UnicodeDecodeError, too
-            raise ValueError(f"{path} must be JSON that holds measurements: {error}") from error
 
 
 def group_key(names: Sequence[str]) -> str | None:

@@ -85,15 +85,10 @@ class BatchLosses:
     def gradient(self, params: Params, names: Collection[str], index: int) -> Params:
         """Return the gradient of the loss on batch `index` in the parameters of these names, in float64."""
         leaves = {name: params[name].detach().requires_grad_() for name in names}
-        return _derivatives([self._at(params | leaves, index)], leaves)
-
-    def hessian_product(self, params: Params, direction: Params, index: int) -> Params:
-        """Return the Hessian of the loss on batch `index` times a direction, by autograd, in float64."""
-        leaves = {name: params[name].detach().requires_grad_() for name in direction}
-        value = self._at(params | leaves, index)
-        slopes = torch.autograd.grad(value, [*leaves.values()], create_graph=True, materialize_grads=True)
-        products = [(slope * v).sum() for slope, v in zip(slopes, direction.values(), strict=True)]
-        return _derivatives(products, leaves)
+        if not (value := self._at(params | leaves, index)).requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+        grads = torch.autograd.grad(value, [*leaves.values()], materialize_grads=True)
+        return {name: g.double() for name, g in zip(leaves, grads, strict=True)}
 
     def _at(self, params: Params, index: int) -> Tensor:
         if self._type == torch.float64:
@@ -122,13 +117,6 @@ class BatchLosses:
         weights = (torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs)
         finite = (each.double().nan_to_num(0.0, 0.0, 0.0) for each in outputs)  # equal infinities say nothing
         return torch.stack([(w.to(x.device) * x).sum() for w, x in zip(weights, finite, strict=True)]).sum()
-
-
-def _derivatives(values: Sequence[Tensor], leaves: Params) -> Params:
-    """Return the gradient of the sum of values in the leaves, in float64: 0 where they do not depend on them."""
-    values = [value for value in values if value.requires_grad]
-    grads = torch.autograd.grad(values, [*leaves.values()], materialize_grads=True) if values else leaves.values()
-    return {name: g.double() if values else torch.zeros_like(g) for (name, g) in zip(leaves, grads, strict=True)}
 
 
 class _TrueGradients(TorchFunctionMode):

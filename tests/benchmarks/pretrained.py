@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 
 GEOMETRIES: list[Geometry] = [
-    Euclidean(),
-    Adaptive(),
-    Quotient("inv"),
-    Quotient("mix"),
-    Euclidean("linf"),
-    Adaptive(0.01),
+    *(Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix")),
+    *(Euclidean("linf"), Adaptive(0.01)),
 ]
 
 Batch = tuple[Tensor, Tensor]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from pytest_benchmark.fixture import BenchmarkFixture
 
 PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
 """Freed memory returns to the system at once, so that peaks are those of memory in use."""
@@ -30,6 +34,20 @@ def seconds(f: Callable[[], object], clock: Callable[[], float] = time.perf_coun
     before = clock()
     f()
     return clock() - before
+
+
+def compared(benchmark: BenchmarkFixture, steps: dict[str, Callable[[], Any]], against: str, rounds: int = 20) -> None:
+    """Run the steps in turn, and report medians of processor time, and medians of their ratios to one of them."""
+    found: list[dict[str, float]] = []
+
+    def turn() -> None:
+        found.append({name: seconds(step, time.process_time) for name, step in steps.items()})
+
+    benchmark.pedantic(turn, rounds=rounds, warmup_rounds=2)
+    for name in steps:
+        benchmark.extra_info[f"{name}, ms"] = round(1e3 * statistics.median(each[name] for each in found), 2)
+        ratio = statistics.median(each[name] / each[against] for each in found)
+        benchmark.extra_info[f"{name} / {against}"] = round(ratio, 2)
 
 
 def peak(*, reset: bool = False) -> int:

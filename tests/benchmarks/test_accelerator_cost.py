@@ -106,9 +106,7 @@ def test_step(name: str, precision: str, kind: str, models: Models, benchmark: B
     model, batch, symmetries = models(name)
     loss, parameters = LOSSES[precision], list(model.parameters())
     geometry: Geometry = (
-        Quotient(kind, symmetries=symmetries, verify="none", complete=False)
-        if kind in ("inv", "mix")
-        else as_geometry(kind)
+        Quotient(kind, symmetries=symmetries, verify="none") if kind in ("inv", "mix") else as_geometry(kind)
     )
 
     def bare() -> None:

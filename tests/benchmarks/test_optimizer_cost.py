@@ -1,4 +1,4 @@
-"""The cost of a step of our optimizers, beside AdamW's, and of SAM's beside the passes that it needs.
+"""The cost of a step of our optimizers and of geoopt's, beside AdamW's, and of SAM's beside the passes it needs.
 
 Processor time, one thread; steps alternate, so that whatever else the machine does hits all alike. Reported in
 extra_info: medians in milliseconds and median ratios within a round.
@@ -6,20 +6,32 @@ extra_info: medians in milliseconds and median ratios within a round.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import geoopt
 import pytest
 import torch
+from geoopt.optim import RiemannianAdam, RiemannianSGD
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 import quotient_manifolds as qm
-from tests.benchmarks.running import seconds
+from quotient_manifolds.manifolds import FixedRankQuotient, quotient
+from tests.benchmarks.running import compared
 
-ROUNDS = 20
+SIZES = {
+    "24 x 1024 x 1024, h = 16": ((24,), 1024, 16),
+    "12 x 384 x 384, h = 32": ((12,), 384, 32),
+    "768 x 768, h = 8": ((), 768, 8),
+}
+RIEMANNIAN: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "RiemannianSGD": RiemannianSGD,
+    "RiemannianSGD(momentum)": partial(RiemannianSGD, momentum=0.9),
+    "RiemannianAdam": RiemannianAdam,
+}
 
 
 class Adapter(nn.Module):
@@ -41,18 +53,28 @@ def adapters(count: int) -> tuple[nn.Module, qm.Symmetries]:
     return model, found
 
 
-def compared(benchmark: BenchmarkFixture, steps: dict[str, Callable[[], Any]], against: str) -> None:
-    """Run the steps in turn, and report their medians and their ratios to one of them."""
-    rounds: list[dict[str, float]] = []
+def riemannian(make: Callable[..., torch.optim.Optimizer], batch: tuple[int, ...], n: int, h: int) -> Callable[[], Any]:
+    """A step of an optimizer on random points."""
+    manifold = FixedRankQuotient(n, n)
+    parameter = geoopt.ManifoldParameter(manifold.random(*batch, 2 * n, h), manifold=manifold)
+    parameter.grad = torch.randn_like(parameter)
+    return make([parameter], lr=1e-6).step
 
-    def turn() -> None:
-        rounds.append({name: seconds(step, time.process_time) for name, step in steps.items()})
 
-    benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=2)
-    for name in steps:
-        benchmark.extra_info[f"{name}, ms"] = round(1e3 * statistics.median(each[name] for each in rounds), 2)
-        ratio = statistics.median(each[name] / each[against] for each in rounds)
-        benchmark.extra_info[f"{name} / {against}"] = round(ratio, 2)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", RIEMANNIAN)
+def test_step_of_geoopts_optimizers(benchmark: BenchmarkFixture, name: str, size: str) -> None:
+    """Using the last factorisations again, and without that."""
+    torch.manual_seed(0)
+    makes = (RIEMANNIAN[name], RIEMANNIAN[name], torch.optim.Adam, torch.optim.AdamW)
+    again, anew, adam, adamw = (riemannian(make, *SIZES[size]) for make in makes)
+
+    def without() -> None:
+        with patch.object(quotient, "lasts", lambda x: False):
+            anew()
+
+    compared(benchmark, {name: again, "without": without, "Adam": adam, "AdamW": adamw}, name)
+    assert benchmark.extra_info[f"without / {name}"] > 1
 
 
 def test_step_of_24_adapters(benchmark: BenchmarkFixture) -> None:

@@ -8,23 +8,16 @@ import pytest
 
 from quotient_manifolds import manifolds
 
-CLASSES = [
-    member for name in manifolds.__all__ if inspect.isclass(member := getattr(manifolds, name)) and member.__dict__
+METHODS = [
+    (f"{cls.__name__}.{name}", member)
+    for cls in map(vars(manifolds).get, manifolds.__all__)
+    if inspect.isclass(cls) and not issubclass(cls, (tuple, Exception))
+    for name, member in vars(cls).items()
+    if inspect.isfunction(member) and not name.startswith("_") and name not in ("extra_repr", "register")
 ]
 
 
-def methods() -> list[tuple[str, object]]:
-    found = []
-    for cls in CLASSES:
-        if issubclass(cls, (tuple, Exception)):
-            continue
-        for name, member in vars(cls).items():
-            if not name.startswith("_") and inspect.isfunction(member) and name not in ("extra_repr", "register"):
-                found.append((f"{cls.__name__}.{name}", member))
-    return found
-
-
-@pytest.mark.parametrize(("name", "method"), methods(), ids=[name for name, _ in methods()])
+@pytest.mark.parametrize(("name", "method"), METHODS, ids=[name for name, _ in METHODS])
 def test_every_public_method_has_a_statement_and_an_example(name: str, method: object) -> None:
     text = inspect.getdoc(method) or ""
     assert text.split("\n")[0].strip().endswith((".", ":")) or "\n\n" in text, f"{name} begins with a statement"

@@ -48,9 +48,9 @@ def test_a_climb_stepped_by_hand() -> None:
     """
     result = legacy_sharpness(Point([0.0]), hill, [0.3], geometry=Euclidean(), radius=1.0, steps=5)
     points = [0.0, 0.75, -0.75, 0.9375, 0.5625, -0.09375]
-    assert result.loss_steps[0] == pytest.approx([1 - (x - 0.3) ** 2 for x in points], rel=1e-12)
+    assert result.batches[0].losses == pytest.approx([1 - (x - 0.3) ** 2 for x in points], rel=1e-12)
     assert result.mean == pytest.approx(0.09 - 0.2625**2)
-    assert result.norms == pytest.approx([0.5625])
+    assert result.batches[0].norm == pytest.approx(0.5625)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_climb_stepped_by_hand() -> None:
 def test_linf_steps_to_the_corner_of_the_box(geometry: Geometry, c: np.ndarray[Any, Any]) -> None:
     result = legacy_sharpness(Point(W), linear, [torch.from_numpy(SLOPE)], geometry=geometry, radius=0.2, steps=1)
     assert result.mean == pytest.approx(0.75 * 0.2 * float(np.abs(SLOPE) @ c))
-    assert result.norms == pytest.approx([0.75 * 0.2])
+    assert result.batches[0].norm == pytest.approx(0.75 * 0.2)
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.3])
@@ -84,17 +84,17 @@ def test_adaptive_l2_goes_along_w_g_to_the_nearest_point_of_the_ellipsoid(eta: f
         Point(W), linear, [torch.from_numpy(SLOPE)], geometry=Adaptive(eta), radius=radius, steps=1
     )
     assert result.mean == pytest.approx(0.75 * float(SLOPE @ nearest), rel=1e-6)
-    assert result.norms == pytest.approx([0.75 * radius], rel=1e-6)
+    assert result.batches[0].norm == pytest.approx(0.75 * radius, rel=1e-6)
 
 
 def test_one_zero_weight_switches_the_l2_projection_off_unless_eta_is_added() -> None:
     model, slope = Point([*W, 0.0]), torch.from_numpy(np.append(SLOPE, 1.0))
     result = legacy_sharpness(model, linear, [slope], geometry=Adaptive(), radius=0.5, steps=10)
-    assert result.norms[0] > 2 * 0.5
+    assert result.batches[0].norm > 2 * 0.5
     first = 0.75 * 2 * 0.5 * (np.abs(W) @ SLOPE**2) / float(slope.norm())
-    assert result.loss_steps[0][1] - result.base_losses[0] == pytest.approx(first)
+    assert result.batches[0].losses[1] - result.batches[0].base_loss == pytest.approx(first)
     for kept in (
         legacy_sharpness(model, linear, [slope], geometry=Adaptive(0.01), radius=0.5, steps=10),
         legacy_sharpness(model, linear, [slope], geometry=Adaptive(norm="linf"), radius=0.5, steps=10),
     ):
-        assert kept.norms[0] <= 0.5 * (1 + 1e-9)
+        assert kept.batches[0].norm <= 0.5 * (1 + 1e-9)

@@ -174,9 +174,9 @@ def found_and_exhaustive(case: Case, geometry: Geometry, steps: int, restarts: i
     if isinstance(geometry, Quotient):
         geometry = Quotient(geometry.metric, geometry.geodesic, symmetries=symmetries)
     result = worst_case_sharpness(model, loss_of(case), [batch], geometry, case.radius, steps=steps, restarts=restarts)
-    assert result.norms[0] <= case.radius * (1 + 1e-12)
+    assert result.batches[0].norm <= case.radius * (1 + 1e-12)
     best = exhaustive_maximum(*loss_in_coordinates(case, geometry), case.radius)
-    return result.mean, best - result.base_losses[0]
+    return result.mean, best - result.batches[0].base_loss
 
 
 # Every case in two geometries, and every geometry in three cases or four.

@@ -220,7 +220,7 @@ def test_embeddings_with_sparse_gradients_are_measured_as_others(geometry: str) 
         model = nn.Sequential(nn.Embedding(7, 4, sparse=sparse), nn.Flatten(), nn.Linear(8, 3)).double().eval()
         tokens = [(torch.tensor([[1, 5], [1, 2]]), torch.tensor([0, 2]))]
         climbed = qm.worst_case_sharpness(model, qm.cross_entropy, tokens, geometry=geometry, radius=0.3, steps=6)
-        return climbed.loss_steps[0]
+        return climbed.batches[0].losses
 
     assert rise(True) == pytest.approx(rise(False), rel=1e-12)
 

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from studies import ascents, audit, fibres
+from studies import ascents, audit, fibres, invariance
 from studies.__main__ import study
-from studies.common import Record, load
+from studies.common import load
 from studies.fibres import FAST, names, row_of
 from studies.invariance import MEASURES, METRICS, MOVES, changes_of
 
@@ -25,7 +25,7 @@ def words_of(page: str) -> str:
     return " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").replace("’", "'").split())
 
 
-@pytest.mark.parametrize("module", [ascents, audit, fibres], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [ascents, audit, fibres, invariance], ids=lambda module: module.__name__)
 def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(module: Any, tmp_path: Path) -> None:
     name = module.__name__.removeprefix("studies.")
     done = CliRunner().invoke(study, [name, "--fast", "--out", str(tmp_path), "--quiet"])
@@ -36,11 +36,11 @@ def test_a_short_run_has_the_tables_of_the_record_and_can_be_read_again(module: 
     assert {name: [*each.columns] for name, each in shown.items()} == {
         name: [*each.columns] for name, each in recorded.items()
     }
-    check = {ascents: check_ascents, audit: check_audit, fibres: check_fibres}[module]
-    check(found, record, tmp_path)
+    checks = {ascents: check_ascents, audit: check_audit, fibres: check_fibres, invariance: check_invariance}
+    checks[module](found, record)
 
 
-def check_ascents(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
+def check_ascents(found: dict[str, Any], record: dict[str, Any]) -> None:
     cases = pd.DataFrame(found["cases"])
     assert all(case["passes"] == [59, 60] for case in (*found["cases"], *record["cases"]))
     assert len(cases) == 2 * len(ascents.RADII)
@@ -52,7 +52,7 @@ def check_ascents(found: dict[str, Any], record: dict[str, Any], out: Path) -> N
     assert 4 < low < median < high < 18  # binomial(21, 1/2) puts about 5 of them outside either bound
 
 
-def check_audit(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
+def check_audit(found: dict[str, Any], record: dict[str, Any]) -> None:
     assert [(row["optimizer"], row["note"]) for row in found["rows"]] == [
         (row["optimizer"], row["note"]) for row in record["rows"][::6]
     ]
@@ -67,7 +67,7 @@ def check_audit(found: dict[str, Any], record: dict[str, Any], out: Path) -> Non
     assert f"Of {len(record['rows'])} optimizers, {below} have a drift below 1e-9" in words_of("optimizers.md")
 
 
-def check_fibres(found: dict[str, Any], record: dict[str, Any], out: Path) -> None:
+def check_fibres(found: dict[str, Any], record: dict[str, Any]) -> None:
     assert [row["name"] for row in found["rows"]] == [*FAST]
     assert [row["name"] for row in record["rows"]] == names()
     counted = [row["kind"] for row in record["rows"] if not row["failure"]]
@@ -77,28 +77,16 @@ def check_fibres(found: dict[str, Any], record: dict[str, Any], out: Path) -> No
     assert [row["name"] for row in record["rows"] if row["missing"] and row["name"] not in prose] == []
 
 
-@pytest.mark.parametrize("name", ["attention by einsum", "decoder with RMSNorm and a head"])
-def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
-    pytest.importorskip("transformers")
-    (stored,) = (row for row in load("fibres")["rows"] if row["name"] == name)
-    found = json.loads(json.dumps(row_of(name)))
-    assert (found["failure"], found["missing"]) == ("", 0)
-    assert [found[each] for each in ("dimension", "near", "found")] == [
-        stored[each] for each in ("dimension", "near", "found")
-    ]
-
-
-def check_complete(record: Record) -> None:
-    for row in record["rows"]:
+def check_invariance(found: dict[str, Any], record: dict[str, Any]) -> None:
+    for row in (*found["rows"], *record["rows"]):
         assert [(each["metric"], each["measure"]) for each in row["changes"]] == [
             (metric, measure) for metric in METRICS for measure in MEASURES
         ]
         assert row["moved"] > 0
-
-
-def test_the_record_covers_the_table_of_fibres_and_its_misses_are_explained() -> None:
-    record = load("invariance")
-    check_complete(record)
+    assert [row["name"] for row in found["rows"]] == list(invariance.FAST)
+    assert found["moves"] == [list(MOVES[-1])]
+    assert not changes_of(found)["missed"].any()
+    # Misses of the record are explained.
     assert [row["name"] for row in record["rows"]] == names()
     assert {scale for scale, _ in record["moves"]} == {0.3, 1.0, 3.0}
     missed = changes_of(record).query("missed")
@@ -111,16 +99,12 @@ def test_the_record_covers_the_table_of_fibres_and_its_misses_are_explained() ->
     assert ratios[49] > 2
 
 
-def test_a_trial_runs_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["invariance", "--fast", "--out", str(tmp_path), "--quiet"]
-    done = CliRunner().invoke(study, arguments)
-    assert done.exit_code == 0, done.output
-    found = load("invariance", tmp_path)
-    check_complete(found)
-    assert [row["name"] for row in found["rows"]] == list(FAST)
-    assert found["moves"] == [list(MOVES[-1])]
-    assert not changes_of(found)["missed"].any()
-    monkeypatch.setattr("studies.invariance.row_of", lambda *_: 1 / 0)
-    again = CliRunner().invoke(study, arguments)
-    assert (again.exit_code, again.output) == (0, "")
-    assert load("invariance", tmp_path) == found
+@pytest.mark.parametrize("name", ["attention by einsum", "decoder with RMSNorm and a head"])
+def test_a_row_is_what_the_certificate_says_now(name: str) -> None:
+    pytest.importorskip("transformers")
+    (stored,) = (row for row in load("fibres")["rows"] if row["name"] == name)
+    found = json.loads(json.dumps(row_of(name)))
+    assert (found["failure"], found["missing"]) == ("", 0)
+    assert [found[each] for each in ("dimension", "near", "found")] == [
+        stored[each] for each in ("dimension", "near", "found")
+    ]

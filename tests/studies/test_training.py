@@ -8,14 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from studies.__main__ import recorded, study
 from studies.common import load
-from studies.sentiment import share_of_rate
 from studies.training import figure
 from studies.training import study as training
 from studies.training.study import ADAMW, CANDIDATES, FAST, OURS, Plan
@@ -66,14 +64,6 @@ def test_means_are_paired_by_seed_with_students_interval() -> None:
     assert str(mean_of(runs({1.0: [0.3, None]}).test)) == "not finite"
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
-    shares = [share_of_rate(step, 100) for step in range(100)]
-    assert max(shares) == shares[10] == 1
-    assert np.allclose(np.diff(shares[:11]), 1 / 11)
-    assert np.allclose(np.diff(shares[10:]), -1 / 90)
-    assert shares[-1] > 0
-
-
 def require_all_of(record: dict[str, Any], plan: Plan) -> None:
     """The record has all that was planned."""
     assert record["plan"] == json.loads(json.dumps(asdict(plan)))
@@ -96,10 +86,6 @@ def test_a_small_run_from_start_to_end(archive: Path, tmp_path: Path, monkeypatc
     for name, same in ((OURS, True), (ADAMW, False)):
         usual, moved = (curve(trained, name, 2, scale).test.iloc[0] for scale in (1.0, FAST.moved[0]))
         assert (abs(usual - moved) < 1e-4) == same
-    monkeypatch.setattr(training, "train_cell", lambda *_: 1 / 0)
-    again = CliRunner().invoke(study, [*command, "--quiet"])
-    assert (again.exit_code, again.output) == (0, "")
-    assert load("training", tmp_path / "out") == record
 
 
 def test_pages_say_what_the_record_holds() -> None:

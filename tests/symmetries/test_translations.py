@@ -134,7 +134,7 @@ def test_a_key_bias_behind_a_cap_is_refuted_and_stays_a_row() -> None:
     with pytest.raises(ValueError, match="Found 0 key bias: the loss on batch 0 changes along its orbit"):
         Quotient(symmetries=wrong).verified(model, squared, [x])
     result = worst_case_sharpness(model, squared, [x], geometry=Quotient(), radius=0.1, steps=2)
-    assert result.base_losses[0] == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
+    assert result.batches[0].base_loss == pytest.approx(float(squared(model, x).detach()), rel=1e-5)
 
 
 def test_a_shift_that_is_not_made_up_for_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_measure_refuses_pairs_that_are_none_unless_trusted() -> None:
     found = claimed(model)  # as if it did not rotate
     with pytest.raises(ValueError, match=r"Found 0 query/key.*; pass symmetries= without it, use Adaptive\(\)"):
         worst_case_sharpness(model, squared, [x], geometry=Quotient(symmetries=found), radius=0.1, steps=2)
-    trusting = Quotient(symmetries=found, verify="none", complete=False)
+    trusting = Quotient(symmetries=found, verify="none")
     with pytest.raises(ValueError, match="must begin at the loss of the model"):
         worst_case_sharpness(model, squared, [x], geometry=trusting, radius=0.1, steps=2)
     assert [pair.acts for pair in find_symmetries(model, x).pairs] == ["GL(1, C)", "GL(h)"]
