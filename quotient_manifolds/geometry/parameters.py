@@ -190,10 +190,7 @@ def has_rank(pair: SymmetricPair, point: Params, start: Params, metric: Metric, 
     """
     reason = _rank_problem(pair, point, start, metric, eps)
     if reason and not _rank_problem(pair, start, start, metric, eps):
-        reason = (
-            "it has full rank in the model, but not in all heads alike where all that norms and logits leave free is "
-            "at its canonical place, which symmetries='pairs' leaves alone"
-        )
+        reason += ", at its canonical place alone: symmetries='pairs' leaves it where it is"
     if not reason:
         return True
     if pair.kind in BESIDE_ATTENTION:

@@ -195,12 +195,10 @@ def integrate(t: float, s: Tensor, velocity: Tensor, gram: Tensor | None, relaxe
     With `relaxed` the Gram matrices are those of left and right plus the constants that make them the identity at time
     0.
 
-    Raises GeodesicError. Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases,
+    Shapes, which broadcast: s (..., h); velocity (..., 2, 2h, h), of both factors in their bases,
     that of G first; gram (..., 2, k, k), that of the last k columns of each basis, the others being orthonormal to them
     and to each other: None for 0, 2h for what is relaxed.
     """
-    if not bool(velocity.isfinite().all()):
-        raise GeodesicError("a geodesic must start with a finite velocity. Found NaN or infinity in it")
     h = s.shape[-1]
     given = [s[..., None, None, :], velocity, *(() if gram is None else (gram,))]
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in given))

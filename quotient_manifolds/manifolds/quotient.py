@@ -14,7 +14,6 @@ from torch import Tensor
 from quotient_manifolds.linalg import FullPrecision, full_precision, in_no_graph, length
 from quotient_manifolds.manifolds.horizontal import (
     NOT_FINITE,
-    PRECISIONS,
     HorizontalSpace,
     all_finite,
     has_values,
@@ -284,8 +283,6 @@ class QuotientManifold(FullPrecision, geoopt.Manifold, abc.ABC):
         if len(size) == 1 and isinstance(size[0], tuple):  # as geoopt's ProductManifold calls it
             (size,) = size
         self._require_shape(size)
-        if dtype not in (None, *PRECISIONS):
-            raise ValueError(f"dtype must be torch.float32 or torch.float64. Found {dtype}")
         return geoopt.ManifoldTensor(torch.randn(size, dtype=dtype, device=device, generator=generator), manifold=self)
 
     # checks

@@ -88,9 +88,6 @@ class Recipe(QuotientManifold):
         if algebra is None:
             algebra = torch.eye(identity.numel()).reshape(-1, *identity.shape)
             algebra = torch.cat([algebra, 1j * algebra]) if identity.is_complex() else algebra
-        if algebra.shape[1:] != identity.shape:
-            shapes = f"Found {tuple(algebra.shape)} for an identity {tuple(identity.shape)}"
-            raise ValueError(f"algebra, a basis of the Lie algebra, must have shape (k, *identity.shape). {shapes}")
         self._identity, self._algebra, self.complex_group = identity, algebra, identity.is_complex()
 
     def vertical(self, x: Tensor) -> Tensor:

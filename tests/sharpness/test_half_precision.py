@@ -11,17 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+import quotient_manifolds as qm
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
-from quotient_manifolds.sharpness import (
-    Loss,
-    RoundingWarning,
-    average_case_sharpness,
-    cross_entropy,
-    gradient_norm,
-    hessian_trace,
-    next_token_cross_entropy,
-    worst_case_sharpness,
-)
 from quotient_manifolds.sharpness.losses import logits_of
 
 GEOMETRIES: list[Geometry] = [
@@ -56,10 +47,10 @@ def test_values_are_those_of_single_precision(geometry: Geometry) -> None:
     radius = 1e-3 if norm == "linf" else 0.1
     measured = [
         (
-            worst_case_sharpness(m, cross_entropy, b, geometry=geometry, radius=radius, steps=4).mean,
-            average_case_sharpness(m, cross_entropy, b, geometry=geometry, sigma=radius, samples=2).mean,
-            gradient_norm(m, cross_entropy, b, geometry=geometry).mean,
-            hessian_trace(m, cross_entropy, b, geometry=geometry, samples=2).mean if norm != "linf" else 0.0,
+            qm.worst_case_sharpness(m, qm.cross_entropy, b, geometry=geometry, radius=radius, steps=4).mean,
+            qm.average_case_sharpness(m, qm.cross_entropy, b, geometry=geometry, sigma=radius, samples=2).mean,
+            qm.gradient_norm(m, qm.cross_entropy, b, geometry=geometry).mean,
+            qm.hessian_trace(m, qm.cross_entropy, b, geometry=geometry, samples=2).mean if norm != "linf" else 0.0,
         )
         for m, b in ((model, batches), wide)
     ]
@@ -72,22 +63,22 @@ def test_values_are_those_of_single_precision(geometry: Geometry) -> None:
 def test_weights_that_autocast_rounds_back_are_warned_of(half: torch.dtype) -> None:
     def autocast(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         with torch.autocast("cpu", dtype=half):
-            return cross_entropy(model, batch)
+            return qm.cross_entropy(model, batch)
 
     model, batches = made(torch.float32)
     low = copy.deepcopy(model).to(half)
     wide = copy.deepcopy(low).float()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for each, loss in ((model, cross_entropy), (wide, cross_entropy), (model, autocast)):
-            gradient_norm(each, loss, batches, geometry="adaptive")
+        for each, loss in ((model, qm.cross_entropy), (wide, qm.cross_entropy), (model, autocast)):
+            qm.gradient_norm(each, loss, batches, geometry="adaptive")
         only = copy.deepcopy(wide).requires_grad_(False)
         for w in (*only[2].parameters(), only[3].bias):
             w.requires_grad_(True)
-        gradient_norm(only, autocast, batches, geometry="adaptive")
+        qm.gradient_norm(only, autocast, batches, geometry="adaptive")
     for each in (low, wide):
         with pytest.warns(UserWarning, match=r"Small moves of .*weight are lost in rounding.* without autocast"):
-            gradient_norm(each, autocast, [(batches[0][0].float(), batches[0][1])], geometry="adaptive")
+            qm.gradient_norm(each, autocast, [(batches[0][0].float(), batches[0][1])], geometry="adaptive")
 
 
 class Narrow(nn.Module):
@@ -119,20 +110,20 @@ def test_rounding_is_that_of_the_outputs_of_the_model(form: Callable[[torch.Tens
     plain = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3)).eval()
     batches = [(torch.randn(64, 6), torch.randint(3, (64,)))]
     asked: dict[str, Any] = {"geometry": "euclidean", "radius": 1e-3, "steps": 3}
-    loss = cross_entropy
+    loss = qm.cross_entropy
 
     def around(model: nn.Module, batch: Any) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return loss(model, batch)
 
     narrow = Output(Narrow(plain), form).eval()
-    with pytest.warns(RoundingWarning, match="less than 100"):
-        worst_case_sharpness(narrow, loss, batches, **asked)
+    with pytest.warns(qm.sharpness.RoundingWarning, match="less than 100"):
+        qm.worst_case_sharpness(narrow, loss, batches, **asked)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", RoundingWarning)
-        worst_case_sharpness(Output(narrow, lambda output: logits_of(output).float()).eval(), loss, batches, **asked)
+        warnings.simplefilter("error", qm.sharpness.RoundingWarning)
+        qm.worst_case_sharpness(Output(narrow, lambda output: logits_of(output).float()).eval(), loss, batches, **asked)
         for each, measured in ((plain, loss), (plain, around)):
-            worst_case_sharpness(each, measured, batches, **asked)
+            qm.worst_case_sharpness(each, measured, batches, **asked)
 
 
 def test_matrices_that_are_mostly_zero_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
@@ -142,12 +133,12 @@ def test_matrices_that_are_mostly_zero_are_not_warned_of(recwarn: pytest.Warning
     nn.init.eye_(diagonal.weight)
     with torch.no_grad():
         sparse.weight.bernoulli_(0.3)
-    gradient_norm(Narrow(nn.Sequential(diagonal, sparse)).eval(), cross_entropy, batches, geometry="euclidean")
+    qm.gradient_norm(Narrow(nn.Sequential(diagonal, sparse)).eval(), qm.cross_entropy, batches, geometry="euclidean")
     assert not [each for each in recwarn if "Small moves" in str(each.message)]
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, next_token_cross_entropy])
-def test_losses_of_logits_in_half_precision_have_the_digits_of_float32(loss: Loss) -> None:
+@pytest.mark.parametrize("loss", [qm.cross_entropy, qm.next_token_cross_entropy])
+def test_losses_of_logits_in_half_precision_have_the_digits_of_float32(loss: qm.sharpness.Loss) -> None:
     model, tokens = nn.Embedding(5, 3).bfloat16(), torch.tensor([[0, 1, 2, 1]])
     value = loss(model, (tokens, tokens.clamp(max=2)))
     assert value.dtype == torch.float32

@@ -11,24 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quotient_manifolds as qm
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient, TangentSpace
-from quotient_manifolds.sharpness import (
-    Result,
-    WorstCase,
-    average_case_sharpness,
-    cross_entropy,
-    gradient_norm,
-    hessian_trace,
-    legacy_sharpness,
-    top_eigenvalue,
-    worst_case_profile,
-    worst_case_sharpness,
-)
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.version import VERSION
 from tests.classifiers import Batch, Classifier, moved
 
-Measure = Callable[..., Result]
+Measure = Callable[..., qm.Result]
 
 GEOMETRIES: list[Geometry] = [Euclidean(), Adaptive(), Quotient("inv"), Quotient("mix"), Quotient("inv", "first")]
 
@@ -60,7 +49,7 @@ def test_average_sharpness_of_a_polynomial_is_its_gaussian_moment(geometry: Geom
     w = model.w.detach()
     s = sigma * (torch.ones(4, dtype=torch.float64) if isinstance(geometry, Euclidean) else w.abs())
     exact = float((s**2 * batch[1:].diagonal() / 2 + 6 * w**2 * s**2 + 3 * s**4).sum())
-    result = average_case_sharpness(model, polynomial, [batch], geometry=geometry, sigma=sigma, samples=400)
+    result = qm.average_case_sharpness(model, polynomial, [batch], geometry=geometry, sigma=sigma, samples=400)
     assert result.standard_error is not None
     assert result.standard_error == result.batches[0].standard_error < 0.15 * abs(exact)
     assert abs(result.mean - exact) < 4 * result.standard_error
@@ -69,9 +58,9 @@ def test_average_sharpness_of_a_polynomial_is_its_gaussian_moment(geometry: Geom
 def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Classifier, batches: list[Batch]) -> None:
     names, weights = zip(*((n, w) for n, w in model.named_parameters() if "unused" not in n), strict=True)
     for geometry, power in ((Euclidean(), 0), (Adaptive(), 1)):
-        result = gradient_norm(model, cross_entropy, batches, geometry=geometry)
+        result = qm.gradient_norm(model, qm.cross_entropy, batches, geometry=geometry)
         for batch, value in zip(batches, result.values, strict=True):
-            grads = torch.autograd.grad(cross_entropy(model, batch), weights)
+            grads = torch.autograd.grad(qm.cross_entropy(model, batch), weights)
             squares = [((w.detach() ** power * g) ** 2).sum() for w, g in zip(weights, grads, strict=True)]
             assert value == pytest.approx(math.sqrt(sum(map(float, squares))), rel=1e-12)
     assert len(names) == 6
@@ -81,19 +70,19 @@ def test_euclidean_and_adaptive_gradient_norms_are_those_of_autograd(model: Clas
 def test_gradient_norm_is_the_slope_of_worst_case_sharpness(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
-    slope = gradient_norm(model, cross_entropy, batches, geometry=geometry)
-    worst = worst_case_sharpness(model, cross_entropy, batches, geometry=geometry, radius=1e-5, steps=2)
+    slope = qm.gradient_norm(model, qm.cross_entropy, batches, geometry=geometry)
+    worst = qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, radius=1e-5, steps=2)
     assert worst.mean / 1e-5 == pytest.approx(slope.mean, rel=1e-3)
 
 
 MEASURES: dict[str, tuple[Measure, dict[str, Any]]] = {
-    "worst case": (worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
-    "average": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Quotient("inv")}),
-    "average in a box": (average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive(norm="linf")}),
-    "legacy": (legacy_sharpness, {"radius": 0.1, "steps": 3, "geometry": Adaptive(0.01)}),
-    "gradient": (gradient_norm, {"geometry": Adaptive()}),
-    "trace": (hessian_trace, {"geometry": Adaptive(), "samples": 2}),
-    "eigenvalue": (top_eigenvalue, {"geometry": Adaptive()}),
+    "worst case": (qm.worst_case_sharpness, {"radius": 0.1, "steps": 20, "restarts": 1, "geometry": Adaptive()}),
+    "average": (qm.average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Quotient("inv")}),
+    "average in a box": (qm.average_case_sharpness, {"sigma": 0.1, "samples": 2, "geometry": Adaptive(norm="linf")}),
+    "legacy": (qm.legacy_sharpness, {"radius": 0.1, "steps": 3, "geometry": Adaptive(0.01)}),
+    "gradient": (qm.gradient_norm, {"geometry": Adaptive()}),
+    "trace": (qm.hessian_trace, {"geometry": Adaptive(), "samples": 2}),
+    "eigenvalue": (qm.top_eigenvalue, {"geometry": Adaptive()}),
 }
 
 
@@ -102,24 +91,24 @@ def test_records_last_and_the_model_is_untouched(name: str, model: Classifier, b
     measure, settings = MEASURES[name]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     seen: list[tuple[int, int]] = []
-    result = measure(model, cross_entropy, batches, progress=lambda _, *counts: seen.append(counts), **settings)
+    result = measure(model, qm.cross_entropy, batches, progress=lambda _, *counts: seen.append(counts), **settings)
     assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]
     assert seen
     for gradients_off in (torch.no_grad, torch.inference_mode):  # they are turned on where they are needed
         with gradients_off():
-            assert measure(model, cross_entropy, batches, **settings) == result
+            assert measure(model, qm.cross_entropy, batches, **settings) == result
     torch.set_default_dtype(torch.float64)
     try:
-        assert measure(model, cross_entropy, batches, **settings) == result
+        assert measure(model, qm.cross_entropy, batches, **settings) == result
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(w.grad is None for w in model.parameters())
-    for some in (result, measure(model, cross_entropy, batches[:1], **settings)):
+    for some in (result, measure(model, qm.cross_entropy, batches[:1], **settings)):
         assert some.version == VERSION
     assert len(result.values) == 3
     assert [each.base_loss for each in result.batches] == pytest.approx(
-        [float(cross_entropy(model, b).detach()) for b in batches]
+        [float(qm.cross_entropy(model, b).detach()) for b in batches]
     )
     assert result.measure in str(result)
     assert result.standard_error == pytest.approx(float(torch.tensor(result.values).double().std()) / math.sqrt(3))
@@ -132,7 +121,7 @@ def test_the_largest_eigenvalue_is_meant_and_directions_that_do_not_move_have_no
     def bowl(model: Point, batch: Tensor) -> Tensor:
         return sign * (model.w**2).sum() / 2 + batch
 
-    result = top_eigenvalue(Point().eval(), bowl, [torch.zeros(1)], geometry=Adaptive(), tolerance=1e-10)
+    result = qm.top_eigenvalue(Point().eval(), bowl, [torch.zeros(1)], geometry=Adaptive(), tolerance=1e-10)
     assert result.mean == pytest.approx(4.0 if sign > 0 else -0.25)
 
 
@@ -165,14 +154,14 @@ def differenced(space: TangentSpace, model: nn.Module, batch: Batch) -> Tensor:
 def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
     model: Classifier, batches: list[Batch], geometry: Geometry, products: Any
 ) -> None:
-    dense = differenced(geometry.verified(model, cross_entropy, batches[:1]).at(model), model, batches[0])
+    dense = differenced(geometry.verified(model, qm.cross_entropy, batches[:1]).at(model), model, batches[0])
     dense = (dense + dense.mT) / 2
-    trace = hessian_trace(model, cross_entropy, batches[:1], geometry=geometry, samples=150, products=products)
+    trace = qm.hessian_trace(model, qm.cross_entropy, batches[:1], geometry=geometry, samples=150, products=products)
     assert trace.standard_error is not None
     assert abs(trace.mean - float(dense.trace())) < 4 * trace.standard_error
     gaussian = math.sqrt(2 / 150) * float(dense.norm())  # of Gaussian directions
     assert trace.standard_error == pytest.approx(gaussian, rel=0.5)
-    top = top_eigenvalue(model, cross_entropy, batches[:1], geometry=geometry, tolerance=1e-6, products=products)
+    top = qm.top_eigenvalue(model, qm.cross_entropy, batches[:1], geometry=geometry, tolerance=1e-6, products=products)
     assert (top.batches[0].residual or 0.0) < 1e-5 * top.mean
     assert top.mean == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
 
@@ -180,8 +169,8 @@ def test_curvatures_of_a_network_are_those_of_its_differenced_hessian(
 def test_average_sharpness_is_half_the_trace_at_small_radii(model: Classifier, batches: list[Batch]) -> None:
     """The same seed draws the same directions."""
     for geometry in GEOMETRIES:
-        trace = hessian_trace(model, cross_entropy, batches, geometry=geometry, samples=5)
-        average = average_case_sharpness(model, cross_entropy, batches, geometry=geometry, sigma=1e-3, samples=5)
+        trace = qm.hessian_trace(model, qm.cross_entropy, batches, geometry=geometry, samples=5)
+        average = qm.average_case_sharpness(model, qm.cross_entropy, batches, geometry=geometry, sigma=1e-3, samples=5)
         assert average.values == pytest.approx([1e-6 / 2 * value for value in trace.values], rel=1e-3)
 
 
@@ -195,11 +184,11 @@ def test_a_network_without_second_derivatives_is_measured_by_differences() -> No
         return nn.functional.scaled_dot_product_attention(q, q, q).pow(2).sum()
 
     model = Point().eval()
-    exact = top_eigenvalue(model, attention, [False], geometry=Euclidean())
-    differences = top_eigenvalue(model, attention, [True], geometry=Euclidean(), products="difference")
+    exact = qm.top_eigenvalue(model, attention, [False], geometry=Euclidean())
+    differences = qm.top_eigenvalue(model, attention, [True], geometry=Euclidean(), products="difference")
     assert differences.mean == pytest.approx(exact.mean, rel=1e-6)
     with pytest.raises(ValueError, match=r"must have a second derivative.* use products='difference'"):
-        top_eigenvalue(model, attention, [True], geometry=Euclidean())
+        qm.top_eigenvalue(model, attention, [True], geometry=Euclidean())
 
 
 @pytest.mark.parametrize("geometry", [Euclidean(), Adaptive(), Quotient("mix"), Adaptive(norm="linf")], ids=repr)
@@ -209,8 +198,8 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
     radii = (0.001, 0.01, 0.02) if geometry == Adaptive(norm="linf") else (0.05, 0.1, 0.3)
     settings: dict[str, Any] = {"geometry": geometry, "steps": 5}
     seen: list[tuple[int, int]] = []
-    profile = worst_case_profile(
-        model, cross_entropy, batches, radii=radii, progress=lambda _, *counts: seen.append(counts), **settings
+    profile = qm.worst_case_profile(
+        model, qm.cross_entropy, batches, radii=radii, progress=lambda _, *counts: seen.append(counts), **settings
     )
     assert [each.settings["radius"] for each in profile] == list(radii)
     assert seen == [(done, 3 * 3 * 6) for done in range(1, 55)]
@@ -219,10 +208,10 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
         assert [each.base_loss for each in larger.batches] == [each.base_loss for each in smaller.batches]
     for each, radius in zip(profile, radii, strict=True):
         assert all(norm is not None and norm <= radius * (1 + 1e-12) for norm in (one.norm for one in each.batches))
-    cold = worst_case_sharpness(model, cross_entropy, batches, radius=radii[0], **settings)
+    cold = qm.worst_case_sharpness(model, qm.cross_entropy, batches, radius=radii[0], **settings)
     assert profile[0].values == cold.values
-    last = WorstCase(geometry, radii[2], steps=5, after=radii[:2])
-    assert last.of(model, cross_entropy, batches) == profile[2]  # the smaller radii climbed again for it alone
+    last = qm.sharpness.WorstCase(geometry, radii[2], steps=5, after=radii[:2])
+    assert last.of(model, qm.cross_entropy, batches) == profile[2]  # the smaller radii climbed again for it alone
 
 
 # ---- the worst case
@@ -231,7 +220,7 @@ def test_a_profile_never_falls_and_stays_in_its_balls(
 def test_adaptive_and_euclidean_sharpness_are_not_invariant(model: Classifier, batches: list[Batch]) -> None:
     for geometry in (Adaptive(), Euclidean()):
         here, there = (
-            worst_case_sharpness(m, cross_entropy, batches, geometry=geometry, radius=0.1, steps=5)
+            qm.worst_case_sharpness(m, qm.cross_entropy, batches, geometry=geometry, radius=0.1, steps=5)
             for m in (model, moved(model, batches[0][0], 0.01))
         )
         assert abs(there.mean / here.mean - 1) > 0.5, geometry.name
@@ -239,7 +228,7 @@ def test_adaptive_and_euclidean_sharpness_are_not_invariant(model: Classifier, b
 
 def test_a_worst_case_holds_what_was_measured_on_each_batch_alone(model: Classifier, batches: list[Batch]) -> None:
     settings: dict[str, Any] = {"radius": 0.2, "steps": 4, "restarts": 1, "seed": 5}
-    result = worst_case_sharpness(model, cross_entropy, batches, geometry=Quotient("mix"), **settings)
+    result = qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=Quotient("mix"), **settings)
     rises = [max(each.losses) - each.base_loss for each in result.batches]
     assert result.values == pytest.approx(rises)
     assert all(len(each.losses) == 5 for each in result.batches)
@@ -248,9 +237,9 @@ def test_a_worst_case_holds_what_was_measured_on_each_batch_alone(model: Classif
     assert result.settings == {**settings, "after": ""}
     assert all(norm is not None and norm <= 0.2 * (1 + 1e-12) for norm in (each.norm for each in result.batches))
     assert not any(each.critical_start for each in result.batches)
-    together = worst_case_sharpness(model, cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=5)
+    together = qm.worst_case_sharpness(model, qm.cross_entropy, batches, geometry=Adaptive(), radius=0.1, steps=5)
     for index, batch in enumerate(batches):
-        alone = worst_case_sharpness(model, cross_entropy, [batch], geometry=Adaptive(), radius=0.1, steps=5)
+        alone = qm.worst_case_sharpness(model, qm.cross_entropy, [batch], geometry=Adaptive(), radius=0.1, steps=5)
         assert alone.values[0] == together.values[index]
         assert alone.standard_error is None
 
@@ -263,9 +252,11 @@ def test_a_critical_model_is_left_in_a_direction_that_the_seed_decides() -> None
     x = torch.eye(2, dtype=torch.float64)
     batch = (x, model(x).detach())
 
-    def climbed(seed: int, steps: int) -> Result:
+    def climbed(seed: int, steps: int) -> qm.Result:
         square = lambda m, b: ((m(b[0]) - b[1]) ** 2).mean()  # noqa: E731
-        return worst_case_sharpness(model, square, [batch] * 2, geometry=Adaptive(), radius=0.1, steps=steps, seed=seed)
+        return qm.worst_case_sharpness(
+            model, square, [batch] * 2, geometry=Adaptive(), radius=0.1, steps=steps, seed=seed
+        )
 
     first, again, other = (climbed(seed, 2) for seed in (1, 1, 7))
     assert first == again
@@ -285,8 +276,8 @@ def test_a_loss_may_call_any_part_of_the_model(model: Classifier, batches: list[
         )
 
     plain, parts = (
-        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=0.1, steps=3)
-        for loss in (cross_entropy, through_a_part)
+        qm.worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=0.1, steps=3)
+        for loss in (qm.cross_entropy, through_a_part)
     )
     assert parts == plain
 
@@ -295,10 +286,10 @@ def test_a_loss_that_differs_without_gradients_is_measured_with_them(model: Clas
     """As some layers' fast paths do: what is compared with the start has to be computed as the start was."""
 
     def two_faced(model: torch.nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy(model, batch) + (0.0 if torch.is_grad_enabled() else 1.0)
+        return qm.cross_entropy(model, batch) + (0.0 if torch.is_grad_enabled() else 1.0)
 
     honest, other = (
-        worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=1e-3, steps=3)
-        for loss in (cross_entropy, two_faced)
+        qm.worst_case_sharpness(model, loss, batches, geometry=Adaptive(), radius=1e-3, steps=3)
+        for loss in (qm.cross_entropy, two_faced)
     )
     assert other.mean == pytest.approx(honest.mean, rel=1e-9)

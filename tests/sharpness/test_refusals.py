@@ -159,17 +159,6 @@ def test_losses(what: str) -> None:
     refused(lambda: measured(model, loss, radius=radius), words)
 
 
-@pytest.mark.parametrize("what", BATCHES)
-def test_batches(what: str) -> None:
-    batches, words = BATCHES[what]
-    refused(lambda: measured(batches=batches), words)
-
-
-@pytest.mark.parametrize("geometry", ["geodesic", None, True, qm.Quotient, 3 + 1j, math.nan])
-def test_geometries(geometry: Any) -> None:
-    refused(lambda: measured(geometry=geometry), "geometry|metric")
-
-
 MEASURES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "worst case": (qm.worst_case_sharpness, {"radius": 0.1}),
     "average": (qm.average_case_sharpness, {"sigma": 0.1}),
@@ -218,22 +207,21 @@ def wide(model: nn.Module, batch: Tensor) -> Tensor:
     return (torch.linspace(0, 1, 1000).double() * model.weight[0] ** 2).sum() / 2 + batch  # type: ignore[index,operator]
 
 
+def climbed(function: Callable[[Tensor], Tensor], radius: float, **settings: Any) -> None:
+    qm.AutoPGD().maximise(Plain(function, (2,)), radius, generator(), **settings)
+
+
+def given(measure: Callable[..., Any], *others: Any, **settings: Any) -> Callable[[], object]:
+    return lambda: measure(Net(), ENTROPY, [(X, Y)], *others, **settings)
+
+
 OTHERS: dict[str, tuple[Callable[[], object], str]] = {
-    "radii that descend": (
-        lambda: qm.worst_case_profile(Net(), ENTROPY, [(X, Y)], "adaptive", radii=(0.2, 0.1)),
-        r"Radii must ascend\. Found 0\.1 after",
-    ),
-    "no radii": (lambda: qm.worst_case_profile(Net(), ENTROPY, [(X, Y)], "inv", radii=()), "at least one radius"),
-    "a norm": (lambda: qm.AutoPGD().maximise(Plain(torch.sum, (2,)), 1.0, generator(), norm="l1"), "one of l2, linf"),
-    "a radius": (lambda: qm.AutoPGD().maximise(Plain(torch.sum, (2,)), 0.0, generator()), "radius must be"),
-    "a slope": (
-        lambda: qm.AutoPGD().maximise(Plain(lambda z: z.sqrt().sum(), (2,)), 1.0, generator()),
-        "gradient of the loss must be finite",
-    ),
-    "no restarts of Lanczos": (
-        lambda: qm.top_eigenvalue(Net(), ENTROPY, [(X, Y)], "adaptive", restarts=0),
-        "restarts must be a whole number, at least 1",
-    ),
+    "radii": (given(qm.worst_case_profile, "adaptive", radii=(0.2, 0.1)), r"Radii must ascend\. Found 0\.1 after"),
+    "no radii": (given(qm.worst_case_profile, "inv", radii=()), "at least one radius"),
+    "a norm": (lambda: climbed(torch.sum, 1.0, norm="l1"), "one of l2, linf"),
+    "a radius": (lambda: climbed(torch.sum, 0.0), "radius must be"),
+    "a slope": (lambda: climbed(lambda z: z.sqrt().sum(), 1.0), "gradient of the loss must be finite"),
+    "restarts": (given(qm.top_eigenvalue, "adaptive", restarts=0), "restarts must be a whole number, at least 1"),
     "Lanczos": (
         lambda: qm.top_eigenvalue(bowl, wide, [torch.zeros(1)], "euclidean", tolerance=1e-12, restarts=1),
         r"Lanczos must converge\. It has not on batch 0 after 1 restarts",
@@ -245,6 +233,11 @@ OTHERS: dict[str, tuple[Callable[[], object], str]] = {
         r"writes to 0\.weight",
     ),
 }
+
+
+NO_GEOMETRIES = ("geodesic", None, True, qm.Quotient, 3 + 1j, math.nan)
+OTHERS |= {f"batches: {what}": (partial(measured, batches=given), words) for what, (given, words) in BATCHES.items()}
+OTHERS |= {f"geometry: {each}": (partial(measured, geometry=each), "geometry|metric") for each in NO_GEOMETRIES}
 
 
 @pytest.mark.parametrize("what", OTHERS)

@@ -11,6 +11,7 @@ import torch
 from scipy import linalg
 from torch import Tensor, nn
 
+import quotient_manifolds as qm
 from quotient_manifolds.geometry import Adaptive, Euclidean, Geometry, Quotient
 from quotient_manifolds.geometry.pair_block import REACH
 from quotient_manifolds.manifolds import (
@@ -19,15 +20,6 @@ from quotient_manifolds.manifolds import (
     RotaryQuotient,
     ScaleQuotient,
     TranslationQuotient,
-)
-from quotient_manifolds.sharpness import (
-    Result,
-    TruncationWarning,
-    WorstCase,
-    average_case_sharpness,
-    cross_entropy,
-    worst_case_profile,
-    worst_case_sharpness,
 )
 from quotient_manifolds.symmetries import Symmetries, declare_pair
 from tests.cases import INVARIANT, RELAXED, VECTORS, Case, diagonal, fixed_rank
@@ -125,8 +117,8 @@ def test_where_nothing_is_truncated_there_is_no_reach(
     model: Classifier, batches: list[Batch], geometry: Geometry
 ) -> None:
     for result in (
-        worst_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
-        average_case_sharpness(model, cross_entropy, batches[:1], geometry=geometry, sigma=0.2, samples=2),
+        qm.worst_case_sharpness(model, qm.cross_entropy, batches[:1], geometry=geometry, radius=1.0, steps=2),
+        qm.average_case_sharpness(model, qm.cross_entropy, batches[:1], geometry=geometry, sigma=0.2, samples=2),
     ):
         assert (result.reach, result.truncation_warning) == (None, None)
         assert "reach" not in str(result)
@@ -136,24 +128,24 @@ def test_where_nothing_is_truncated_there_is_no_reach(
 def test_beyond_reach_a_sentence_says_so(model: Classifier, batches: list[Batch], kind: str) -> None:
     """Once for each measurement, to the caller, and in words of the measurement."""
 
-    def measured(radius: float) -> Result:
+    def measured(radius: float) -> qm.Result:
         shared: dict[str, Any] = {"geometry": Quotient("mix")}
         if kind == "average":
-            return average_case_sharpness(model, cross_entropy, batches, sigma=radius, samples=2, **shared)
+            return qm.average_case_sharpness(model, qm.cross_entropy, batches, sigma=radius, samples=2, **shared)
         if kind == "worst":
-            return worst_case_sharpness(model, cross_entropy, batches, radius=radius, steps=2, **shared)
-        return worst_case_profile(model, cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
+            return qm.worst_case_sharpness(model, qm.cross_entropy, batches, radius=radius, steps=2, **shared)
+        return qm.worst_case_profile(model, qm.cross_entropy, batches, radii=[1e-3, radius], steps=2, **shared)[1]
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error", TruncationWarning)
+        warnings.simplefilter("error", qm.sharpness.TruncationWarning)
         within = measured(0.003)
     assert within.reach is not None
     assert 0 < within.reach < 0.5
     assert within.truncation_warning is None
     assert "reach" not in str(within)
-    with pytest.warns(TruncationWarning) as caught:
+    with pytest.warns(qm.sharpness.TruncationWarning) as caught:
         beyond = measured(1.0)
-    truncated = [each for each in caught if issubclass(each.category, TruncationWarning)]
+    truncated = [each for each in caught if issubclass(each.category, qm.sharpness.TruncationWarning)]
     assert [str(each.message) for each in truncated] == [beyond.truncation_warning]
     assert truncated[0].filename == __file__
     assert beyond.warning is not None
@@ -178,7 +170,9 @@ def test_only_batches_beyond_the_limit_of_their_order_count(order: str, limit: f
     symmetries = Symmetries((declare_pair(model, "product", "value/output", G=G, H=H),))
     geometry = Quotient("inv", order, symmetries=symmetries, verify="none")
     for b, beyond in ((limit * 0.999, False), (limit * 1.001, True)):
-        found = WorstCase(geometry, b * math.sqrt(2), steps=10).of(model, lambda m, batch: batch * m.u * m.v, [1.0])
+        found = qm.sharpness.WorstCase(geometry, b * math.sqrt(2), steps=10).of(
+            model, lambda m, batch: batch * m.u * m.v, [1.0]
+        )
         assert found.reach == pytest.approx(b, rel=1e-9)
         assert (found.truncation_warning is not None) == beyond
         assert found.mean == pytest.approx((1 + b + (b * b / 2 if order == "second" else 0)) ** 2 - 1, rel=1e-9)

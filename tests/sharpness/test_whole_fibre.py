@@ -13,25 +13,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import quotient_manifolds as qm
 from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.sharpness import (
-    average_case_sharpness,
-    cross_entropy,
-    gradient_norm,
-    hessian_trace,
-    top_eigenvalue,
-    worst_case_sharpness,
-)
-from quotient_manifolds.symmetries import find_symmetries, random_move
+from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
+from tests.classifiers import shaken
 
 MEASURES: dict[str, Callable[..., Any]] = {
-    "worst case": lambda *of: worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
-    "average case": lambda *of: average_case_sharpness(*of[:3], geometry=of[3], sigma=0.05, samples=2),
-    "gradient norm": lambda *of: gradient_norm(*of[:3], geometry=of[3]),
-    "trace": lambda *of: hessian_trace(*of[:3], geometry=of[3], samples=2),
-    "top eigenvalue": lambda *of: top_eigenvalue(*of[:3], geometry=of[3]),
+    "worst case": lambda *of: qm.worst_case_sharpness(*of[:3], geometry=of[3], radius=0.05, steps=5, restarts=1),
+    "average case": lambda *of: qm.average_case_sharpness(*of[:3], geometry=of[3], sigma=0.05, samples=2),
+    "gradient norm": lambda *of: qm.gradient_norm(*of[:3], geometry=of[3]),
+    "trace": lambda *of: qm.hessian_trace(*of[:3], geometry=of[3], samples=2),
+    "top eigenvalue": lambda *of: qm.top_eigenvalue(*of[:3], geometry=of[3]),
 }
 
 
@@ -94,10 +88,16 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
     assert lost == {"tables", "rotation"}
     move = random_move(model, beside, seed=1)
     assert not torch.equal(move["transformer.wte.weight"], model.get_parameter("transformer.wte.weight"))
-    values = [gradient_norm(each.model, loss, [batch], geometry="inv").mean for each in (here, here.at(move))]
+    values = [qm.gradient_norm(each.model, loss, [batch], geometry="inv").mean for each in (here, here.at(move))]
     assert values[1] == pytest.approx(values[0], rel=1e-9)
     assert Quotient().verified(model, loss, [batch]).at(model).point.keys().isdisjoint(["transformer.wpe.weight"])
     assert not frozen.requires_grad
+
+
+def moved(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
+    elsewhere = copy.deepcopy(model)
+    elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=0.5), strict=False)
+    return elsewhere
 
 
 class OneHead(nn.Module):
@@ -120,22 +120,18 @@ def test_a_pair_that_loses_rank_is_measured_with_the_columns_it_has(
     metric: str, norm_first: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    model = OneHead(norm_first).to(dtype).eval()
-    with torch.no_grad():
-        for w in model.parameters():
-            w += 0.1 * torch.randn_like(w)
+    model = shaken(OneHead(norm_first), 0.1).to(dtype)
     batch = (torch.randn(4, 5, 6, dtype=dtype), torch.tensor([0, 1, 2, 3]))
 
-    found = find_symmetries(model, batch, evaluate=cross_entropy)
+    found = find_symmetries(model, batch, evaluate=qm.cross_entropy)
     space = Quotient(metric, symmetries=found).at(model)
     widths = {pair.name: pair.h for pair in found.pairs}
     assert any(pair.h == widths[pair.name] - 1 for block in space.pairs for pair in block.pairs)
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, found, seed=1, log_scale=0.5), strict=False)
+    elsewhere = moved(model, found, seed=1)
     rel = 1e-9 if dtype == torch.float64 else 1e-3
     for measure in (
-        lambda m: gradient_norm(m, cross_entropy, [batch], geometry=Quotient(metric)),
-        lambda m: worst_case_sharpness(m, cross_entropy, [batch], geometry=Quotient(metric), radius=0.1, steps=4),
+        lambda m: qm.gradient_norm(m, qm.cross_entropy, [batch], geometry=Quotient(metric)),
+        lambda m: qm.worst_case_sharpness(m, qm.cross_entropy, [batch], geometry=Quotient(metric), radius=0.1, steps=4),
     ):
         assert measure(elsewhere).mean == pytest.approx(measure(model).mean, rel=rel)
 
@@ -173,11 +169,9 @@ def test_a_unit_that_does_nothing_is_none_anywhere_on_the_orbit(
     def trace(module: nn.Module) -> float:
         layers_without = pytest.warns(UserWarning, match="Pair relu neuron.* is measured elementwise")
         with nullcontext() if kind == "bottleneck" else layers_without:
-            return hessian_trace(module, cross_entropy, [batch], geometry=Quotient(metric), samples=4).mean
+            return qm.hessian_trace(module, qm.cross_entropy, [batch], geometry=Quotient(metric), samples=4).mean
 
-    found = find_symmetries(model, batch, evaluate=cross_entropy)
+    found = find_symmetries(model, batch, evaluate=qm.cross_entropy)
     here = trace(model)
     for seed in range(2):
-        elsewhere = copy.deepcopy(model)
-        elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=0.5), strict=False)
-        assert trace(elsewhere) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)
+        assert trace(moved(model, found, seed)) == pytest.approx(here, rel=1e-8 if dtype == torch.float64 else 1e-3)
