@@ -19,13 +19,7 @@ from quotient_manifolds.compare import run_comparison
 from tests.zoos import save, vit, write_images, write_spec
 
 ROUNDS = int(os.environ.get("QUOTIENT_MANIFOLDS_ROUNDS", "3"))
-SIZES = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "image_size": 32,
-}
+SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "num_attention_heads": 4}
 MEASURES = (
     "measure: worst-case, geometry: [inv, adaptive], radius: [0.02, 0.05], steps: 4",
     "measure: average-case, geometry: mix, sigma: 0.05, samples: 4",
@@ -38,7 +32,7 @@ UNITS = 12 * 2 * (1 + 4 + 1 + 1)  # models, batches; scores and measures
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo")
     for seed in range(12):
-        save(vit(seed, **SIZES), folder / "models" / f"m_{seed}")
+        save(vit(seed, **SIZES, image_size=32), folder / "models" / f"m_{seed}")
     write_images(folder / "train.npz", 32, seed=0, size=32)
     head = "checkpoints: {paths: models/*}\ndata: {path: train.npz, batch_size: 16}"
     return write_spec(folder, *MEASURES, head=head)
@@ -56,21 +50,14 @@ def seconds(spec: Path, workers: int) -> float:
 
 
 def test_a_second_worker(spec: Path, benchmark: BenchmarkFixture) -> None:
-    one: list[float] = []
-    two: list[float] = []
-
-    def alternate() -> None:
-        one.append(seconds(spec, 1))
-        two.append(seconds(spec, 2))
-
-    benchmark.pedantic(alternate, rounds=ROUNDS, iterations=1)
+    times: list[tuple[float, float]] = []
+    benchmark.pedantic(lambda: times.append((seconds(spec, 1), seconds(spec, 2))), rounds=ROUNDS, iterations=1)
+    one, two = zip(*times, strict=True)
     benchmark.extra_info |= {
-        "models": 12,
         "units": UNITS,
         "seconds_of_one": [round(each, 2) for each in one],
         "seconds_of_two": [round(each, 2) for each in two],
         "times_faster_median": round(statistics.median(a / b for a, b in zip(one, two, strict=True)), 2),
         "times_faster_of_minima": round(min(one) / min(two), 2),
-        "load_of_the_machine": [round(each, 1) for each in os.getloadavg()],
     }
     print(f"\n{benchmark.extra_info}")

@@ -159,23 +159,15 @@ def bert_logits(v: Variables, ids: NDArray[Any], types: NDArray[Any], *, heads: 
     return pooled @ v["output_weights"].T.astype(float) + v["output_bias"]
 
 
-class FakeReader:
-    """Answers as tensorflow's CheckpointReader does."""
-
-    def __init__(self, variables: Variables) -> None:
-        self.variables, self.get_tensor = variables, variables.__getitem__
-
-    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        return {name: list(value.shape) for name, value in self.variables.items()}
-
-
 def test_a_bert_computes_what_its_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = bert_variables()
     for array in (torch.zeros(1), np.zeros(1)):
         einops.rearrange(array, "a -> a")  # which asks every library that is imported, once, for its tensors
     module = ModuleType("tensorflow")
     module.__spec__ = ModuleSpec("tensorflow", None)  # libraries that are imported now ask whether it is there
-    module.train = SimpleNamespace(load_checkpoint=lambda prefix: FakeReader(variables))  # type: ignore[attr-defined]
+    reader = SimpleNamespace(get_tensor=variables.__getitem__)  # answers as tensorflow's CheckpointReader does
+    reader.get_variable_to_shape_map = lambda: {name: list(value.shape) for name, value in variables.items()}
+    module.train = SimpleNamespace(load_checkpoint=lambda prefix: reader)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     (tmp_path / "bert_00").mkdir()
     (tmp_path / "bert_00" / "model.ckpt-36815.index").touch()
