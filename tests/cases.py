@@ -1,7 +1,7 @@
 """The one table of manifolds under test, each with its geometry written down a second time, densely and plainly.
 
-A case knows its metric, vertical space and acceleration as textbook formulas on one unbatched point, through Gram
-matrices and their inverses: slow, and independent of the frames the package works in.
+A case knows its metric and vertical space as textbook formulas on one unbatched point, through Gram matrices and their
+inverses: slow, and independent of the frames the package works in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.func import grad, jvp, vmap
 
 from quotient_manifolds.manifolds import (
     DiagonalQuotient,
@@ -33,8 +34,6 @@ class Case:
     """(x, eta, zeta) -> <eta, zeta>_x"""
     vertical: Callable[[Tensor], Tensor]
     """x -> (k, *shape), a basis of the vertical space"""
-    acceleration: Callable[[Tensor, Tensor], Tensor]
-    """(x, v) -> x'' of the geodesic"""
     group: Callable[[torch.Generator, float], Tensor]
     """(generator, condition number) -> a group element"""
     product: Callable[[Tensor], Tensor]
@@ -51,7 +50,16 @@ class Case:
     def gram(self, x: Tensor) -> Tensor:
         """The metric at x as a dense matrix in the standard basis."""
         basis = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
-        return torch.stack([torch.stack([self.metric(x, a, b) for b in basis]) for a in basis])
+        return vmap(lambda a: vmap(lambda b: self.metric(x, a, b))(basis))(basis)
+
+    def acceleration(self, x: Tensor, v: Tensor) -> Tensor:
+        """x'' of the geodesic: M x'' = grad <v, v> / 2 - (d/ds M) v, from the metric alone by autograd."""
+
+        def lowered(y: Tensor) -> Tensor:
+            return grad(lambda u: self.metric(y, u, v))(v)
+
+        force = grad(lambda y: self.metric(y, v, v) / 2)(x) - jvp(lowered, (x,), (v,))[1]
+        return torch.linalg.solve(self.gram(x), force.flatten()).reshape(x.shape)
 
     def push(self, A: Tensor, eta: Tensor) -> Tensor:
         """The derivative of the action, which may be affine, along a tangent vector."""
@@ -93,34 +101,6 @@ def fixed_rank(n: int, m: int, h: int, metric: str | float, eps: float = 0.0) ->
         units = torch.eye(h * h, dtype=x.dtype).reshape(-1, h, h)
         return torch.stack([torch.cat([x[:n] @ K, -x[n:] @ K.T]) for K in units])
 
-    def acceleration(x: Tensor, v: Tensor) -> Tensor:
-        (G, H), (a, b) = (x[:n], x[n:]), (v[:n], v[n:])
-
-        def single(G: Tensor, a: Tensor) -> Tensor:
-            W = inv(G.T @ G + eps * eye)
-            return a @ W @ (a.T @ G + G.T @ a) - G @ W @ a.T @ a
-
-        def coupled(G: Tensor, H: Tensor, a: Tensor, b: Tensor) -> Tensor:
-            return -(a @ (b.T @ H + H.T @ b) - G @ b.T @ b) @ inv(H.T @ H + eps * eye)
-
-        if isinstance(metric, float):
-            return from_weights(x, v)
-        if metric == "inv":
-            return torch.cat([single(G, a), single(H, b)])
-        return torch.cat([coupled(G, H, a, b), coupled(H, G, b, a)])
-
-    def from_weights(x: Tensor, v: Tensor) -> Tensor:
-        """W x'' = grad <v, v> / 2 - (d/ds W) v, by autograd."""
-
-        def lowered(y: Tensor) -> Tensor:
-            W_G, W_H = weights(y)
-            return torch.cat([v[:n] @ W_G, v[n:] @ W_H])
-
-        change = torch.func.jvp(lowered, (x,), (v,))[1]
-        force = torch.func.grad(lambda y: inner(y, v, v) / 2)(x) - change
-        W_G, W_H = weights(x)
-        return torch.cat([force[:n] @ inv(W_G), force[n:] @ inv(W_H)])
-
     def group(generator: torch.Generator, condition: float) -> Tensor:
         Q, R = (torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64)).Q for _ in range(2))
         return Q @ torch.diag(torch.logspace(0, -1, h, base=condition, dtype=torch.float64)) @ R
@@ -132,7 +112,6 @@ def fixed_rank(n: int, m: int, h: int, metric: str | float, eps: float = 0.0) ->
         dimension=(n + m - h) * h,
         metric=inner,
         vertical=vertical,
-        acceleration=acceleration,
         group=group,
         product=lambda x: x[..., :n, :] @ x[..., n:, :].mT,
     )
@@ -143,14 +122,6 @@ def diagonal(d: int, metric: str | float) -> Case:
         if isinstance(metric, float):
             return x.prod(0).abs() ** (2 * metric) / x**2
         return x**-2 if metric == "inv" else x.flip(0) ** 2
-
-    def acceleration(x: Tensor, v: Tensor) -> Tensor:
-        if isinstance(metric, float):
-            change = torch.func.jvp(weights, (x,), (v,))[1] * v
-            return (torch.func.grad(lambda y: (weights(y) * v * v).sum() / 2)(x) - change) / weights(x)
-        if metric == "inv":
-            return v**2 / x
-        return x * v.flip(0) ** 2 / x.flip(0) ** 2 - 2 * v * v.flip(0) / x.flip(0)
 
     def group(generator: torch.Generator, condition: float) -> Tensor:
         signs = torch.randn(d, generator=generator, dtype=torch.float64).sign()
@@ -163,7 +134,6 @@ def diagonal(d: int, metric: str | float) -> Case:
         dimension=d,
         metric=lambda x, eta, zeta: (weights(x) * eta * zeta).sum(),
         vertical=lambda x: torch.stack([torch.diag(x[0]), -torch.diag(x[1])], dim=1),
-        acceleration=acceleration,
         group=group,
         product=lambda x: x[..., 0, :] * x[..., 1, :],
     )
@@ -200,7 +170,6 @@ def rotary(n: int, m: int, metric: str | float, eps: float = 0.0) -> Case:
         dimension=2 * (n + m) - 2,
         metric=lambda x, eta, zeta: real.metric(column(x), column(eta), column(zeta)),
         vertical=vertical,
-        acceleration=lambda x, v: real.acceleration(column(x), column(v)).reshape(x.shape),
         group=group,
         product=product,
     )
@@ -214,7 +183,6 @@ def scale(d: int) -> Case:
         dimension=d - 1,
         metric=lambda x, eta, zeta: (eta @ zeta) / (x @ x),
         vertical=lambda x: x[None],
-        acceleration=lambda x, v: (2 * (x @ v) * v - (v @ v) * x) / (x @ x),
         group=lambda generator, condition: torch.tensor(condition, dtype=torch.float64),
         product=lambda x: x / x.norm(dim=-1, keepdim=True),
     )
@@ -228,7 +196,6 @@ def translation(d: int) -> Case:
         dimension=d - 1,
         metric=lambda x, eta, zeta: eta @ zeta,
         vertical=lambda x: torch.ones_like(x)[None],
-        acceleration=lambda x, v: torch.zeros_like(x),
         group=lambda generator, condition: condition * torch.randn((), generator=generator, dtype=torch.float64),
         product=lambda x: x - x.mean(dim=-1, keepdim=True),
     )

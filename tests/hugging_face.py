@@ -16,14 +16,10 @@ from safetensors.torch import load_file, save_file
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "very", "film", "a", "not"]
 
-TINY_VIT: dict[str, Any] = {
-    "image_size": 16,
-    "patch_size": 8,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48
+}  # fmt: skip
+TINY_VIT: dict[str, Any] = {**SIZES, "image_size": 16, "patch_size": 8}
 
 
 def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
@@ -48,15 +44,8 @@ def made_once(make: Callable[..., Path]) -> Callable[..., Path]:
 def bert_classifier(directory: Path, *, num_labels: int = 2, shard: str | None = None) -> Path:
     """A BERT for sequence classification (2 layers, 4 heads of 8) and its tokenizer."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=64,
-        num_labels=num_labels,
-    )
+    words = len(VOCABULARY)
+    config = transformers.BertConfig(**SIZES, vocab_size=words, max_position_embeddings=64, num_labels=num_labels)
     model = transformers.BertForSequenceClassification(config)
     model.save_pretrained(directory, **({} if shard is None else {"max_shard_size": shard}))
     transformers.BertTokenizerFast(vocab={token: i for i, token in enumerate(VOCABULARY)}).save_pretrained(directory)
@@ -76,12 +65,10 @@ def vit_classifier(directory: Path) -> Path:
 def clip(directory: Path) -> Path:
     """A CLIP with a text and a vision tower of one layer."""
     torch.manual_seed(0)
-    tower = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    config = transformers.CLIPConfig(
-        text_config={**tower, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39, "bos_token_id": 38},
-        vision_config={**tower, "image_size": 16, "patch_size": 8},
-        projection_dim=16,
-    )
+    tower = {**SIZES, "num_hidden_layers": 1}
+    text = {**tower, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39, "bos_token_id": 38}
+    vision = {**tower, "image_size": 16, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     transformers.CLIPModel(config).save_pretrained(directory)
     return directory
 

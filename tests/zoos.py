@@ -22,14 +22,9 @@ from quotient_manifolds.compare import Comparison, run_comparison
 
 CLASSES = 3
 SIZES: dict[str, Any] = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 8,
-    "patch_size": 4,
-    "num_channels": 1,
-}
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "image_size": 8, "patch_size": 4, "num_channels": 1,
+}  # fmt: skip
 
 
 def vit(seed: int, classes: int = CLASSES, **sizes: Any) -> nn.Module:

@@ -32,23 +32,12 @@ def trajectory(case: Case, x: Tensor, v: Tensor, t: float) -> tuple[Tensor, Tens
         return np.concatenate([v.numpy().ravel(), case.acceleration(x, v).numpy().ravel()])
 
     start = torch.stack([x, v]).numpy().ravel()
-    end = solve_ivp(motion, (0, t), start, method="DOP853", rtol=1e-11, atol=1e-12).y[:, -1]
+    end = solve_ivp(motion, (0, t), start, method="DOP853", rtol=1e-9, atol=1e-10).y[:, -1]
     return tuple(torch.from_numpy(end).reshape(2, *case.shape))  # type: ignore[return-value]
 
 
 @every_case
-def test_the_acceleration_is_a_geodesics(case: Case) -> None:
-    """The oracle itself: M x'' = grad <v, v> / 2 - (d/ds M) v, from the metric alone by autograd."""
-    x, v = case.point(2), case.vector(3)
-    basis = torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape)
-    lowered = torch.func.jvp(lambda y: torch.stack([case.metric(y, e, v) for e in basis]), (x,), (v,))[1]
-    force = torch.func.grad(lambda y: case.metric(y, v, v) / 2)(x).flatten() - lowered
-    expected = torch.linalg.solve(case.gram(x), force).reshape(x.shape)
-    torch.testing.assert_close(case.acceleration(x, v), expected, rtol=1e-7, atol=1e-7)
-
-
-@every_case
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**31), length=st.floats(0.01, 1.0))
 def test_the_exact_geodesic_solves_the_equation(case: Case, seed: int, length: float) -> None:
     x, xi = horizontal(case, seed, length)
