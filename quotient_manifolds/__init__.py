@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
     from quotient_manifolds import pymanopt as pymanopt  # not in __all__: `import *` would hide the library's name
     from quotient_manifolds.callbacks import SharpnessCallback
     from quotient_manifolds.geometry import Adaptive, Euclidean, Quotient
-    from quotient_manifolds.load import example_inputs, load_model, read_text_labels, tokenised_batches
+    from quotient_manifolds.load import load_model, read_text_labels, tokenised_batches
     from quotient_manifolds.manifolds import DiagonalQuotient, FixedRankQuotient, Recipe, RotaryQuotient
     from quotient_manifolds.merge import merge_adapters
     from quotient_manifolds.optim import SAM, QuotientAdam, QuotientSGD, orbit_audit
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` fi
         canonical,
         count_symmetries,
         declare_pair,
+        example_inputs,
         find_symmetries,
         prove_symmetries,
         random_move,

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 
-from quotient_manifolds.load import Certificate, certify, generic_inputs, make_generic, small_copy
-from quotient_manifolds.load.small_copy import joined
 from quotient_manifolds.messages import Progress
+from quotient_manifolds.symmetries import Certificate, certify, generic_inputs, make_generic, small_copy
+from quotient_manifolds.symmetries.small_copy import joined
 from studies.common import Record, Tables, resume
 
 by_hand: Any = importlib.import_module("tests.handwritten_models")  # attention as people write it themselves

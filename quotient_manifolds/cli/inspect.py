@@ -44,28 +44,30 @@ def inspect(
     With --certify, a small model with random weights is made of the class and the settings of MODEL: all parameters
     with the same function as its own have a dimension that needs no theory of symmetries (the parameters less the rank
     of the Jacobian of all outputs), and what is found is counted against it. For a small model that Python code builds,
-    quotient_manifolds.load.certify does it.
+    quotient_manifolds.symmetries.certify does it.
 
     The exit code is 1 if a symmetry is refuted or cannot be verified on these inputs, or if the certificate is
     inconclusive.
     """
     common.check_output(out, model)
     from quotient_manifolds import load
+    from quotient_manifolds import symmetries as room
     from quotient_manifolds.cli.subject import inputs_for, symmetries_of
-    from quotient_manifolds.symmetries import HOW_TO, count_symmetries, prove_symmetries
 
     network = load.load_model(model).to(device)
     with inputs_for(network, inputs, seed=seed) as given:
         found = symmetries_of(network, given, symmetries)
         if not found.moved:
             why = [*map(str, (*found.unrecognised, *found.refused)), "it has no attention"][0]
-            raise common.BadInput(f"{model} ({type(network).__name__}) has no symmetric pair to show: {why}; {HOW_TO}.")
-        proof = prove_symmetries(network, given, found, seed=seed)
-    count = count_symmetries(network, found)
+            raise common.BadInput(
+                f"{model} ({type(network).__name__}) has no symmetric pair to show: {why}; {room.HOW_TO}."
+            )
+        proof = room.prove_symmetries(network, given, found, seed=seed)
+    count = room.count_symmetries(network, found)
     reports: dict[str, Any] = {"symmetries": found, "proof": proof, "count": count}
     if certify:
         with common.progress_bars(quiet=quiet) as progress:
-            reports["certificate"] = load.certify(network, seed=seed, progress=progress)
+            reports["certificate"] = room.certify(network, seed=seed, progress=progress)
     if out is not None:
         record = {"version": VERSION, "model": model, **{name: each.to_dict() for name, each in reports.items()}}
         write_text(out, json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -16,11 +16,20 @@ from torch.nn import functional as F
 
 from quotient_manifolds.cli.common import BadInput
 from quotient_manifolds.geometry import Geometry
-from quotient_manifolds.load import call_object, example_inputs, load_model, load_symmetries, optional_inputs
+from quotient_manifolds.load import call_object, load_model, load_symmetries
 from quotient_manifolds.messages import Progress, sentence
 from quotient_manifolds.replica import private_batch
 from quotient_manifolds.sharpness import worst_case_sharpness
-from quotient_manifolds.symmetries import Params, Scope, Symmetries, find_symmetries, output_change, random_move
+from quotient_manifolds.symmetries import (
+    Params,
+    Scope,
+    Symmetries,
+    example_inputs,
+    find_symmetries,
+    optional_inputs,
+    output_change,
+    random_move,
+)
 from quotient_manifolds.symmetries.outputs import ModelOutputs, answer, floating
 
 ALONE = "example inputs"

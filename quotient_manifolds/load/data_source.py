@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quotient_manifolds.files import expanded
-from quotient_manifolds.load.example_inputs import accepted_by
 from quotient_manifolds.load.huggingface import (
     has_image_processor,
     has_tokenizer,
@@ -37,6 +36,7 @@ from quotient_manifolds.load.text import (
 )
 from quotient_manifolds.load.tokens import CAUSAL, CLASSIFICATION, TextEncoder, causal_batches, check_task, encoded
 from quotient_manifolds.messages import first_line
+from quotient_manifolds.symmetries.example_inputs import accepted_by
 
 SETTINGS = {"text": ("max_length", "tokenizer", "columns", "task"), "npz": ("mean", "std")}  # that mean something there
 CHANNELS = (1, 3)  # grey, RGB

@@ -1,8 +1,10 @@
 """Find the continuous symmetries of a model, prove them by moving along them, move, count and fold."""
 
 from quotient_manifolds.symmetries.canonical import Canonical, canonical
+from quotient_manifolds.symmetries.certificate import Certificate, certify
 from quotient_manifolds.symmetries.counting import Conditioning, Count, count_symmetries, singular_values
 from quotient_manifolds.symmetries.declare import declare_pair
+from quotient_manifolds.symmetries.example_inputs import example_inputs, optional_inputs
 from quotient_manifolds.symmetries.exchanges import Exchange, MeanExchange
 from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
 from quotient_manifolds.symmetries.find import find_symmetries
@@ -22,6 +24,7 @@ from quotient_manifolds.symmetries.propose import find_freedoms, propose_symmetr
 from quotient_manifolds.symmetries.prove import output_change, prove_on_sharded, prove_symmetries
 from quotient_manifolds.symmetries.rotations import Rotation
 from quotient_manifolds.symmetries.score_shifts import ScoreShift
+from quotient_manifolds.symmetries.small_copy import generic_inputs, make_generic, small_copy
 from quotient_manifolds.symmetries.streams import UnreadMean
 from quotient_manifolds.symmetries.strided_view import StridedView
 from quotient_manifolds.symmetries.symmetries import HOW_TO, Match, Refused, Scope, Symmetries, without_layers
@@ -35,6 +38,7 @@ __all__ = [
     "BESIDE_ATTENTION",
     "HOW_TO",
     "Canonical",
+    "Certificate",
     "Conditioning",
     "Count",
     "Evaluate",
@@ -68,19 +72,25 @@ __all__ = [
     "WeightLength",
     "balance",
     "canonical",
+    "certify",
     "changed_by",
     "count_symmetries",
     "declare_pair",
+    "example_inputs",
     "fibre_dimension",
     "find_freedoms",
     "find_symmetries",
+    "generic_inputs",
     "key_bias",
+    "make_generic",
+    "optional_inputs",
     "output_change",
     "propose_symmetries",
     "prove_on_sharded",
     "prove_symmetries",
     "random_move",
     "singular_values",
+    "small_copy",
     "spanned_dimension",
     "value_output_bias",
     "verify_on_batches",

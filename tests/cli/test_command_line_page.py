@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 
-from quotient_manifolds.load.small_copy import _SIZES
+from quotient_manifolds.symmetries.small_copy import _SIZES
 from tests import hugging_face
 from tests.command_line import FAST, call
 from tests.lora_files import random_lora

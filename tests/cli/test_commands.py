@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import quotient_manifolds as qm
-from quotient_manifolds import load
+from quotient_manifolds import symmetries
 from quotient_manifolds.cli.subject import distance, distance_batch
 from quotient_manifolds.compare import Comparison
 from quotient_manifolds.load import LabelledText
@@ -40,9 +40,9 @@ def test_inspect_prints_symmetries_and_accounts_for_every_parameter(bert: Path, 
 
 
 def test_an_inconclusive_certificate_leaves_with_1(mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = load.make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
-    certificate = load.certify(small, [torch.randn(1, 3)])  # too few inputs
-    monkeypatch.setattr(load, "certify", lambda *_, **__: certificate)
+    small = symmetries.make_generic(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    certificate = symmetries.certify(small, [torch.randn(1, 3)])  # too few inputs
+    monkeypatch.setattr(symmetries, "certify", lambda *_, **__: certificate)
     how = ("--inputs", f"{mine}:inputs", "--certify", "--out", tmp_path / "record.json")
     shown = call("inspect", f"{mine}:layer", *how)
     assert (shown.exit_code, "inconclusive: inputs are too few" in shown.stdout) == (1, True)

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from quotient_manifolds.compare.worker import files_fingerprint, model_hash
-from quotient_manifolds.load import DataSource, example_inputs, find_checkpoints, load_checkpoint, load_model
+from quotient_manifolds.load import DataSource, find_checkpoints, load_checkpoint, load_model
 from quotient_manifolds.load.text import known_classes
+from quotient_manifolds.symmetries import example_inputs
 from tests import hugging_face
 from tests.lora_files import edit, replace_tensors
 from tests.refusals import one_sentence

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 from quotient_manifolds.load import (
     LabelledText,
-    example_inputs,
     load_model,
     tokenised_batches,
 )
 from quotient_manifolds.load.huggingface import check_patterns
+from quotient_manifolds.symmetries import example_inputs
 from tests import hugging_face
 from tests.hugging_face import edit_config, rewrite_weights
 from tests.refusals import one_sentence

@@ -64,10 +64,6 @@ def test_in_float32_they_part_by_rounding_that_training_amplifies() -> None:
     assert ends["adamw"] > 0.1
 
 
-def product(pair: qm.symmetries.SymmetricPair, params: dict[str, torch.Tensor]) -> torch.Tensor:
-    return pair.G.read(params) @ pair.H.read(params).mT
-
-
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 @pytest.mark.parametrize("name", ["low rank", "rank one", "encoder", "Llama"])
 def test_a_small_step_is_the_gradient_of_the_manifold(name: str, metric: str) -> None:
@@ -110,7 +106,7 @@ def test_momentum_of_a_square_pair_is_that_of_its_product() -> None:
     total = torch.zeros(4, 4).double()
     for _ in range(6):
         params = {name: p.detach() for name, p in model.named_parameters()}
-        X = product(pair, params)[0].requires_grad_()
+        X = (pair.G.read(params) @ pair.H.read(params).mT)[0].requires_grad_()
         G = pair.G.read(params)[0]
         forward = inputs @ X.T if torch.allclose(G, model[1].weight.detach()) else inputs @ X
         (M,) = torch.autograd.grad(nn.functional.cross_entropy(forward, targets), X)

@@ -164,8 +164,7 @@ def test_a_step_that_overflows_is_refused(kind: Any, metric: str, size: float) -
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(size)
-    for p in model.parameters():
-        p.grad = torch.full_like(p, 1e30)
+            p.grad = torch.full_like(p, 1e30)
     before = weights(model)
     with pytest.raises(ValueError, match="finite"):
         optimizer.step()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import quotient_manifolds as qm
 from quotient_manifolds.geometry import Quotient
 from quotient_manifolds.symmetries import Symmetries, find_symmetries, random_move
+from quotient_manifolds.symmetries.move import act, group_element
 from studies.fibres import names
 from studies.invariance import TARGETS, Subject, loss
 from tests.classifiers import shaken
@@ -77,6 +78,21 @@ def test_measures_of_the_models_of_the_table_are_the_same_along_their_orbits(
 ) -> None:
     found = lambda each: Quotient(metric, symmetries=each.symmetries())  # noqa: E731
     same_along_the_orbit(Subject.of(name), [what], found, move, TARGETS["float64"])
+
+
+def test_ill_conditioned_factors_cost_no_digits() -> None:
+    """In float32, a change of basis of condition 1e4: what is left is that moved weights were rounded when stored."""
+    here = Subject.of("attention by einsum")
+    generator = torch.Generator().manual_seed(1)
+    params = {name: w.detach().clone() for name, w in here.model.named_parameters()}
+    for pair in here.symmetries().pairs:
+        pair.write(params, act(pair, group_element(pair, 1e4, generator), pair.read(params)))
+    for what in ("worst case", "average case"):
+        values = [
+            MEASURES[what](each.model, loss, [each.batch], Quotient("inv")).mean
+            for each in (here.to("float32"), here.at(params).to("float32"))
+        ]
+        assert values[1] == pytest.approx(values[0], rel=1e-3), what
 
 
 def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     ADAPTER,
     Proof,
     Symmetries,
+    example_inputs,
     find_symmetries,
     propose_symmetries,
     prove_symmetries,

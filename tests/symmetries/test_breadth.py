@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from quotient_manifolds.load import example_inputs
 from quotient_manifolds.symmetries import (
     Factor,
     Proof,
     SymmetricPair,
     Symmetries,
     declare_pair,
+    example_inputs,
     find_symmetries,
     propose_symmetries,
     prove_symmetries,

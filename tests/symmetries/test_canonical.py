@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quotient_manifolds.geometry import Quotient
-from quotient_manifolds.load import make_generic
 from quotient_manifolds.sharpness import cross_entropy, gradient_norm, worst_case_sharpness
-from quotient_manifolds.symmetries import NormScale, canonical, find_symmetries
+from quotient_manifolds.symmetries import NormScale, canonical, find_symmetries, make_generic
 from quotient_manifolds.symmetries.trace import Trace
 
 D = 8

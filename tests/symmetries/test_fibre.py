@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quotient_manifolds.load import generic_inputs, make_generic, small_copy
-from quotient_manifolds.symmetries import FibreDimension, fibre_dimension, find_symmetries, random_move
+from quotient_manifolds.symmetries import (
+    FibreDimension,
+    fibre_dimension,
+    find_symmetries,
+    generic_inputs,
+    make_generic,
+    random_move,
+    small_copy,
+)
 
 ONE_HEAD = {"hidden_size": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
 BERT = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 5, "type_vocab_size": 1}

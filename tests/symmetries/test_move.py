@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from quotient_manifolds.load import make_generic
 from quotient_manifolds.symmetries import (
     Symmetries,
     balance,
     canonical,
     declare_pair,
     find_symmetries,
+    make_generic,
     output_change,
     random_move,
 )

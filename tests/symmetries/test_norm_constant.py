@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quotient_manifolds.load import certify, make_generic
-from quotient_manifolds.symmetries import find_symmetries, output_change, prove_symmetries
+from quotient_manifolds.symmetries import certify, find_symmetries, make_generic, output_change, prove_symmetries
 
 
 class Block(nn.Module):

@@ -9,18 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from quotient_manifolds.load.small_copy import generic_inputs, joined, small_copy
 from quotient_manifolds.messages import Progress
-from quotient_manifolds.symmetries import (
-    Count,
-    Evaluate,
-    FibreDimension,
-    Symmetries,
-    count_symmetries,
-    fibre_dimension,
-    propose_symmetries,
-    prove_symmetries,
-)
+from quotient_manifolds.symmetries.counting import Count, count_symmetries
+from quotient_manifolds.symmetries.fibre import FibreDimension, fibre_dimension
+from quotient_manifolds.symmetries.outputs import Evaluate
+from quotient_manifolds.symmetries.propose import propose_symmetries
+from quotient_manifolds.symmetries.prove import prove_symmetries
+from quotient_manifolds.symmetries.small_copy import generic_inputs, joined, small_copy
+from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.tangents import span, tangents
 
 ALONG = 1e-5  # how much of a direction may leave the kernel by rounding

@@ -21,7 +21,7 @@ from transformers import (
     OPTModel,
 )
 
-from quotient_manifolds.load import certify, make_generic
+from quotient_manifolds.symmetries import certify, make_generic
 
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 30}
 NARROW = {"hidden_size": 6, "intermediate_size": 7}

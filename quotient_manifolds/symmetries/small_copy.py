@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from quotient_manifolds.load.example_inputs import accepted_by, example_inputs
+from quotient_manifolds.symmetries.example_inputs import accepted_by, example_inputs
 from quotient_manifolds.symmetries.outputs import floating
 
 LENGTH, WORDS = 6, 40  # words enough to be generic where a layer sees them without their positions
