@@ -203,12 +203,24 @@ def triangle(G: Tensor, rough: bool = False) -> Tensor:
     grams = [(G.mT @ G).double()] if rough else [x.mT @ x for x in (piece.double() for piece in _pieces(G))]
     L, failed = torch.linalg.cholesky_ex(torch.cat(grams).reshape(*G.shape[:-2], h, h))
     lengths, eye = torch.linalg.vector_norm(L, dim=-1), torch.eye(h, dtype=L.dtype, device=L.device)
-    inverse = torch.linalg.solve_triangular(L / lengths[..., :, None], eye.expand_as(L), upper=False)
-    condition = torch.linalg.matrix_norm(inverse) * h**0.5
+    scaled = L / lengths[..., :, None]
+    inverse = torch.linalg.solve_triangular(scaled, eye.expand_as(L), upper=False)
+    condition = _spectral_bound(scaled).clamp_max(h**0.5) * _spectral_bound(inverse)
     poor = (failed != 0) | ~(condition < (_ROUGH if rough else _CONDITION))
     if bool(poor.any()):
         L[poor] = triangle(G[poor] if rough else G[poor].double()).mT
     return L.mT
+
+
+def _spectral_bound(a: Tensor) -> Tensor:
+    """Return a bound of the spectral norm of square matrices, which is 1 for the identity.
+
+    The smaller of the Frobenius norm, which alone would call orthonormal columns ill-conditioned from some h on, and
+    the geometric mean of the norms 1 and inf.
+    """
+    size = a.abs()
+    mean = (size.sum(-1).amax(-1) * size.sum(-2).amax(-1)).sqrt()
+    return torch.minimum(mean, size.square().sum((-2, -1)).sqrt())
 
 
 def _product(G: Tensor, basis: Tensor, sign: Tensor | None = None) -> Tensor:
