@@ -305,3 +305,14 @@ def handwritten() -> dict[str, tuple[nn.Module, Any]]:
             for w in model.parameters():
                 w += 0.1 * torch.randn_like(w)
     return models
+
+
+class SelfAttention(nn.Module):
+    """torch's attention of two heads, of a sequence with itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x, need_weights=False)[0]

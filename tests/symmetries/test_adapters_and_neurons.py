@@ -20,6 +20,7 @@ from quotient_manifolds.symmetries import (
     prove_symmetries,
 )
 from quotient_manifolds.symmetries.pair import BOTTLENECK, GATED, RELU
+from tests.handwritten_models import SelfAttention
 from tests.models import noise
 from tests.symmetries.small_models import build
 
@@ -146,18 +147,9 @@ def test_a_fresh_adapter_is_told_from_a_broken_one() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_adapters_of_torch_s_attention() -> None:
     """Its layer in peft makes new parameters whenever it is asked for them, so no copy can be run."""
-    model = adapted(nn.Sequential(SelfAttention()), target_modules=["0.inner"])
+    model = adapted(nn.Sequential(SelfAttention(8)), target_modules=["0.inner"])
     with pytest.raises(ValueError, match="PeftModel copies itself in a way of its own"):
         find_symmetries(model, noise(2, 5, 8))
-
-
-class SelfAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, need_weights=False)[0]
 
 
 @pytest.mark.filterwarnings("ignore")

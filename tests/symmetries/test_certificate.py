@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from quotient_manifolds.symmetries import certify, make_generic
+from tests.handwritten_models import SelfAttention
 
 GROUPED: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 30}
 NARROW = {"hidden_size": 6, "intermediate_size": 7}
@@ -172,25 +173,16 @@ def test_an_expert_that_stays_idle_leaves_open_what_is_missing() -> None:
     assert (everywhere.unreached, everywhere.missing) == (0, 0)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, need_weights=False)[0]
-
-
 def test_what_the_first_inputs_do_not_decide_is_not_missing() -> None:
     """A single token attends to itself, zeros stay zeros, and inputs of different shapes cannot be joined."""
     bottleneck = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False))
     certificate = certify(make_generic(bottleneck), [torch.zeros(2, 5, 3), *gaussians(20, 1, 3)])
     assert (certificate.fibre.dimension, certificate.missing) == (4, None)
     assert "bottleneck in/out is inconclusive" in str(certificate).splitlines()[0]
-    certificate = certify(make_generic(Attention()), [*gaussians(1, 1, 1, 4), *gaussians(30, 1, 5, 4)])
+    certificate = certify(make_generic(SelfAttention(4)), [*gaussians(1, 1, 1, 4), *gaussians(30, 1, 5, 4)])
     assert certificate.missing is None
     assert "give several tokens each" in str(certificate).splitlines()[0]
-    assert certify(make_generic(Attention()), gaussians(30, 1, 5, 4)).missing == 0
+    assert certify(make_generic(SelfAttention(4)), gaussians(30, 1, 5, 4)).missing == 0
 
 
 class Curved(nn.Module):

@@ -25,6 +25,7 @@ from quotient_manifolds.symmetries import (
     random_move,
     small_copy,
 )
+from tests.handwritten_models import SelfAttention
 
 ONE_HEAD = {"hidden_size": 6, "num_attention_heads": 1, "num_key_value_heads": 1}
 BERT = {"hidden_size": 6, "intermediate_size": 7, "vocab_size": 9, "max_position_embeddings": 5, "type_vocab_size": 1}
@@ -62,15 +63,6 @@ class NanoGPT(nn.Module):
         x = x + self.attn_proj(mixed)
         x = x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x))))
         return self.lm_head(self.ln_f(x))
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x, x, x, need_weights=False)[0]
 
 
 def words(count: int, *shape: int, vocabulary: int = 11) -> list[Tensor]:
@@ -124,7 +116,7 @@ def test_every_hidden_relu_neuron_has_a_scale(widths: tuple[int, ...]) -> None:
 
 
 def test_the_dimension_is_the_same_along_an_orbit() -> None:
-    model = make_generic(Attention())
+    model = make_generic(SelfAttention(4))
     moved = copy.deepcopy(model)
     inputs = gaussians(20, 1, 3, 4)
     moved.load_state_dict(random_move(model, find_symmetries(model, inputs[0]), seed=1))
