@@ -5,13 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.messages import first_line
-from quotient_manifolds.symmetries.symmetries import Symmetries
+from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.pair import SymmetricPair
+from quotient_manifolds.symmetries.translations import Translation
 
 
 def check_model(model: Any) -> None:
@@ -100,7 +102,28 @@ def _type(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
+@runtime_checkable
+class Movable(Protocol):
+    """Describe what there is to move along: `Symmetries`, which stands above the functions that move."""
+
+    @property
+    def pairs(self) -> tuple[SymmetricPair, ...]:
+        """Return the symmetric pairs."""
+
+    @property
+    def translations(self) -> tuple[Translation, ...]:
+        """Return the translations of their biases."""
+
+    @property
+    def freedoms(self) -> tuple[Freedom, ...]:
+        """Return what is neither, in the order in which it is folded."""
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Return the parameters that any of them touches, each once."""
+
+
 def check_symmetries(symmetries: Any) -> None:
     """Raise TypeError for anything but Symmetries."""
-    if not isinstance(symmetries, Symmetries):
+    if not isinstance(symmetries, Movable):
         raise TypeError(f"expected Symmetries, as find_symmetries returns them. Found {_type(symmetries)}.")

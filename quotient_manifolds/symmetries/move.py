@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.symmetries.checks import (
+    Movable,
     check_parameters,
     check_symmetries,
     check_weights,
@@ -15,13 +16,12 @@ from quotient_manifolds.symmetries.checks import (
     generator_of,
 )
 from quotient_manifolds.symmetries.pair import Params, SymmetricPair
-from quotient_manifolds.symmetries.symmetries import Symmetries
 from quotient_manifolds.symmetries.translations import Translation
 
 
 def random_move(
     model_or_params: nn.Module | Mapping[str, Tensor],
-    symmetries: Symmetries,
+    symmetries: Movable,
     *,
     scale: float = 1.0,
     log_scale: float = 1.0,
@@ -30,8 +30,7 @@ def random_move(
 ) -> Params:
     """Return parameters of the same function elsewhere on its orbit: a random element of every symmetry group, applied.
 
-    All named parameters, as new tensors; `load_state_dict` of a copy of the model takes them (strict=False, for
-    buffers).
+    All named parameters, as new tensors; `Symmetries.transformed` returns a model with them.
 
     (G A^-1, H A^T) with A = scale x Gaussian for every head of every pair: real matrices, complex numbers for rotary
     planes, scale x exp(Gaussian) where only positive numbers act. Biases are translated first, by Gaussians of the size
@@ -59,7 +58,7 @@ def random_move(
     return moved
 
 
-def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
+def balance(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable) -> Params:
     """Return the balanced parameters of the same function: the same from every point of its orbit, up to rounding.
 
     Where singular values coincide they are one of several.
@@ -132,7 +131,7 @@ def _gaussian_element(pair: SymmetricPair, generator: torch.Generator) -> Tensor
     return A.exp() if pair.acts == "GL+(1)" else A
 
 
-def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmetries) -> Params:
+def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Movable) -> Params:
     if isinstance(model_or_params, nn.Module):
         stored: Mapping[str, Tensor] = dict(model_or_params.named_parameters())
     else:
@@ -143,7 +142,7 @@ def _start(model_or_params: nn.Module | Mapping[str, Tensor], symmetries: Symmet
     return {name: value.detach().clone() for name, value in stored.items()}
 
 
-def _check_range(moved: Params, symmetries: Symmetries, by: str) -> None:
+def _check_range(moved: Params, symmetries: Movable, by: str) -> None:
     overflown = [name for name in symmetries.moved if not bool(torch.isfinite(moved[name]).all())]
     if overflown:
         raise ValueError(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from quotient_manifolds.symmetries.checks import check_model
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.move import random_move
 from quotient_manifolds.symmetries.pair import BESIDE_ATTENTION, SymmetricPair
 from quotient_manifolds.symmetries.translations import Translation
+
+Model = TypeVar("Model", bound=nn.Module)
 
 Scope = Literal["all", "pairs", "paper"]
 """Which of a model's symmetries: all; pairs of attention and adapters with needless biases; or with biases as rows."""
@@ -104,6 +109,29 @@ class Symmetries:
         """Return these symmetries without those of these names, which are refused, for these reasons."""
         refused = (Refused(each.name, each.kind, reasons[each.name]) for each in self.every if each.name in reasons)
         return replace(self.without(reasons), refused=(*refused, *self.refused))
+
+    def transformed(
+        self, model: Model, *, scale: float = 1.0, log_scale: float = 1.0, seed: int = 0, translations: bool = True
+    ) -> Model:
+        """Return a copy of the model elsewhere on its orbit: the same function, other parameters.
+
+        The parameters are those of `random_move`, with the same arguments; buffers, ties, mode, hooks and dtype are the
+        model's, which is not changed. Raises what `random_move` raises, and TypeError for anything but a module.
+        [paper, the invariance test of Sec. 6.2, ICML version]
+
+        >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
+        >>> x = torch.randn(3, 5)
+        >>> twin = find_symmetries(model, x).transformed(model, seed=1)
+        >>> torch.allclose(twin(x), model(x), atol=1e-4), torch.allclose(twin[0].weight, model[0].weight)
+        (True, False)
+        """
+        check_model(model)
+        moved = random_move(model, self, scale=scale, log_scale=log_scale, seed=seed, translations=translations)
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, w in twin.named_parameters():
+                w.copy_(moved[name])
+        return twin
 
     @property
     def every(self) -> tuple[SymmetricPair | Translation | Freedom, ...]:

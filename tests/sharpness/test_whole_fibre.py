@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -111,9 +110,7 @@ def test_frozen_parameters_stay_and_what_is_free_beside_them_is_not_seen() -> No
 
 
 def moved(model: nn.Module, found: Symmetries, seed: int) -> nn.Module:
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, found, seed=seed, log_scale=0.5), strict=False)
-    return elsewhere
+    return found.transformed(model, seed=seed, log_scale=0.5)
 
 
 class OneHead(nn.Module):

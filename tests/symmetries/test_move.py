@@ -34,8 +34,7 @@ def test_balancing_keeps_the_function_and_forgets_the_representative(name: str) 
     found = case.found(model, "all")
     canonical = balance(model, found)
     assert output_change(model, case.inputs(), {}, canonical) < 1e-12
-    elsewhere = copy.deepcopy(model)
-    elsewhere.load_state_dict(random_move(model, found, scale=2.0, seed=3), strict=False)
+    elsewhere = found.transformed(model, scale=2.0, seed=3)
     again = balance(elsewhere, found)
     for key, w in canonical.items():
         torch.testing.assert_close(again[key], w, rtol=1e-7, atol=1e-8)
@@ -104,6 +103,49 @@ def test_translations_can_be_left_out() -> None:
     own = model.get_parameter(name)
     assert torch.equal(random_move(model, found, translations=False)[name], own)
     assert not torch.equal(random_move(model, found)[name], own)
+
+
+class Tied(nn.Module):
+    """Tie the table to the head, and count calls in a buffer that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.down, self.up, self.head = nn.Linear(4, 2), nn.Linear(2, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.tanh(self.up(self.down(self.table(x)))) + self.shift)
+        return found
+
+
+def test_a_transformed_model_is_another_one_of_the_same_function() -> None:
+    model, x = Tied().double().eval(), torch.arange(6).view(2, 3)
+    model.up.bias.requires_grad_(False)
+    with torch.no_grad():
+        model.get_buffer("shift").mul_(3)
+    before = {name: w.clone() for name, w in model.state_dict().items()}
+    found = find_symmetries(model, x)
+    assert [pair.kind for pair in found.pairs] == ["bottleneck in/out"]
+    twin = found.transformed(model, seed=1)
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(twin.down.weight, model.down.weight)
+    assert twin.head.weight is twin.table.weight
+    assert not twin.training
+    assert not twin.up.bias.requires_grad
+    moved = random_move(model, found, seed=1)
+    for name, w in twin.named_parameters():
+        assert torch.equal(w, moved[name])
+    with torch.no_grad():
+        twin.get_buffer("shift").zero_()  # nothing is shared
+    assert all(torch.equal(w, before[name]) for name, w in model.state_dict().items())
+
+
+def test_only_a_module_is_transformed() -> None:
+    model = Tied().eval()
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        find_symmetries(model, torch.arange(6).view(2, 3)).transformed(dict(model.named_parameters()))  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("broken", ["meta", "int8", "nan"])
