@@ -1,0 +1,110 @@
+"""Record one forward pass as operations on tensors whose identity is the object.
+
+Under `torch.func.functionalize` there are no in-place operations and no two tensors of one object, so a tensor is known
+by its identity: neither views nor buffers that are used again can be confused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from quotient_manifolds.symmetries.outputs import Evaluate
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """Hold one call of an ATen operation."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.func.overloadpacket.__name__)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return tensors((self.args, self.kwargs))
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return tensors(self.out)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested containers, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Hold the operations of a forward pass in order, its parameters by name, what the caller gave, and the outputs."""
+
+    operations: tuple[Operation, ...]
+    parameters: Mapping[str, Tensor]
+    given: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations.append(Operation(func, args, kwargs or {}, out))
+        return out
+
+
+def _forward(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute the forward of an autograd.Function without a gradient."""
+    if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+        return function.forward(*args, **kwargs)
+    return function.forward(torch.autograd.function.FunctionCtx(), *args, **kwargs)
+
+
+def record(model: nn.Module, batch: Any, evaluate: Evaluate) -> Recording:
+    """Return the operations by which `evaluate(model, batch)` is computed, in the model's own dtype and on its device.
+
+    Attention is computed by its formula. Raises ValueError where the pass has operations that functionalization does
+    not know.
+    """
+    parameters = {name: w.detach() for name, w in model.named_parameters()}
+    buffers = {name: w.detach() for name, w in model.named_buffers()}
+
+    class Called(nn.Module):  # `evaluate` calls the model as it likes
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, given: Any) -> Any:
+            return evaluate(self.inner, given)
+
+    def run(parameters: dict[str, Tensor], buffers: dict[str, Tensor], given: Any) -> Any:
+        state = {f"inner.{name}": w for name, w in {**parameters, **buffers}.items()}
+        return torch.func.functional_call(called, state, (given,))
+
+    called, recorder = Called(), _Recorder()
+    apply = torch.autograd.Function.__dict__["apply"]
+    fused = torch.backends.mha.get_fastpath_enabled()  # layers of torch as one operation
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.autograd.Function.apply = classmethod(_forward)  # functorch asks more of a function than its forward
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), recorder:
+            out = torch.func.functionalize(run)(parameters, buffers, batch)
+    finally:
+        torch.autograd.Function.apply = apply
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return Recording(tuple(recorder.operations), parameters, tuple(tensors(batch)), tuple(tensors(out)))

@@ -1,0 +1,237 @@
+"""Relate channels, in arrays: whose changes are one up to weights, and whose logarithms of scale obey linear equations."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components
+
+Array = np.ndarray
+SMALL = 1e-9
+SHORT = 8  # terms of an equation that is eliminated row by row
+
+
+class Classes:
+    """Keep classes of channels, each with its relation to the channel that represents its class.
+
+    X_b = S X S^-1 with S = diag(weight), X = X_a or, for a dual relation, -X_a^T. Relations wait until somebody asks:
+    then roots are hooked to smaller ones, and paths halved, until nothing is left to join.
+    """
+
+    def __init__(self) -> None:
+        self._above, self._weight, self._dual = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        self._waiting: list[tuple[Array, Array, Array, Array]] = []
+        self._cycles: set[tuple[int, bool, float]] = set()
+        self.size = 0
+
+    def grow(self, count: int) -> None:
+        self.size += count
+
+    def join(self, a: Array, b: Array, weight: Array, dual: Array) -> None:
+        """Say that X_b follows from X_a."""
+        if len(a):
+            self._waiting.append((a, b, weight, dual))
+
+    def find(self, nodes: Array) -> tuple[Array, Array, Array]:
+        """Return the representatives, and the weights and duality by which the nodes follow from them."""
+        self._settle()
+        return self._above[nodes], self._weight[nodes], self._dual[nodes]
+
+    @property
+    def cycles(self) -> list[tuple[int, bool, float]]:
+        """Return what relates channels to themselves by anything but equality: representative, duality, weight."""
+        self._settle()
+        found = set()
+        for node, dual, weight in self._cycles:
+            root, size, turned = (each[0] for each in self.find(np.array([node])))
+            # the relation at the root: back from the node, around the cycle, and forth
+            inverse = size if turned else 1 / size
+            around = weight * (1 / size if dual else size)
+            whole = inverse * (1 / around if turned else around)
+            found.add((int(root), dual, round(float(whole), 9)))
+        return sorted(found)
+
+    def _settle(self) -> None:
+        fresh = np.arange(len(self._above), self.size)
+        if len(fresh):
+            self._above = np.concatenate([self._above, fresh])
+            self._weight = np.concatenate([self._weight, np.ones(len(fresh))])
+            self._dual = np.concatenate([self._dual, np.zeros(len(fresh), bool)])
+        if not self._waiting:
+            return
+        a, b, weight, dual = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        self._waiting = []
+        while True:
+            root_a, root_b, found, turned = self._between(a, b, weight, dual)
+            apart = np.flatnonzero(root_a != root_b)
+            if not len(apart):
+                break
+            low, high = root_a[apart], root_b[apart]
+            size, dual_here = found[apart], turned[apart]
+            back = low > high
+            low, high = np.where(back, high, low), np.where(back, low, high)
+            size = np.where(back & ~dual_here, 1 / size, size)
+            children, first = np.unique(high, return_index=True)
+            self._above[children], self._weight[children], self._dual[children] = (
+                low[first],
+                size[first],
+                dual_here[first],
+            )
+            self._flatten(children)
+        odd = np.flatnonzero(turned | (np.abs(found - 1) > SMALL))
+        self._cycles.update((int(root_a[i]), bool(turned[i]), float(found[i])) for i in odd)
+
+    def _between(self, a: Array, b: Array, weight: Array, dual: Array) -> tuple[Array, Array, Array, Array]:
+        """Return roots of both sides, and how the second follows from the first."""
+        root_a, size_a, dual_a = self._above[a], self._weight[a], self._dual[a]
+        root_b, size_b, dual_b = self._above[b], self._weight[b], self._dual[b]
+        here = weight * np.where(dual, 1 / size_a, size_a)
+        turned = dual ^ dual_a
+        back = np.where(dual_b, size_b, 1 / size_b)
+        return root_a, root_b, back * np.where(dual_b, 1 / here, here), turned ^ dual_b
+
+    def _flatten(self, changed: Array) -> None:
+        """Let every node hang from a root."""
+        while True:
+            up = self._above[self._above]
+            moved = np.flatnonzero(up != self._above)
+            if not len(moved):
+                return
+            over = self._above[moved]
+            inner = np.where(self._dual[moved], 1 / self._weight[over], self._weight[over])
+            self._weight[moved] = self._weight[moved] * inner
+            self._dual[moved] ^= self._dual[over]
+            self._above[moved] = up[moved]
+
+
+class Scales:
+    """Linear equations of the logarithms of scale of channels and of gains, solved a connected component at a time."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Array, Array]] = []
+        self._named: list[Array] = []
+
+    def name(self, unknowns: Array) -> None:
+        """Say that there are these unknowns, whatever equations they stand in."""
+        self._named.append(np.asarray(unknowns, np.int64))
+
+    def equal(self, names: Array, factors: Array) -> None:
+        """Say that the sum of factor times unknown is 0, row by row (rows, k); names below 2 count for nothing."""
+        names, factors = np.atleast_2d(names), np.atleast_2d(factors)
+        if names.size:
+            self._rows.append((names, np.where(names > 1, factors, 0.0)))
+
+    def solutions(self) -> list[dict[int, float]]:
+        """Return a basis of all solutions, each a dictionary of the unknowns that are not 0."""
+        if not self._rows and not self._named:
+            return []
+        unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
+        kept = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
+        long = [each for each in kept if each[0].shape[1] > SHORT]
+        names, factors = _stacked([each for each in kept if each[0].shape[1] <= SHORT])
+        root, size = np.arange(len(unknowns)), np.ones(len(unknowns))
+        while len(names):
+            names, factors = _merged(root[names], factors * size[names])
+            count = (factors != 0).sum(1)
+            names, factors, count = names[count > 0], factors[count > 0], count[count > 0]
+            one, two = count == 1, count == 2
+            if not one.any() and not two.any():
+                break
+            zero = names[one, 0]
+            size[np.isin(root, zero)] = 0.0
+            if two.any():
+                _join(root, size, names[two, :2], factors[two, :2])
+            names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
+        long = [_merged(root[n], f * size[n]) for n, f in long]
+        live = np.flatnonzero(size != 0)
+        order = live[np.argsort(root[live], kind="stable")]
+        roots, start = np.unique(root[order], return_index=True)
+        if not len(roots):
+            return []
+        members = dict(zip(roots.tolist(), np.split(order, start[1:]), strict=True))
+        matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in [(names, factors), *long]]).tocsr()
+        free = np.diff(matrix.tocsc().indptr) == 0
+        basis = [_written(members, unknowns, size, roots[[i]], np.ones(1)) for i in np.flatnonzero(free).tolist()]
+        bound = np.flatnonzero(~free)
+        matrix = matrix[:, bound]
+        _, component = connected_components(abs(matrix.T) @ abs(matrix), directed=False)
+        order = np.argsort(component, kind="stable")
+        columns = matrix.tocsc()
+        for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1) if len(bound) else []:
+            some = columns[:, part]
+            rows, place = np.unique(some.indices, return_inverse=True)
+            dense = np.zeros((len(rows), len(part)))
+            dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
+            basis += [_written(members, unknowns, size, roots[bound[part]], v) for v in null_space(dense).T]
+        return basis
+
+
+def _written(members: dict[int, Array], unknowns: Array, size: Array, roots: Array, values: Array) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for root, value in zip(roots.tolist(), values.tolist(), strict=True):
+        if abs(value) > SMALL:
+            inside = members[root]
+            found.update(zip(unknowns[inside].tolist(), (value * size[inside]).tolist(), strict=True))
+    return found
+
+
+def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Put rows of different lengths together, those of one length first."""
+    by_width: dict[int, list[tuple[Array, Array]]] = {}
+    for each in rows:
+        by_width.setdefault(each[0].shape[1], []).append(each)
+    made = []
+    for width, some in by_width.items():
+        pad = (0, 0), (0, SHORT - width)
+        made.append([np.pad(np.concatenate(part), pad) for part in zip(*some, strict=True)])
+    if not made:
+        return np.zeros((0, SHORT), np.int64), np.zeros((0, SHORT))
+    names, factors = (np.concatenate(each) for each in zip(*made, strict=True))
+    return names, factors
+
+
+def _sparse(names: Array, factors: Array, roots: Array) -> scipy.sparse.csr_matrix:
+    kept = factors.reshape(-1) != 0
+    rows = np.repeat(np.arange(len(names)), names.shape[1])[kept]
+    shape = (len(names), len(roots))
+    return scipy.sparse.csr_matrix(
+        (factors.reshape(-1)[kept], (rows, np.searchsorted(roots, names.reshape(-1)[kept]))), shape=shape
+    )
+
+
+def _merged(names: Array, factors: Array) -> tuple[Array, Array]:
+    """Add factors of one name in a row, and put those that are left first."""
+    order = np.argsort(names, axis=1, kind="stable")
+    names, factors = np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
+    for k in range(names.shape[1] - 1, 0, -1):
+        same = names[:, k] == names[:, k - 1]
+        factors[same, k - 1] += factors[same, k]
+        factors[same, k] = 0.0
+    factors[np.abs(factors) < 1e-12] = 0.0
+    order = np.argsort(factors == 0, axis=1, kind="stable")
+    return np.take_along_axis(names, order, 1), np.take_along_axis(factors, order, 1)
+
+
+def _join(root: Array, size: Array, names: Array, factors: Array) -> None:
+    """Write the larger of two roots as a multiple of the smaller, one equation for each."""
+    children, first = np.unique(names[:, 1], return_index=True)  # names are ascending
+    step = np.arange(len(root)), np.ones(len(root))
+    step[0][children] = names[first, 0]
+    step[1][children] = -factors[first, 0] / factors[first, 1]
+    above, by = step
+    while True:
+        up = above[above]
+        if np.array_equal(up, above):
+            break
+        by *= by[above]
+        above = up
+    size *= by[root]
+    root[:] = above[root]
+
+
+def null_space(dense: Array) -> Array:
+    """Return an orthonormal basis of the null space, in columns."""
+    if dense.shape[0] > 2 * dense.shape[1]:
+        dense = np.linalg.qr(dense, mode="r")
+    return scipy.linalg.null_space(dense, rcond=SMALL) if dense.size else np.eye(dense.shape[1])

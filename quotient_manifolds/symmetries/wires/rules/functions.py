@@ -1,0 +1,153 @@
+"""Rules of comparisons, choices and functions of one entry: homogeneous ones pass positive scales, others nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.walk import (
+    FIXED,
+    ZERO,
+    Array,
+    Flow,
+    Walk,
+    hashed,
+    named,
+    rule,
+)
+
+
+@rule("gt", "lt", "ge", "le")
+def comparison(walk: Walk, operation: Operation) -> None:
+    """Against zero, a positive scale changes nothing."""
+    tensor, other = operation.args[:2]
+    if isinstance(other, Tensor) or float(other) != 0:
+        walk.opaque(operation)
+        return
+    nodes = walk.nodes(walk.label(tensor))
+    walk.alone(nodes)
+    walk.flows.append(Flow("seen", nodes.tolist()))
+
+
+@rule("where")
+def where(walk: Walk, operation: Operation) -> None:
+    if len(operation.args) != 3:
+        walk.opaque(operation)
+        return
+    condition, a, b = operation.args
+    shape = operation.out.shape
+    labels = [walk.label(each).expand(shape) for each in (a, b)]
+    if not walk.live(condition) and walk.codes.constant(condition):
+        picked = torch.where(condition.cpu(), *labels)
+        label, names, nodes = walk.combined(picked, torch.full((), FIXED).expand(shape))
+        label = torch.where(picked == ZERO, ZERO, label)
+        moving = names[:, 0] > FIXED
+        names, nodes = names[moving][:, [0, 0]], nodes[moving]
+    else:
+        label, names, nodes = walk.combined(*labels)
+    walk.put(operation.out, label)
+    spread = torch.empty(shape, device="meta")
+    walk.notes["kept", walk.at] = spread
+    walk.put(spread, label)
+    known, codes, _ = walk.column_codes(label, condition if not walk.live(condition) else spread)
+    key = hashed(codes[np.searchsorted(known, nodes)], named(("where", walk.at)))
+    x, y = names.T
+    walk.fix(nodes[(names == FIXED).any(1)], seen=False)
+    for each in (x, y):
+        some = (each > FIXED) & ((each is x) | (x != y))
+        walk.same(each[some], nodes[some])
+    moving = (names > FIXED).any(1)
+    walk.follow(nodes[moving], x[moving], y[moving], key=key[moving])
+    either = (x != y) & (names > FIXED).all(1)
+    for pair, node in zip(names[either].tolist(), nodes[either].tolist(), strict=True):
+        walk.flows.append(Flow("max", [node], tuple(pair)))
+    partly = bool((((names == ZERO).any(1)) & (names.max(1) > FIXED)).any()) if len(names) else False
+    one = np.where(x > FIXED, x, y)
+    walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either])
+    walk.keep_group(a, operation.out)
+    walk.keep_group(b, operation.out)
+
+
+@rule("masked_fill")
+def masked_fill(walk: Walk, operation: Operation) -> None:
+    tensor, mask, value = operation.args[:3]
+    filled = value if isinstance(value, Tensor) else torch.full((), float(value))
+    walk.notes["kept", walk.at, "value"] = filled
+    if not walk.live(filled):
+        kept = bool(((filled != 0) & (filled > -1e30)).any())
+        walk.put(filled, torch.full((), FIXED if kept else ZERO).expand(filled.shape))
+    where(walk, Operation(operation.func, (mask, filled, tensor), {}, operation.out))
+
+
+@rule("maximum", "minimum")
+def maximum(walk: Walk, operation: Operation) -> None:
+    a, b = operation.args[:2]
+    shape = operation.out.shape
+    label, names, nodes = walk.combined(walk.label(a).expand(shape), walk.label(b).expand(shape))
+    walk.put(operation.out, label)
+    walk.alone(np.concatenate([names.reshape(-1), nodes]))
+    stuck = (names == FIXED).any(1)
+    walk.fix(nodes[stuck], seen=False)
+    for each in names.T:
+        live = each > FIXED
+        walk.equal((nodes[live], 1.0), (each[live], -1.0))
+    both = (names > FIXED).all(1)
+    for pair, node in zip(names[both].tolist(), nodes[both].tolist(), strict=True):
+        walk.flows.append(Flow("max", [node], tuple(pair)))
+    walk.through(nodes[~both], names[~both])
+
+
+def through(walk: Walk, nodes: Array, names: Array) -> None:
+    """Say that nodes are functions of others, entry by entry."""
+    if len(nodes):
+        terms = [[n for n in row if n > FIXED] for row in names.tolist()]
+        walk.flows.append(Flow("through", nodes.tolist(), terms))
+
+
+@rule("pointwise")
+def pointwise(walk: Walk, operation: Operation) -> None:
+    """A function of one entry: by its degree where it is homogeneous, and otherwise the channel is fixed."""
+    moving = [each for each in operation.inputs if walk.moving(each)]
+    if len(moving) != 1 or not operation.out.dtype.is_floating_point or len(operation.outputs) != 1:
+        if not moving or not all(out.dtype.is_floating_point for out in operation.outputs):
+            walk.opaque(operation) if moving else walk.settle(operation)
+            return
+    shape = operation.out.shape
+    labels = [walk.label(each).expand(shape) for each in moving]
+    label, names, nodes = walk.combined(*labels)
+    walk.put(operation.out, label)
+    degree = _degree(operation) if len(operation.inputs) == 1 else None
+    if degree is None:
+        walk.fix(names[names > FIXED], seen=False)
+        walk.fix(nodes, seen=False)
+    else:
+        walk.alone(np.concatenate([names[:, 0], nodes]))
+        walk.equal((nodes, 1.0), (names[:, 0], -degree))
+    walk.through(nodes, names)
+
+
+def _degree(operation: Operation) -> float | None:
+    """Return p where f(c t) = c^p f(t) for all c > 0, by values of all sizes and both signs."""
+    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
+    t = torch.cat([t, -t])
+
+    def at(c: float) -> Tensor:
+        args = tree_map_only(Tensor, lambda _: c * t, operation.args)
+        found: Tensor = operation.func(*args, **operation.kwargs)
+        return found
+
+    try:
+        one = at(1.0)
+        known = one.isfinite() & (one != 0)
+        if not bool(known.any()) or not one.dtype.is_floating_point:
+            return None
+        p = float((at(2.0)[known] / one[known]).log2()[0])
+        for c in (0.01, 0.5, 2.0, 3.7, 40.0):
+            if not torch.allclose(at(c)[one.isfinite()], c**p * one[one.isfinite()], rtol=1e-9, atol=0):
+                return None
+    except (RuntimeError, TypeError):
+        return None
+    return round(p, 9) if p == p else None

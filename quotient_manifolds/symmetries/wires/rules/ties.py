@@ -1,0 +1,61 @@
+"""Settle at the end what waited for something else, and what parameters that are used twice have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quotient_manifolds.symmetries.wires.record import Operation
+from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
+from quotient_manifolds.symmetries.wires.walk import (
+    Walk,
+    rule,
+)
+
+
+@rule("end")
+def end(walk: Walk, operation: Operation) -> None:
+    """Settle what waited for something else, and what parameters that are used twice have in common."""
+    settle_planes(walk)
+    _ties(walk)
+
+
+def _ties(walk: Walk) -> None:
+    """A parameter that is used twice changes in one way: alike, contragrediently where it is transposed, or not at all."""
+    uses: dict[str, list[Any]] = {}
+    for each in (*walk.linears, *walk.vectors):
+        uses.setdefault(each.entries.name, []).append(each)
+    for several in uses.values():
+        if len(several) < 2:
+            continue
+        spans = []
+        for each in several:
+            index = each.entries.index()
+            spans.append(
+                (int(index.min()), int(index.max()), set(index.reshape(-1).tolist()) if index.numel() < 1e5 else None)
+            )
+        for i, one in enumerate(several):
+            for j in range(i):
+                (a0, a1, a), (b0, b1, b) = spans[i], spans[j]
+                if a1 < b0 or b1 < a0 or (a is not None and b is not None and not a & b):
+                    continue
+                _tie(walk, several[j], one)
+                alike = type(one) is type(several[j]) and one.entries.key == several[j].entries.key
+                for each in (one, several[j]):
+                    each.shared = "alike" if alike and each.shared in ("", "alike") else "other"
+
+
+def _tie(walk: Walk, one: Any, other: Any) -> None:
+    if type(one) is type(other):
+        if one.entries.key == other.entries.key:
+            for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
+                if a and b:
+                    walk.same(a[0], b[0])
+            return
+        if not hasattr(one, "gain"):
+            if replace(other.entries, layout=other.entries.layout.transpose(1, 2)).key == one.entries.key:
+                for a, b in ((one.ins[0], other.outs[0]), (one.outs[0], other.ins[0])):
+                    walk.same(a, b, dual=True)
+                return
+    for each in (one, other):
+        walk.fix([n for row in (*each.ins, *each.outs, *getattr(each, "unknowns", [])) for n in row], seen=False)

@@ -1,0 +1,35 @@
+import sys
+
+import numpy as np
+from battery import *
+
+from quotient_manifolds.symmetries.wires.flows import *
+
+name = sys.argv[1]
+m, b = cases.small_model(name)
+m = m.double().eval()
+with torch.no_grad():
+    for p in m.parameters():
+        p.data += 0.02 * torch.randn_like(p)
+w = Walk(record(m, {k: v.double() if v.is_floating_point() else v for k, v in b.items()}, call))
+values = {id(e): e.entries.read(w.parameters).numpy() for e in (*w.linears, *w.vectors)}
+U = Unseen(w, values)
+R = Unreached(w, values)
+for l in w.linears:
+    K = kernel(np.concatenate([U.of(r) for r in l.outs]))
+    us = [R.of(r) for r in l.ins]
+    print(
+        l.entries.name,
+        l.shape,
+        "rows",
+        len(l.ins),
+        "K",
+        K.shape[1],
+        "unreached",
+        [len(c) for _, c in us],
+        [np.round(c, 3).tolist()[:3] for _, c in us][:3],
+        "shared",
+        l.shared,
+        "common",
+        len(Unreached._common(us)[0]),
+    )

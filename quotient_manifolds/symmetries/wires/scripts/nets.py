@@ -1,0 +1,285 @@
+"""adversarial small nets on tokens x (B,T,8)"""
+
+import sys
+
+import torch.nn.functional as F
+from check import *
+
+d = 8
+
+
+class L(nn.Module):
+    """template: emb -> body -> head"""
+
+    def __init__(s, body, bias, out=12, pool="mean", inp=9, **mods):
+        super().__init__()
+        s.emb = nn.Linear(inp, d, bias=bias)
+        s.head = nn.Linear(d, out, bias=bias)
+        s.body = body
+        s.pool = pool
+        for k, v in mods.items():
+            setattr(s, k, v)
+
+    def forward(s, x):
+        x = s.body(s, s.emb(x))
+        if s.pool == "mean":
+            x = x.mean(1)
+        elif s.pool == "cls":
+            x = x[:, 0]
+        elif s.pool == "max":
+            x = x.max(1).values
+        return s.head(x) if x.shape[-1] == d else x
+
+
+def nets(bias):
+    li = lambda i=d, o=d: nn.Linear(i, o, bias=bias)
+    N = {}
+
+    def add(name, body, pool="mean", **mods):
+        N[name] = (body, pool, mods)
+
+    P = lambda *s: nn.Parameter(torch.randn(*s))
+    add("linear", lambda s, x: x)
+    add(
+        "half pooled",
+        lambda s, x: torch.cat([x[..., :4].mean(1, keepdim=True).expand(-1, 5, -1), x[..., 4:]], -1),
+        None,
+    )
+    add(
+        "half pooled lin",
+        lambda s, x: s.a(torch.cat([x[..., :4].mean(1, keepdim=True).expand(-1, 5, -1), x[..., 4:]], -1)).tanh(),
+        None,
+        a=li(),
+    )
+    add("half rolled", lambda s, x: s.a(torch.cat([x[..., :4].roll(1, 1), x[..., 4:]], -1)).tanh(), None, a=li())
+    add(
+        "half number",
+        lambda s, x: s.a(torch.cat([x[..., :4] * torch.arange(1.0, 6)[:, None], x[..., 4:]], -1)).tanh(),
+        None,
+        a=li(),
+    )
+    add(
+        "half first", lambda s, x: s.a(torch.cat([x[:, :1, :4].expand(-1, 5, -1), x[..., 4:]], -1)).tanh(), None, a=li()
+    )
+    add(
+        "half mixed",
+        lambda s, x: s.a(
+            torch.cat([torch.softmax(torch.arange(25.0).view(5, 5) / 9, -1) @ x[..., :4], x[..., 4:]], -1)
+        ).tanh(),
+        None,
+        a=li(),
+    )
+    add("relu", lambda s, x: s.b(F.relu(s.a(x))), a=li(), b=li())
+    add("leaky", lambda s, x: s.b(F.leaky_relu(s.a(x))), a=li(), b=li())
+    add("where leaky", lambda s, x: s.b((lambda y: torch.where(y > 0, y, 0.1 * y))(s.a(x))), a=li(), b=li())
+    add("abs", lambda s, x: s.b(s.a(x).abs()), a=li(), b=li())
+    add("sq", lambda s, x: s.b(s.a(x) ** 2), a=li(), b=li())
+    add("cube", lambda s, x: s.b(s.a(x) ** 3), a=li(), b=li())
+    add("gelu", lambda s, x: s.b(F.gelu(s.a(x))), a=li(), b=li())
+    add("glu", lambda s, x: s.b(torch.sigmoid(s.a(x)) * s.c(x)), a=li(), b=li(), c=li())
+    add("bilinear", lambda s, x: s.b(s.a(x) * s.c(x)), a=li(), b=li(), c=li())
+    add("selfgate", lambda s, x: s.b(s.a(x) * s.a(x)), a=li(), b=li())
+    add("maxout", lambda s, x: s.b(torch.maximum(s.a(x), s.c(x))), a=li(), b=li(), c=li())
+    add("max0", lambda s, x: s.b(torch.maximum(s.a(x), torch.zeros(()))), a=li(), b=li())
+    add("max1", lambda s, x: s.b(torch.maximum(s.a(x), torch.ones(()))), a=li(), b=li())
+    add("ratio", lambda s, x: s.b(s.a(x) / (1 + s.c(x) ** 2)), a=li(), b=li(), c=li())
+    add("two", lambda s, x: s.b(s.a(x)), "cls", a=li(), b=li())
+    add("narrow", lambda s, x: x + s.b(s.a(x)), a=li(d, 3), b=li(3, d))
+    add("lora", lambda s, x: torch.tanh(s.w(x) + s.b(s.a(x))), a=li(d, 3), b=li(3, d), w=li())
+    add("res lin", lambda s, x: torch.tanh(x + s.w(x)), w=li())
+    add("gain", lambda s, x: s.b(torch.tanh(s.g * s.a(x))), a=li(), b=li(), g=P(d))
+    add("scalar gain", lambda s, x: s.b(torch.tanh(s.g * s.a(x))), a=li(), b=li(), g=P(1))
+    add("gain lin", lambda s, x: s.b(s.g * s.a(x)), a=li(), b=li(), g=P(d))
+    add("gain two", lambda s, x: s.b(s.g * s.h * s.a(x)), a=li(), b=li(), g=P(d), h=P(d))
+    add("gate x", lambda s, x: s.b(torch.sigmoid(s.g) * s.a(x)), a=li(), b=li(), g=P(d))
+    add("ln", lambda s, x: s.b(torch.tanh(s.a(s.n(x)))), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("ln res", lambda s, x: x + s.b(torch.tanh(s.a(s.n(x)))), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("ln final", lambda s, x: s.n(x + s.b(torch.tanh(s.a(x)))), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("rms", lambda s, x: x + s.b(torch.tanh(s.a(s.n(x)))), a=li(), b=li(), n=nn.RMSNorm(d, eps=1e-5))
+    add(
+        "rms hand",
+        lambda s, x: x + s.b(torch.tanh(s.a(s.g * x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()))),
+        a=li(),
+        b=li(),
+        g=P(d),
+    )
+    add(
+        "l2",
+        lambda s, x: x + s.b(torch.tanh(s.a(x / x.square().sum(-1, keepdim=True).add(1e-5).sqrt()))),
+        a=li(),
+        b=li(),
+    )
+    add(
+        "ln hand",
+        lambda s, x: (
+            x
+            + s.b(
+                torch.tanh(
+                    s.a((lambda y: y / (y.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt())(x - x.mean(-1, keepdim=True)))
+                )
+            )
+        ),
+        a=li(),
+        b=li(),
+    )
+    add(
+        "ln var",
+        lambda s, x: (
+            x
+            + s.b(
+                torch.tanh(
+                    s.a((x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt())
+                )
+            )
+        ),
+        a=li(),
+        b=li(),
+    )
+    add(
+        "half ln",
+        lambda s, x: s.b(torch.tanh(s.a(torch.cat([s.n(x[..., :4]), x[..., 4:]], -1)))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(4),
+    )
+    add(
+        "ln heads",
+        lambda s, x: s.b(torch.tanh(s.a(s.n(x.view(-1, 5, 2, 4)).flatten(2)))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(4),
+    )
+    add("norm and head", lambda s, x: s.b(torch.tanh(s.a(s.n(x)))) + s.c(x), a=li(), b=li(), c=li(), n=nn.LayerNorm(d))
+
+    def att(s, x, h=2, scale=1.0, mask=None, kv=None, qn=None):
+        B, T, _ = x.shape
+        sp = lambda y: y.view(B, T, -1, 4).transpose(1, 2)
+        q, k, v = sp(s.q(x)), sp(s.k(x)), sp(s.v(x))
+        if qn:
+            q, k = s.qn(q), s.kn(k)
+        if k.shape[1] < q.shape[1]:
+            k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        S = q @ k.mT / 2
+        if mask is not None:
+            S = S + mask
+        return s.o((S.softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1))
+
+    A = lambda **k: dict(q=li(), k=li(**k), v=li(**k), o=li())
+    add("attn", lambda s, x: x + att(s, x), **A())
+    add("attn rms", lambda s, x: x + att(s, s.n(x)), n=nn.RMSNorm(d, eps=1e-5), **A())
+    add("gqa", lambda s, x: x + att(s, x), **A(o=4))
+    add("qknorm", lambda s, x: x + att(s, x, qn=1), qn=nn.RMSNorm(4, eps=1e-5), kn=nn.RMSNorm(4, eps=1e-5), **A())
+    add("qkln", lambda s, x: x + att(s, x, qn=1), qn=nn.LayerNorm(4), kn=nn.LayerNorm(4), **A())
+    add("causal", lambda s, x: x + att(s, x, mask=torch.full((5, 5), -1e9).triu(1)), **A())
+    add("linear attn", lambda s, x: x + s.o(F.elu(s.q(x)).add(1) @ (F.elu(s.k(x)).add(1).mT @ s.v(x))), **A())
+    add("no softmax", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
+    add("sigmoid attn", lambda s, x: x + s.o(torch.sigmoid(s.q(x) @ s.k(x).mT) @ s.v(x)), **A())
+    add("shared qk", lambda s, x: x + s.o((s.q(x) @ s.q(x).mT).softmax(-1) @ s.v(x)), **A())
+    add("temp", lambda s, x: x + s.o((s.t * (s.q(x) @ s.k(x).mT)).softmax(-1) @ s.v(x)), t=P(1), **A())
+    add("score bias", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.t).softmax(-1) @ s.v(x)), t=P(5, 5), **A())
+    add("pos", lambda s, x: s.b(torch.tanh(s.a(x + s.p))), a=li(), b=li(), p=P(5, d))
+    add("pos attn", lambda s, x: (lambda y: y + att(s, y))(x + s.p), p=P(5, d), **A())
+    add(
+        "cls",
+        lambda s, x: s.b(torch.tanh(s.a(torch.cat([s.c.expand(x.shape[0], 1, d), x], 1)))),
+        "cls",
+        a=li(),
+        b=li(),
+        c=P(1, 1, d),
+    )
+    add(
+        "cls attn",
+        lambda s, x: (lambda y: y + s.o((s.q(y) @ s.k(y).mT).softmax(-1) @ s.v(y)))(
+            torch.cat([s.c.expand(x.shape[0], 1, d), x], 1)
+        ),
+        "cls",
+        c=P(1, 1, d),
+        **A(),
+    )
+    add("detach", lambda s, x: s.b(torch.tanh(s.a(x))), a=li(), b=li())
+    add("tied", lambda s, x: s.a(torch.tanh(s.a(x))), a=li())
+    add("tied T", lambda s, x: F.linear(torch.tanh(s.a(x)), s.a.weight.T), a=li())
+    add("tied lin", lambda s, x: s.a(s.a(x)), a=li())
+    add("conv", lambda s, x: s.b(torch.tanh(s.a(x.mT)).mT), a=nn.Conv1d(d, d, 3, padding=1, bias=bias), b=li())
+    add("conv res", lambda s, x: x + s.a(x.mT).mT, a=nn.Conv1d(d, d, 3, padding=1, bias=bias))
+    add(
+        "depthwise",
+        lambda s, x: s.b(torch.tanh(s.a(x.mT)).mT),
+        a=nn.Conv1d(d, d, 3, padding=1, groups=d, bias=bias),
+        b=li(),
+    )
+    add("group conv", lambda s, x: s.b(torch.tanh(s.a(x.mT)).mT), a=nn.Conv1d(d, d, 3, groups=2, bias=bias), b=li())
+    add(
+        "experts",
+        lambda s, x: s.b(
+            torch.einsum("etd,bte->btd", torch.einsum("eij,tj->eti", s.w, torch.ones(5, d)), torch.softmax(s.r(x), -1))
+        ),
+        b=li(),
+        r=li(d, 3),
+        w=P(3, d, d),
+    )
+    add(
+        "moe",
+        lambda s, x: torch.stack([torch.tanh(a(x)) for a in (s.a, s.c)], -1) @ torch.softmax(s.r(x), -1)[..., None],
+        a=li(),
+        c=li(),
+        r=li(d, 2),
+    )
+    add("sum heads", lambda s, x: s.b(s.a(x).view(-1, 5, 2, 4).sum(2)), a=li(), b=li(4, d))
+    add("shared heads", lambda s, x: s.b(s.c(s.a(x).view(-1, 5, 2, 4)).flatten(2)), a=li(), b=li(), c=li(4, 4))
+    add(
+        "outer",
+        lambda s, x: s.b((s.a(x)[..., :, None] * s.c(x)[..., None, :]).flatten(2)),
+        a=li(d, 3),
+        c=li(d, 3),
+        b=li(9, d),
+    )
+    add("rot", lambda s, x: x + s.o((rope(s.q(x)) @ rope(s.k(x)).mT).softmax(-1) @ s.v(x)), **A())
+    add("rot2", lambda s, x: x + s.o((rope2(s.q(x)) @ rope2(s.k(x)).mT).softmax(-1) @ s.v(x)), **A())
+    add("max pool", lambda s, x: s.b(F.relu(s.a(x))), "max", a=li(), b=li())
+    add("mask in", lambda s, x: s.b(torch.tanh(s.a(s.n(x) * (x[..., :1] > 0)))), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("cumsum", lambda s, x: s.b(s.a(x).cumsum(1)), a=li(), b=li())
+    add("softmax feat", lambda s, x: s.b(s.a(x).softmax(-1)), a=li(), b=li())
+    add("softmax tok", lambda s, x: s.r(x).softmax(1) * s.a(x), r=li(d, 1), a=li())
+    add("centre only", lambda s, x: torch.tanh(s.a(x - x.mean(-1, keepdim=True))), a=li())
+    add("mean used", lambda s, x: torch.tanh(s.a(x - x.mean(-1, keepdim=True))) + x.mean(-1, keepdim=True), a=li())
+    add("dead", lambda s, x: s.b(torch.tanh(s.a(x))[..., :5]), a=li(), b=li(5, d))
+    add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
+    add("groupnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.GroupNorm(2, d))
+    add("logit shift", lambda s, x: s.b(s.a(x).mean(1)).log_softmax(-1), None, a=li(), b=li(d, 4))
+    return N
+
+
+ang = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.3])
+
+
+def rope(x):
+    c, s_ = ang.cos().repeat(1, 2), ang.sin().repeat(1, 2)
+    return x * c + torch.cat([-x[..., 4:], x[..., :4]], -1) * s_
+
+
+def rope2(x):
+    a, b = x[..., ::2], x[..., 1::2]
+    c, s_ = ang.cos(), ang.sin()
+    return torch.stack([a * c - b * s_, b * c + a * s_], -1).flatten(-2)
+
+
+if __name__ == "__main__":
+    from quotient_manifolds.symmetries.wires.flows import flow_tangents as tang
+
+    f = lambda m, b: m(b)
+    only = sys.argv[1:]
+    for bias in (True, False):
+        for name, (body, pool, mods) in nets(bias).items():
+            if only and name not in only:
+                continue
+            torch.manual_seed(1)
+            m = L(body, bias, pool=pool, **mods).eval()
+            B = [torch.randn(24, 5, 9) for _ in range(4)]
+            try:
+                w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang)
+            except Exception as e:
+                import traceback
+
+                print(name, bias, "ERROR", repr(e)[:200])
+                traceback.print_exc(limit=-3)
