@@ -4,6 +4,7 @@ import sys
 
 import torch.nn.functional as F
 from check import *
+from torch import nn
 
 d = 8
 

@@ -1,5 +1,6 @@
 import torch.nn.functional as F
 from check import *
+from torch import nn
 
 
 class Block(nn.Module):
