@@ -2,8 +2,9 @@
 
 import sys
 
+import torch
 import torch.nn.functional as F
-from check import *
+from check import check
 from torch import nn
 
 d = 8
