@@ -36,6 +36,7 @@ def call(m, b):
 
 def run(name):
     t0 = time.time()
+    torch.manual_seed(0)
     m, b = cases.small_model(name)
     m = m.double().eval()
     for x in m.modules():
