@@ -177,14 +177,32 @@ class Places:
             yield places, w[:, None] * part / w
 
 
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """Hold a direction X of a block, or of log-scales: its tangent, and X c for constants c that are added to channels."""
+
+    label: str
+    tangent: dict[str, Tensor]
+    offsets: dict[int, float]
+
+
 def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield a tangent for every direction of every block, and of every solution of the log-scales."""
+    """Yield a tangent for every direction of a block or of log-scales, but of those that need a shift beside them."""
+    for each in directions(walk):
+        if not each.offsets:
+            yield each.label, each.tangent
+
+
+def directions(walk: Walk) -> Iterator[Direction]:
+    """Yield every direction of every block, and every solution of the log-scales."""
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
+    offsets = [flow for flow in walk.flows if flow.kind == "offset"]
     for block in find_blocks(walk):
         linears = [(each, Places(block, each.outs[0]), Places(block, each.ins[0])) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
-        vectors = [(each, [Places(block, row) for row in each.outs]) for each in walk.vectors if not each.gain]
-        vectors = [each for each in vectors if any(each[1])]
+        vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
+        vectors = [each for each in vectors if each[1]]
+        constants = [(flow, Places(block, flow.outs)) for flow in offsets]
         for X in block.generators():
             tangent = zeros(walk)
             done: set[Any] = set()
@@ -199,16 +217,21 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 for places, part in ins.of(X):
                     change[:, :, places] -= W[:, :, places] @ part
                 linear.entries.add_to(tangent, change)
-            for vector, rows in vectors:
+            for vector, out in vectors:
                 if vector.entries.key in done:
                     continue
                 done.add(vector.entries.key)
-                change = torch.zeros_like(values[id(vector)])
-                for place, row in enumerate(rows):
-                    for places, part in row.of(X):
-                        change[place, places] += part @ values[id(vector)][place, places]
+                b = values[id(vector)]
+                change = torch.zeros_like(b)
+                for places, part in out.of(X):
+                    change.view(-1)[places] += part @ b.reshape(-1)[places]
                 vector.entries.add_to(tangent, change)
-            yield f"{block.kind} {len(block.roots)}", tangent
+            moved: dict[int, float] = {}
+            for flow, constant in constants:
+                for places, part in constant.of(X):
+                    c = torch.tensor([flow.about[i] for i in places], dtype=torch.float64)
+                    moved.update((flow.outs[i], x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
+            yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
     for solution in solutions(walk.scales):
         tangent = zeros(walk)
         done = set()
@@ -230,7 +253,13 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             ins = torch.tensor([solution.get(n, 0.0) for n in each.ins[0]], dtype=torch.float64)
             each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
         if any(bool(part.any()) for part in tangent.values()):
-            yield "scale", tangent
+            moved = {
+                n: solution[n] * c
+                for flow in offsets
+                for n, c in zip(flow.outs, flow.about, strict=True)
+                if solution.get(n, 0.0) * c
+            }
+            yield Direction("scale", tangent, moved)
 
 
 def solutions(scales: Scales) -> Iterator[dict[int, float]]:

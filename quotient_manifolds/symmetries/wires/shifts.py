@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import solutions, zeros
+from quotient_manifolds.symmetries.wires.blocks import directions, solutions, zeros
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -47,6 +47,9 @@ class Shifts:
                 for each in flow.terms:
                     for n, _ in each:
                         uses[n] += 1
+            elif flow.kind == "offset":
+                for each in flow.terms:
+                    uses[each[0][0]] += 2
             elif flow.kind in ("linear", "gain"):
                 for row in flow.terms.ins:
                     for n in set(row):
@@ -64,6 +67,7 @@ class Shifts:
                 for n in flow.outs:
                     uses[n] += 2
         self.uses = uses
+        self.gauges = {self.new(): each for each in directions(walk) if each.offsets}
         self.sources = {
             n: flow.terms
             for flow in walk.flows
@@ -107,7 +111,7 @@ class Shifts:
             elif flow.kind in ("seen",):
                 for n in flow.outs:
                     good[n] = False
-            elif flow.kind in ("pool", "mix"):
+            elif flow.kind in ("pool", "mix", "offset"):
                 for each in flow.terms:
                     for n, _ in each:
                         good[n] = False
@@ -161,6 +165,11 @@ class Shifts:
                 self._sum(out, each, flow.kind == "sum")
                 if scores := [n for n, _ in each if n in self.keys]:  # one, for a sum of two is not `soft`
                     self.keys[out] = self.keys[scores[0]]
+        elif flow.kind == "offset":
+            self._open(each[0][0] for each in flow.terms)
+            for out, ((n, factor),) in zip(flow.outs, flow.terms, strict=True):
+                moved = {key: -each.offsets.get(out, 0.0) for key, each in self.gauges.items()}
+                self.at[out] = _expr((self.expr(n), factor), (moved, 1.0))
         elif flow.kind == "mix":
             for out, each in zip(flow.outs, flow.terms, strict=True):
                 for n, _ in each[1:]:
@@ -291,6 +300,9 @@ class Shifts:
             return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
 
         tangent, done = zeros(self.walk), set[Any]()
+        for key, each in self.gauges.items():
+            for name, change in each.tangent.items():
+                tangent[name] += solution.get(key, 0.0) * change
         size: dict[int, float] = {n: solution.get(key, 0.0) for n, key in self.free.items()}
         for flow in self.walk.flows:
             if flow.kind != "sum":

@@ -19,7 +19,7 @@ class Unreached:
         self.walk, self.values = walk, values
         self.producer: dict[int, Flow] = {}
         for flow in walk.flows:
-            if flow.kind in ("sum", "token", "number", "pool", "mix", "linear", "gain", "bias", "norm", "centre"):
+            if flow.kind not in ("seen", "soft", "dot", "max", "through"):
                 for out in flow.outs:
                     self.producer.setdefault(out, flow)
         self.known: dict[tuple[int, ...], tuple[Array, Array]] = {}
@@ -109,6 +109,11 @@ class Unreached:
                     return none
                 parts.append((V / size, d))
             return self._common(parts)
+        if flow.kind == "offset":
+            known = {n: (*term, c) for n, (term,), c in zip(flow.outs, flow.terms, flow.about, strict=True)}
+            V, d = self.of([known[n][0] for n in nodes])
+            V = V / np.array([known[n][1] for n in nodes])
+            return V, d + V @ np.array([known[n][2] for n in nodes])
         if flow.kind == "gain":
             vector = flow.terms
             weights = dict(zip(vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True))

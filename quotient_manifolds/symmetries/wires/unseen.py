@@ -117,6 +117,8 @@ class Unseen:
             for key in dict.fromkeys(keys):
                 members = [i for i, other in enumerate(keys) if other == key]
                 self._through_terms(Flow(flow.kind, [flow.outs[i] for i in members], [flow.terms[i] for i in members]))
+        elif flow.kind == "offset":
+            self._through_terms(Flow("sum", flow.outs, flow.terms))
         elif flow.kind == "linear":
             for row_in, row_out in zip(flow.terms.ins, flow.terms.outs, strict=True):
                 if flow.terms.table or (np.array(row_in) <= FIXED).all() or self.all([n for n in row_in if n > FIXED]):

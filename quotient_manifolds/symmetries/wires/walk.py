@@ -74,7 +74,7 @@ class Vector:
 class Flow:
     """Hold what an operation does to constants: kind, nodes that it writes, and, node by node, what they are made of."""
 
-    kind: str  # sum, number, pool, linear, gain, bias, norm, centre, seen, soft, dot, max
+    kind: str  # sum, offset, number, pool, linear, gain, bias, norm, centre, seen, soft, dot, max
     outs: list[Any]
     terms: Any = None
     about: Any = None
@@ -155,7 +155,7 @@ class Walk:
 
     def mark(self, nodes: Any, *token: Any, code: Array | int = 0) -> None:
         """Note down what was done to channels; `code` tells them apart."""
-        nodes = np.asarray(nodes, np.int64)
+        nodes = np.asarray(nodes, np.int64).reshape(-1)
         code = np.broadcast_to(np.asarray(code, np.int64), nodes.shape)
         keep = nodes > FIXED
         nodes = nodes[keep]
@@ -470,6 +470,8 @@ class Walk:
     def vector(self, entries: Entries, ins: list[list[int]], outs: list[list[int]], *, gain: bool) -> Vector:
         made = Vector(entries, ins, outs, gain)
         self.vectors.append(made)
+        if not gain:  # a constant of some channels of a block is none of the others
+            self.mark(outs, "bias", len(self.vectors))
         self.flows.append(Flow("gain" if gain else "bias", [n for row in outs for n in row], made))
         return made
 
