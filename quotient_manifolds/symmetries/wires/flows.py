@@ -24,7 +24,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     values = {id(each): each.entries.read(walk.parameters).cpu().numpy() for each in (*walk.linears, *walk.vectors)}
     unreached = Unreached(walk, values)
     unseen = Unseen(walk, values, unreached)
-    for same in _uses(walk.linears):
+    for same in uses(walk.linears):
         linear = same[0]
         taps, out, width = linear.shape
         K = kernel(np.concatenate([unseen.of(row) for each in same for row in each.outs]))
@@ -48,7 +48,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     tangent = zeros(walk)
                     linear.entries.add_to(tangent, change)
                     yield "unreached", tangent
-    for same in _uses([each for each in walk.vectors if each.gain]):
+    for same in uses([each for each in walk.vectors if each.gain]):
         index, _ = walk.notes["gain index", id(same[0])]
         seen = {
             place
@@ -60,7 +60,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             tangent = zeros(walk)
             tangent[same[0].entries.name].view(-1)[place] = 1.0
             yield "unseen gain", tangent
-    for same in _uses([each for each in walk.vectors if not each.gain]):
+    for same in uses([each for each in walk.vectors if not each.gain]):
         vector = same[0]
         for r, row in enumerate(vector.outs):
             for k in kernel(np.concatenate([unseen.of(each.outs[r]) for each in same])).T:
@@ -73,7 +73,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
         yield "shift", tangent
 
 
-def _uses(several: list[Any]) -> list[list[Any]]:
+def uses(several: list[Any]) -> list[list[Any]]:
     """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
     found: dict[Any, list[Any]] = {}
     for each in several:

@@ -16,9 +16,11 @@ Array = np.ndarray
 class Unseen:
     """Hold, by cells of nodes, the functionals that something downstream sees; backward from the ends."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unreached: Unreached) -> None:
+    def __init__(
+        self, walk: Walk, values: dict[int, Array], unreached: Unreached, seen: Array | None = None
+    ) -> None:
         self.walk, self.values, self.unreached = walk, values, unreached
-        self.seen = np.zeros(walk.count, bool)
+        self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, tuple[Array, Array]] = {}
         for flow in reversed(walk.flows):

@@ -1,0 +1,68 @@
+"""Make records of what a walk allows: scales, blocks that mix, what is unseen or unreached, and shifts, as freedoms."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
+from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
+from quotient_manifolds.symmetries.wires.flows import uses
+from quotient_manifolds.symmetries.wires.gauges import gauges
+from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
+from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
+
+Array = np.ndarray
+
+
+def freedoms(walk: Walk, taken: Sequence[Block] = (), scales: Collection[int] = ()) -> list[Freedom]:
+    """Return all that a walk allows, in the order in which it is folded, but what pairs have taken.
+
+    taken: blocks whose channels pairs mix and scale; scales: channels of neurons that pairs scale.
+    """
+    blocks = find_blocks(walk)
+    held = _nodes(walk, taken)
+    walk.scales.equal(np.array([*held.tolist(), *scales])[:, None], np.ones((len(held) + len(scales), 1)))
+    gone = {block.roots for block in taken}
+    for block in blocks:
+        if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
+            first, rest = block.roots[0], np.array(block.roots[1:])
+            walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
+    components = walk.scales.components()
+    found = sorted(scalings(walk, components), key=lambda each: not any(vector.gain for vector in each.vectors))
+    params = dict(walk.parameters)
+    _settle(walk, found, components, params)
+    left = [block for block in find_blocks(walk) if block.roots not in gone]
+    turns = list(gauges(walk, left, found, {*held.tolist()}))
+    means = [each for each in turns if each.group == "mean"]
+    rest = [each for each in turns if each.group != "mean"]
+    return [*found, *means, *_constant(walk), *rest]
+
+
+def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
+    roots = [root for block in blocks for root in block.roots]
+    return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
+
+
+def _settle(
+    walk: Walk, found: Sequence[Scaling], components: Sequence[Component], params: dict[str, object]
+) -> None:
+    """Give the classes of channels the weights that they have where scales are at their place."""
+    raise NotImplementedError
+
+
+def _constant(walk: Walk) -> Iterator[Freedom]:
+    constants = Constants(walk)
+    params = dict(walk.parameters)
+    constants.at(params)  # tells what is seen
+    constants = constants.again()
+    at = constants.at(params)
+    reads = tuple(sorted(at.values.asked))
+    for same in uses(walk.linears):
+        _, out, width = same[0].shape
+        unseen = UnseenOutput(constants, tuple(same), 0, reads)
+        ...
+    yield from ()
