@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.relations import Classes
+from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
 
 
@@ -209,7 +209,7 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                         change[place, places] += part @ values[id(vector)][place, places]
                 vector.entries.add_to(tangent, change)
             yield f"{block.kind} {len(block.roots)}", tangent
-    for solution in walk.scales.solutions():
+    for solution in solutions(walk.scales):
         tangent = zeros(walk)
         done = set()
         for each in (*walk.linears, *walk.vectors):
@@ -231,6 +231,13 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
         if any(bool(part.any()) for part in tangent.values()):
             yield "scale", tangent
+
+
+def solutions(scales: Scales) -> Iterator[dict[int, float]]:
+    """Yield every direction of every component as numbers by unknown."""
+    for component in scales.components():
+        for column in component.basis.T:
+            yield dict(zip(component.unknowns.tolist(), column.tolist(), strict=True))
 
 
 def zeros(walk: Walk) -> dict[str, Tensor]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import scipy.linalg
 import scipy.sparse
@@ -105,6 +108,14 @@ class Classes:
             self._above[moved] = up[moved]
 
 
+@dataclass(frozen=True, eq=False)
+class Component:
+    """Hold unknowns (k,), ascending, and a basis (k, d) of what they may be together."""
+
+    unknowns: Array
+    basis: Array
+
+
 class Scales:
     """Linear equations of the logarithms of scale of channels and of gains, solved a connected component at a time."""
 
@@ -122,58 +133,68 @@ class Scales:
         if names.size:
             self._rows.append((names, np.where(names > 1, factors, 0.0)))
 
-    def solutions(self) -> list[dict[int, float]]:
-        """Return a basis of all solutions, each a dictionary of the unknowns that are not 0."""
+    def components(self) -> list[Component]:
+        """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
         if not self._rows and not self._named:
             return []
         unknowns = np.unique(np.concatenate([*(names[factors != 0] for names, factors in self._rows), *self._named]))
-        kept = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
-        long = [each for each in kept if each[0].shape[1] > SHORT]
-        names, factors = _stacked([each for each in kept if each[0].shape[1] <= SHORT])
-        root, size = np.arange(len(unknowns)), np.ones(len(unknowns))
-        while len(names):
-            names, factors = _merged(root[names], factors * size[names])
-            count = (factors != 0).sum(1)
-            names, factors, count = names[count > 0], factors[count > 0], count[count > 0]
-            one, two = count == 1, count == 2
-            if not one.any() and not two.any():
-                break
-            zero = names[one, 0]
-            size[np.isin(root, zero)] = 0.0
-            if two.any():
-                _join(root, size, names[two, :2], factors[two, :2])
-            names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
-        long = [_merged(root[n], f * size[n]) for n, f in long]
+        rows = [(np.searchsorted(unknowns, np.where(f != 0, n, unknowns[0])), f) for n, f in self._rows if f.any()]
+        root, size, rest = _eliminated(len(unknowns), rows)
         live = np.flatnonzero(size != 0)
         order = live[np.argsort(root[live], kind="stable")]
-        roots, start = np.unique(root[order], return_index=True)
-        if not len(roots):
+        if not len(order):
             return []
-        members = dict(zip(roots.tolist(), np.split(order, start[1:]), strict=True))
-        matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in [(names, factors), *long]]).tocsr()
+        roots, start = np.unique(root[order], return_index=True)
+        members = np.split(order, start[1:])
+        matrix = scipy.sparse.vstack([_sparse(n, f, roots) for n, f in rest]).tocsr()
         free = np.diff(matrix.tocsc().indptr) == 0
-        basis = [_written(members, unknowns, size, roots[[i]], np.ones(1)) for i in np.flatnonzero(free).tolist()]
-        bound = np.flatnonzero(~free)
-        matrix = matrix[:, bound]
-        _, component = connected_components(abs(matrix.T) @ abs(matrix), directed=False)
-        order = np.argsort(component, kind="stable")
-        columns = matrix.tocsc()
-        for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1) if len(bound) else []:
-            some = columns[:, part]
-            rows, place = np.unique(some.indices, return_inverse=True)
-            dense = np.zeros((len(rows), len(part)))
-            dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
-            basis += [_written(members, unknowns, size, roots[bound[part]], v) for v in null_space(dense).T]
-        return basis
+        found = [Component(unknowns[members[i]], size[members[i]][:, None]) for i in np.flatnonzero(free).tolist()]
+        for part, basis in _bound(matrix, np.flatnonzero(~free)):
+            inside = np.concatenate([members[i] for i in part.tolist()])
+            wide = np.repeat(basis, [len(members[i]) for i in part.tolist()], axis=0) * size[inside][:, None]
+            order = np.argsort(inside)
+            found.append(Component(unknowns[inside[order]], wide[order]))
+        return found
 
 
-def _written(members: dict[int, Array], unknowns: Array, size: Array, roots: Array, values: Array) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for root, value in zip(roots.tolist(), values.tolist(), strict=True):
-        if abs(value) > SMALL:
-            inside = members[root]
-            found.update(zip(unknowns[inside].tolist(), (value * size[inside]).tolist(), strict=True))
-    return found
+def _eliminated(count: int, rows: list[tuple[Array, Array]]) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+    """Write every unknown as a multiple (0 where it is 0) of a root, by equations of two; return those that are left."""
+    long = [each for each in rows if each[0].shape[1] > SHORT]
+    names, factors = _stacked([each for each in rows if each[0].shape[1] <= SHORT])
+    root, size = np.arange(count), np.ones(count)
+    while len(names):
+        names, factors = _merged(root[names], factors * size[names])
+        terms = (factors != 0).sum(1)
+        names, factors, terms = names[terms > 0], factors[terms > 0], terms[terms > 0]
+        one, two = terms == 1, terms == 2
+        if not one.any() and not two.any():
+            break
+        size[np.isin(root, names[one, 0])] = 0.0
+        if two.any():
+            _join(root, size, names[two, :2], factors[two, :2])
+        names, factors = names[~one], factors[~one]  # pairs stay: a second one between two roots may contradict
+    return root, size, [(names, factors), *(_merged(root[n], f * size[n]) for n, f in long)]
+
+
+def _bound(matrix: scipy.sparse.csr_matrix, bound: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield columns that share equations, those that are not 0 in all solutions, and a basis of the solutions."""
+    if not len(bound):
+        return
+    columns = matrix[:, bound].tocsc()
+    _, component = connected_components(abs(columns.T) @ abs(columns), directed=False)
+    order = np.argsort(component, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        some = columns[:, part]
+        rows, place = np.unique(some.indices, return_inverse=True)
+        dense = np.zeros((len(rows), len(part)))
+        dense[place, np.repeat(np.arange(len(part)), np.diff(some.indptr))] = some.data
+        basis = echelon(dense)
+        _, finer = connected_components(scipy.sparse.csr_matrix(np.abs(basis) @ np.abs(basis.T)), directed=False)
+        for each in np.unique(finer).tolist():
+            here = finer == each
+            inner = basis[here][:, np.any(basis[here] != 0, axis=0)]
+            if inner.shape[1]:
+                yield bound[part[here]], inner
 
 
 def _stacked(rows: list[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -230,8 +251,16 @@ def _join(root: Array, size: Array, names: Array, factors: Array) -> None:
     root[:] = above[root]
 
 
-def null_space(dense: Array) -> Array:
-    """Return an orthonormal basis of the null space, in columns."""
-    if dense.shape[0] > 2 * dense.shape[1]:
+def echelon(dense: Array) -> Array:
+    """Return a basis of the null space, in columns, each with an unknown that is 1 and that no other one has."""
+    count = dense.shape[1]
+    if dense.shape[0] > 2 * count:
         dense = np.linalg.qr(dense, mode="r")
-    return scipy.linalg.null_space(dense, rcond=SMALL) if dense.size else np.eye(dense.shape[1])
+    R, order = scipy.linalg.qr(dense, mode="r", pivoting=True)
+    size = np.abs(np.diag(R))
+    rank = int((size > SMALL * size[0]).sum()) if len(size) else 0
+    found = np.zeros((count, count - rank))
+    bound = -scipy.linalg.solve_triangular(R[:rank, :rank], R[:rank, rank:]) if rank else np.zeros((0, count))
+    found[order[:rank]] = np.where(np.abs(bound) > SMALL, bound, 0.0)
+    found[order[rank:], np.arange(count - rank)] = 1.0
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import zeros
+from quotient_manifolds.symmetries.wires.blocks import solutions, zeros
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -275,7 +275,7 @@ class Shifts:
 
     def tangents(self) -> Iterator[dict[str, Tensor]]:
         """Evaluate each solution forward, and read off what every source adds."""
-        for solution in self.system.solutions():
+        for solution in solutions(self.system):
             yield self._tangent(solution)
 
     def _tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:

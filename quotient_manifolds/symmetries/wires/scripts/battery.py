@@ -7,16 +7,20 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import transformers
-from check import *
 
 transformers.logging.set_verbosity_error()
 from torch.utils._pytree import tree_leaves
 
 from quotient_manifolds.symmetries import generic_inputs
 from quotient_manifolds.symmetries.small_copy import joined
+from quotient_manifolds.symmetries.wires.blocks import gauge_tangents
 from quotient_manifolds.symmetries.wires.flows import flow_tangents
+from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.walk import Walk
 from studies import fibres as cases
 
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
 truths = {r["Model"]: r for r in csv.DictReader(open("docs/fibres.csv"))}
 
 
@@ -32,6 +36,7 @@ def call(m, b):
 
 def run(name):
     t0 = time.time()
+    torch.manual_seed(0)
     m, b = cases.small_model(name)
     m = m.double().eval()
     for x in m.modules():

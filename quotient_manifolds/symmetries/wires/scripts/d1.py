@@ -1,9 +1,14 @@
 import sys
 
 import numpy as np
-from battery import *
+import torch
+from battery import call, cases
 
-from quotient_manifolds.symmetries.wires.flows import *
+from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.unreached import Unreached
+from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 name = sys.argv[1]
 m, b = cases.small_model(name)
@@ -13,8 +18,8 @@ with torch.no_grad():
         p.data += 0.02 * torch.randn_like(p)
 w = Walk(record(m, {k: v.double() if v.is_floating_point() else v for k, v in b.items()}, call))
 values = {id(e): e.entries.read(w.parameters).numpy() for e in (*w.linears, *w.vectors)}
-U = Unseen(w, values)
 R = Unreached(w, values)
+U = Unseen(w, values, R)
 for l in w.linears:
     K = kernel(np.concatenate([U.of(r) for r in l.outs]))
     us = [R.of(r) for r in l.ins]

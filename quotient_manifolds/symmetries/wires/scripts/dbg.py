@@ -1,6 +1,14 @@
 import sys
 
-from battery import *
+import torch
+from battery import call, cases
+
+from quotient_manifolds.symmetries import generic_inputs
+from quotient_manifolds.symmetries.small_copy import joined
+from quotient_manifolds.symmetries.wires.blocks import gauge_tangents
+from quotient_manifolds.symmetries.wires.flows import flow_tangents
+from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 
 def missing(name, n=40):
@@ -28,7 +36,6 @@ def missing(name, n=40):
         full = joined(generic_inputs(m)[:n])
     full = dbl(full)
     ps = {k: p.detach() for k, p in m.named_parameters()}
-    S = torch.randn
     P = sum(p.numel() for p in ps.values())
     o = call(m, full)
     N = o.numel()

@@ -1,5 +1,7 @@
+import torch
 import torch.nn.functional as F
-from check import *
+from check import check
+from torch import nn
 
 
 class Block(nn.Module):
