@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 import torch
-from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.entries import Entries
-from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Array = np.ndarray
-
-
-class Values(dict[int, Array]):
-    """Read the numbers of weights and vectors when they are asked for, and remember of which parameters."""
-
-    def __init__(self, walk: Walk, params: Params) -> None:
-        super().__init__()
-        self._parts = {id(each): each for each in (*walk.linears, *walk.vectors)}
-        self._params = params
-        self.asked: set[str] = set()
-
-    def __missing__(self, key: int) -> Array:
-        entries = self._parts[key].entries
-        self.asked.add(entries.name)
-        self[key] = entries.read(self._params).cpu().numpy()
-        return self[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +43,6 @@ class Constants:
         if self._last is not None and self._last[0] == self._stamp(params, self._last[1].values.asked):
             return self._last[1]
         values = Values(self.walk, params)
-        self._read_gains(params)
         unreached = Unreached(self.walk, values)
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
@@ -70,17 +50,14 @@ class Constants:
         self._last = self._stamp(params, values.asked), found
         return found
 
+    def again(self) -> Constants:
+        """Forget what was evaluated last, but for what is seen."""
+        self._last = None
+        return self
+
     @staticmethod
     def _stamp(params: Params, names: set[str]) -> Any:
         return tuple((name, id(params[name]), params[name]._version) for name in sorted(names))
-
-    def _read_gains(self, params: Params) -> None:
-        for each in self.walk.vectors:
-            if each.gain:
-                index, _ = self.walk.notes["gain index", id(each)]
-                flat = params[each.entries.name].detach().reshape(-1)
-                numbers = each.entries.scale * flat[torch.tensor(index)].double() + each.entries.offset
-                self.walk.notes["gain index", id(each)] = index, numbers.tolist()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +79,11 @@ class UnseenOutput(Freedom):
     def families(self) -> dict[str, int]:
         """Return the number of directions."""
         return {"outputs that nothing reads": self.dimension}
+
+    def count(self, params: Params) -> int:
+        """Return the number of directions at these parameters."""
+        W, kernels = self._read(params)
+        return sum(K.shape[1] * W.shape[2] for _, K in kernels)
 
     def fold(self, params: Params) -> None:
         """Take away what nobody sees, in place."""

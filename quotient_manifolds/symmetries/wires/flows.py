@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -21,7 +22,7 @@ Array = np.ndarray
 
 def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield tangents of what is unseen, unreached and shifted."""
-    values = {id(each): each.entries.read(walk.parameters).cpu().numpy() for each in (*walk.linears, *walk.vectors)}
+    values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
     unseen = Unseen(walk, values, unreached)
     for same in uses(walk.linears):

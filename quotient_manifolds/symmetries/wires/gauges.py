@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -117,13 +117,10 @@ class Gauge(Freedom):
         return {FAMILIES[self.group]: size.get(self.group, (n - 1) * (n - 2) // 2)}
 
     def act(self, params: Params, A: Tensor, *, control: bool = False) -> None:
-        """Act with A (n, n) of the group, in place; as a control on what writes alone."""
+        """Act with A (n, n) of the group, in place; as a control on one parameter alone."""
         before = [scaling.to_place(params) for scaling in self.scalings]
-        for part in self.parts:
-            if not control:
-                part.act(params, A)
-            elif part.out:
-                replace(part, into=()).act(params, A)
+        for part in self.parts[:1] if control else self.parts:
+            part.act(params, A)
         for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
             scaling.apply(params, -z)
 
@@ -238,7 +235,7 @@ def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], hel
             mixed.update(np.flatnonzero(np.isin(root, block.roots)).tolist())
     for block in blocks:
         parts = [*_weights(walk, block, mixed), *_biases(walk, block)]
-        if parts:
+        if any(part.into for part in parts) or len(parts) > 1 and block.kind != "mean":
             names = {part.entries.name for part in parts}
             met = tuple(each for each in scalings if not names.isdisjoint(each.names))
             yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from quotient_manifolds.symmetries.freedom import Freedom
+from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.constants import Constants, UnreachedInput, UnseenOutput, unreached_basis
 from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
-from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
-from quotient_manifolds.symmetries.wires.walk import FIXED, Walk
+from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
 
@@ -31,15 +34,15 @@ def freedoms(walk: Walk, taken: Sequence[Block] = (), scales: Collection[int] = 
         if block.kind == "linear" and block.roots not in gone:  # it scales its channels against each other
             first, rest = block.roots[0], np.array(block.roots[1:])
             walk.scales.equal(np.stack([rest, np.full(len(rest), first)], 1), np.tile([1.0, -1.0], (len(rest), 1)))
-    components = walk.scales.components()
-    found = sorted(scalings(walk, components), key=lambda each: not any(vector.gain for vector in each.vectors))
+    scaled = scalings(walk, walk.scales.components())
+    found = sorted(scaled, key=lambda each: not any(vector.gain for vector in each.vectors))
     params = dict(walk.parameters)
-    _settle(walk, found, components, params)
+    _settle(walk, found, params)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
     turns = list(gauges(walk, left, found, {*held.tolist()}))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
-    return [*found, *means, *_constant(walk), *rest]
+    return [*found, *means, *_constant(walk, params), *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -47,22 +50,35 @@ def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
     return np.flatnonzero(np.isin(walk.turns.find(np.arange(walk.count))[0], roots)) if roots else np.zeros(0, np.int64)
 
 
-def _settle(
-    walk: Walk, found: Sequence[Scaling], components: Sequence[Component], params: dict[str, object]
-) -> None:
-    """Give the classes of channels the weights that they have where scales are at their place."""
-    raise NotImplementedError
+def _settle(walk: Walk, found: Sequence[Scaling], params: Params) -> None:
+    """Bring scales to their place, in copies, and give the classes of channels the weights that they have there."""
+    size = np.zeros(walk.count)
+    for each in found:
+        for name in each.names:
+            params[name] = params[name].detach().to(torch.float64, copy=True)
+        z, start = each.to_place(params), 0
+        for component in each.components:
+            d = component.basis.shape[1]
+            size[component.unknowns] += component.basis @ z[start : start + d]
+            start += d
+    for classes in (walk.turns, walk.means):
+        classes.rescale(size)
 
 
-def _constant(walk: Walk) -> Iterator[Freedom]:
+def _constant(walk: Walk, params: Params) -> Iterator[Freedom]:
+    """Yield what is unseen, then what is unreached."""
     constants = Constants(walk)
-    params = dict(walk.parameters)
     constants.at(params)  # tells what is seen
-    constants = constants.again()
-    at = constants.at(params)
+    at = constants.again().at(params)
     reads = tuple(sorted(at.values.asked))
-    for same in uses(walk.linears):
-        _, out, width = same[0].shape
-        unseen = UnseenOutput(constants, tuple(same), 0, reads)
-        ...
-    yield from ()
+    for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
+        record = UnseenOutput(constants, tuple(same), 0, reads)
+        size = record.count(params)
+        if size:
+            yield replace(record, dimension=size)
+    for same in uses([each for each in walk.linears if not each.table]):
+        taps, out, _ = same[0].shape
+        free = kernel(np.concatenate([at.unseen.of(row) for each in same for row in each.outs])).shape[1]
+        size = taps * (out - free) * unreached_basis(at, same).shape[1]
+        if size:
+            yield UnreachedInput(constants, tuple(same), size, reads)

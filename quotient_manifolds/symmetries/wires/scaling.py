@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 import torch
-from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian
 from quotient_manifolds.symmetries.pair import Params
@@ -73,12 +73,12 @@ class Scaling(Freedom):
     The one place is where the gains that z changes are of size 1, as nearly as least squares of their logarithms can
     bring them; where no gain tells, rows that are written and columns that are read are equally long, again by least
     squares of logarithms.
-    blocks: the dimensions that belong together; those of different blocks change no number in common.
+    components: how the log-scales of channels follow from z; those of different components change no number in common.
     """
 
     weights: tuple[ScaledWeight, ...]
     vectors: tuple[ScaledVector, ...]
-    blocks: tuple[tuple[int, ...], ...]
+    components: tuple[Component, ...]
     family: str
     kind = "scale"
 
@@ -96,7 +96,13 @@ class Scaling(Freedom):
     @property
     def dimension(self) -> int:
         """Return the number of log-scales."""
-        return sum(map(len, self.blocks))
+        return sum(each.basis.shape[1] for each in self.components)
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """Return the log-scales that belong together, component by component."""
+        ends = np.cumsum([0, *(each.basis.shape[1] for each in self.components)]).tolist()
+        return [[*range(start, stop)] for start, stop in itertools.pairwise(ends)]
 
     @property
     def families(self) -> dict[str, int]:
@@ -130,7 +136,7 @@ class Scaling(Freedom):
             total += self._solve(matrix, sizes, None)
             self.apply(params, total)
             told = matrix
-        free = [_null_space(told[:, block]) if len(gains) else np.eye(len(block)) for block in map(list, self.blocks)]
+        free = [_null_space(told[:, block]) if len(gains) else np.eye(len(block)) for block in self.blocks]
         if any(each.size for each in free):
             for _ in range(SWEEPS):
                 found = [each.lengths(params) for each in self.weights]
@@ -151,13 +157,12 @@ class Scaling(Freedom):
         """Return the shortest z with the least |sizes + matrix z|, block by block, in the directions that are free."""
         z = np.zeros(self.dimension)
         for place, block in enumerate(self.blocks):
-            columns = list(block)
-            part = matrix[:, columns]
+            part = matrix[:, block]
             rows = np.unique(part.indices)
             dense = part[rows].toarray()
-            basis = np.eye(len(columns)) if free is None else free[place]
+            basis = np.eye(len(block)) if free is None else free[place]
             if basis.size and dense.size:
-                z[columns] = -basis @ scipy.linalg.lstsq(dense @ basis, sizes[rows], cond=NULL)[0]
+                z[block] = -basis @ scipy.linalg.lstsq(dense @ basis, sizes[rows], cond=NULL)[0]
         return z
 
 
@@ -210,16 +215,14 @@ def _distinct(parts: Iterable[Any]) -> list[Any]:
 
 
 def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> Scaling:
-    blocks, start = [], 0
+    start = 0
     names, places, values = [], [], []
     for each in components:
-        k, d = each.basis.shape
-        blocks.append(tuple(range(start, start + d)))
         rows, columns = np.nonzero(each.basis)
         names.append(each.unknowns[rows])
         places.append(start + columns)
         values.append(each.basis[rows, columns])
-        start += d
+        start += each.basis.shape[1]
     order = np.unique(np.concatenate(names))
     rows = np.searchsorted(order, np.concatenate(names))
     B = scipy.sparse.csr_matrix((np.concatenate(values), (rows, np.concatenate(places))), shape=(len(order) + 1, start))
@@ -248,7 +251,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
             vectors.append(ScaledVector(line, exponents(nodes), False))
     vectors = [each for each in vectors if each.exponents.nnz]
     weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
-    return Scaling(tuple(weights), tuple(vectors), tuple(blocks), _family(weights, vectors))
+    return Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
 
 
 def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:

@@ -168,9 +168,7 @@ class Shifts:
         elif flow.kind == "gain":
             vector = flow.terms
             self._open(vector.ins[0])
-            for a, out, g in zip(
-                vector.ins[0], vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True
-            ):
+            for a, out, g in zip(vector.ins[0], vector.outs[0], self.values[id(vector)], strict=True):
                 self.at[out] = _expr((self.expr(a), g))
         elif flow.kind == "norm":
             if not flow.outs or any(seen(n) for n in flow.outs):

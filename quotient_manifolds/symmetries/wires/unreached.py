@@ -111,7 +111,7 @@ class Unreached:
             return self._common(parts)
         if flow.kind == "gain":
             vector = flow.terms
-            weights = dict(zip(vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True))
+            weights = dict(zip(vector.outs[0], self.values[id(vector)], strict=True))
             before = dict(zip(vector.outs[0], vector.ins[0], strict=True))
             V, d = self.of([before[n] for n in nodes])
             return V / np.array([weights[n] for n in nodes]), d
