@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
+from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
 from quotient_manifolds.symmetries.wires.values import Values
@@ -23,11 +24,16 @@ Array = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Hold what is unseen and unreached at some parameters."""
+    """Hold what is unseen and unreached at some parameters, and what others keep of these."""
 
     values: Values
     unreached: Unreached
     unseen: Unseen
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def shifts(self, walk: Walk) -> Shifts:
+        """Return the equations of shifts at these parameters."""
+        return Shifts(walk, self.values, self.unseen, self.unreached)
 
 
 class Constants:
@@ -67,13 +73,12 @@ class UnseenOutput(Freedom):
     constants: Constants
     uses: tuple[Linear | Vector, ...]  # of the same entries
     dimension: int
-    reads: tuple[str, ...]
     kind = "unseen"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameter, and those by which it is told what is unseen."""
-        return tuple(dict.fromkeys((self.uses[0].entries.name, *self.reads)))
+        """Return the parameter."""
+        return (self.uses[0].entries.name,)
 
     @property
     def families(self) -> dict[str, int]:
@@ -122,13 +127,12 @@ class UnreachedInput(Freedom):
     constants: Constants
     uses: tuple[Linear, ...]
     dimension: int
-    reads: tuple[str, ...]
     kind = "unreached"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameter, and those by which it is told what is unreached."""
-        return tuple(dict.fromkeys((self.uses[0].entries.name, *self.reads)))
+        """Return the parameter."""
+        return (self.uses[0].entries.name,)
 
     @property
     def families(self) -> dict[str, int]:

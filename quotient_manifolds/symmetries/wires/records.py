@@ -16,6 +16,7 @@ from quotient_manifolds.symmetries.wires.flows import uses
 from quotient_manifolds.symmetries.wires.gauges import gauges
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.scaling import Scaling, scalings
+from quotient_manifolds.symmetries.wires.shifting import shifts_of
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -39,10 +40,12 @@ def freedoms(walk: Walk, taken: Sequence[Block] = (), scales: Collection[int] = 
     params = dict(walk.parameters)
     _settle(walk, found, params)
     left = [block for block in find_blocks(walk) if block.roots not in gone]
-    turns = list(gauges(walk, left, found, {*held.tolist()}))
+    told = [each for each in found if any(vector.gain for vector in each.vectors)]
+    turns = list(gauges(walk, left, told, {*held.tolist()}))
     means = [each for each in turns if each.group == "mean"]
     rest = [each for each in turns if each.group != "mean"]
-    return [*found, *means, *_constant(walk, params), *rest]
+    lengths = [each for each in found if each not in told]
+    return [*told, *means, *_constant(walk, params), *lengths, *rest]
 
 
 def _nodes(walk: Walk, blocks: Sequence[Block]) -> Array:
@@ -66,19 +69,19 @@ def _settle(walk: Walk, found: Sequence[Scaling], params: Params) -> None:
 
 
 def _constant(walk: Walk, params: Params) -> Iterator[Freedom]:
-    """Yield what is unseen, then what is unreached."""
+    """Yield what is unseen, then shifts, then what is unreached: more where shifts have taken constants away."""
     constants = Constants(walk)
     constants.at(params)  # tells what is seen
     at = constants.again().at(params)
-    reads = tuple(sorted(at.values.asked))
     for same in uses([*walk.linears, *(each for each in walk.vectors if not each.gain)]):
-        record = UnseenOutput(constants, tuple(same), 0, reads)
+        record = UnseenOutput(constants, tuple(same), 0)
         size = record.count(params)
         if size:
             yield replace(record, dimension=size)
+    yield from shifts_of(constants, params)
     for same in uses([each for each in walk.linears if not each.table]):
         taps, out, _ = same[0].shape
         free = kernel(np.concatenate([at.unseen.of(row) for each in same for row in each.outs])).shape[1]
         size = taps * (out - free) * unreached_basis(at, same).shape[1]
         if size:
-            yield UnreachedInput(constants, tuple(same), size, reads)
+            yield UnreachedInput(constants, tuple(same), size)
