@@ -84,6 +84,9 @@ _ABOUT = (
     ("dead", bool, False),
     ("alone", bool, False),
     ("normed", bool, False),
+    ("positive", bool, False),
+    ("mixed", bool, False),
+    ("gated", bool, False),
     ("history", np.int64, 0),
     ("origin", np.int64, -1),
     ("size", float, 1.0),
@@ -181,6 +184,10 @@ class Walk:
         """Say that these channels mix with none."""
         nodes = np.asarray(nodes, np.int64)
         self._room["alone"][nodes[nodes > FIXED]] = True
+
+    def positive(self, nodes: Any) -> None:
+        """Say that nothing passes these channels but positive scales."""
+        self._room["positive"][np.asarray(nodes, np.int64)] = True
 
     def same(
         self, a: Any, b: Any, weight: Any = 1.0, *, dual: bool = False, scale: bool = True, norm: bool = False
