@@ -36,6 +36,13 @@ class Part:
     def name(self) -> str:
         return self.source.entries.name
 
+    @property
+    def family(self) -> tuple[object, ...]:
+        """Tell parts of one operation that differ in nothing but which of their entries they are: groups, experts."""
+        if isinstance(self.source, Vector):
+            return self.name, id(self.source)
+        return self.name, self.reads, self.source.at, self.source.shape
+
 
 @dataclass(eq=False)
 class Bundle:

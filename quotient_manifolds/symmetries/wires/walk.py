@@ -51,6 +51,7 @@ class Linear:
     outs: list[list[int]]
     taps: Any = None  # how a convolution moves tokens, None for a plain matrix
     table: bool = False  # an embedding: its input is one of the rows
+    at: int = 0  # which operation
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
     @property
@@ -463,7 +464,7 @@ class Walk:
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
         self.scales.name(both[both > FIXED])
         place = len(self.linears)
-        made = Linear(entries, ins.tolist(), outs.tolist(), **about)
+        made = Linear(entries, ins.tolist(), outs.tolist(), at=self.at, **about)
         self.linears.append(made)
         self.mark(ins.reshape(-1), "read", place)
         self.mark(outs.reshape(-1), "written", place)

@@ -75,7 +75,7 @@ def where(walk: Walk, operation: Operation) -> None:
 @rule("masked_fill")
 def masked_fill(walk: Walk, operation: Operation) -> None:
     tensor, mask, value = operation.args[:3]
-    filled = value if isinstance(value, Tensor) else torch.full((), float(value))
+    filled = value if isinstance(value, Tensor) else torch.full((), float(value), dtype=torch.float64)
     walk.notes["kept", walk.at, "value"] = filled
     if not walk.live(filled):
         kept = bool(((filled != 0) & (filled > -1e30)).any())
