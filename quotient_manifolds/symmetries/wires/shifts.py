@@ -79,6 +79,14 @@ class Shifts:
     def _soft(self) -> set[int]:
         """Scores to which nothing is done before a softmax over their keys but what adds or multiplies known numbers."""
         good: dict[int, bool] = {}
+        scores: set[int] = set()
+        for flow in self.walk.flows:
+            if flow.kind == "dot":
+                scores.update(flow.outs)
+            elif flow.kind in ("sum", "token"):
+                scores.update(
+                    out for out, each in zip(flow.outs, flow.terms, strict=True) if any(n in scores for n, _ in each)
+                )
         for flow in reversed(self.walk.flows):
             if flow.kind == "soft":
                 for n in flow.outs:
@@ -90,7 +98,7 @@ class Shifts:
                             good.get(n, True)
                             and good.get(out, True)
                             and flow.kind in ("sum", "token")
-                            and len(each) == 1
+                            and sum(m in scores for m, _ in each) == 1
                         )
             elif flow.kind == "through":
                 for each in flow.terms:
@@ -151,8 +159,8 @@ class Shifts:
         elif flow.kind in ("sum", "token", "pool"):
             for out, each in zip(flow.outs, flow.terms, strict=True):
                 self._sum(out, each, flow.kind == "sum")
-                if len(each) == 1 and each[0][0] in self.keys:
-                    self.keys[out] = self.keys[each[0][0]]
+                if scores := [n for n, _ in each if n in self.keys]:  # one, for a sum of two is not `soft`
+                    self.keys[out] = self.keys[scores[0]]
         elif flow.kind == "mix":
             for out, each in zip(flow.outs, flow.terms, strict=True):
                 for n, _ in each[1:]:
