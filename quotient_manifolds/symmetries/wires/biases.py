@@ -33,9 +33,7 @@ def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) ->
     return asked if _holds(shifts, asked) else [each for each in asked if _holds(shifts, [each])]
 
 
-def _candidates(
-    walk: Walk, pair: SymmetricPair, views: Views, added: dict[int, Vector]
-) -> Iterator[Translation]:
+def _candidates(walk: Walk, pair: SymmetricPair, views: Views, added: dict[int, Vector]) -> Iterator[Translation]:
     for part, view in views[int(pair.kind == QUERY_KEY)]:
         if not isinstance(part.source, Vector) or len(part.source.outs) > 1:
             continue
@@ -84,7 +82,7 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
         c = torch.randn(each.bias.shape, generator=generator, dtype=torch.float64)
         each.shift(after, c)
         each.bias.write(biases, c)
-    solution = _solution(shifts, biases)
+    solution = _solution(shifts, biases, {name: after[name] - w for name, w in before.items()})
     size = np.zeros(shifts.count + 1)
     size[list(solution)] = list(solution.values())
     if not shifts.system.obeyed(np.zeros(len(size), np.int64), size, 1)[0]:
@@ -96,19 +94,22 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
     return True
 
 
-def _solution(shifts: Shifts, biases: dict[str, Tensor]) -> dict[int, float]:
+def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[int, float]:
     """Return the unknowns where biases change and all that can make up for it does, but no weight."""
     found: dict[int, float] = {}
     for vector in shifts.walk.vectors:
         if vector.gain or vector.entries.name not in biases:
             continue
-        change = vector.entries.scale * biases[vector.entries.name].reshape(-1)[vector.entries.index()]
-        for row, sizes in zip(vector.outs, change.tolist(), strict=True):
-            for n, size in zip(row, sizes, strict=True):
+        one, all_of_it = (
+            (vector.entries.scale * each[vector.entries.name].reshape(-1)[vector.entries.index()]).tolist()
+            for each in (biases, changes)
+        )
+        for place, row in enumerate(vector.outs):
+            for i, n in enumerate(row):
                 if n in shifts.free:
-                    found[shifts.free[n]] = size
+                    found[shifts.free[n]] = all_of_it[place][i]
                 elif n in shifts.claimed:
-                    found[shifts.claimed[n][1]] = size * shifts.claimed[n][2]
+                    found[shifts.claimed[n][1]] = one[place][i] * shifts.claimed[n][2]
     for linear, _, totals in shifts.virtual.values():
         if not linear.table:
             came = [sum(found.get(u, 0.0) * f for u, f in shifts.expr(n).items()) for n in linear.ins[0]]

@@ -23,7 +23,8 @@ class Part:
     """Hold the rows or the columns of one parameter, one for each of several channels.
 
     Those of channel i are the entries first[i] + rows, counted as the parameter is stored. rows: None if no such
-    numbers tell where they are.
+    numbers tell where they are. family: one for all parts of an operation that differ in nothing but which of its
+    entries they are: groups, experts.
     """
 
     source: Linear | Vector
@@ -31,17 +32,15 @@ class Part:
     nodes: Array
     first: Array
     rows: Array | None
+    family: int
 
     @property
     def name(self) -> str:
         return self.source.entries.name
 
     @property
-    def family(self) -> tuple[object, ...]:
-        """Tell parts of one operation that differ in nothing but which of their entries they are: groups, experts."""
-        if isinstance(self.source, Vector):
-            return self.name, id(self.source)
-        return self.name, self.reads, self.source.at, self.source.shape
+    def length(self) -> int:
+        return 0 if self.rows is None else len(self.rows)
 
 
 @dataclass(eq=False)
@@ -57,7 +56,7 @@ class Bundle:
     nodes: Array
     sign: Array
     of: Block | Component
-    places: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
+    places: dict[tuple[int, bool], list[list[int]]] = field(default_factory=dict)
     bent: bool = False  # the group acts in other ways in some places, by weights that differ
 
     @property
@@ -67,30 +66,34 @@ class Bundle:
 
 def parts_of(walk: Walk) -> list[Part]:
     """Return where channels stand in parameters: what uses the same entries in the same way is there once."""
-    found, known = [], set()
+    found, known = list[Part](), set()
+    families: dict[object, int] = {}
     for each in (*walk.linears, *walk.vectors):
         if each.entries.key in known or (isinstance(each, Vector) and each.gain):
             continue
         known.add(each.entries.key)
-        if isinstance(each, Linear):
-            for axis, rows in ((1, each.outs), (2, each.ins)):
-                if axis == 1 or not each.table:
-                    found.append(Part(each, axis == 2, _first_moving(rows), *_elements(each.entries, axis)))
-        else:
-            found += _vector_parts(walk, each)
+        if isinstance(each, Vector):
+            found += _vector_parts(walk, each, families.setdefault(id(each), len(families)))
+            continue
+        for axis, rows in ((1, each.outs), (2, each.ins)):
+            if axis == 1 or not each.table:
+                about = each.entries.name, axis, each.at, each.shape
+                family = families.setdefault(about, len(families))
+                where = _elements(each.entries, axis)
+                found.append(Part(each, axis == 2, _first_moving(rows), *where, family))
     return found
 
 
-def _vector_parts(walk: Walk, vector: Vector) -> list[Part]:
+def _vector_parts(walk: Walk, vector: Vector, family: int) -> list[Part]:
     """Return one part if all rows of a vector are the same channels, and one for each row otherwise."""
     nodes = np.array(vector.outs)
     relation = np.stack(walk.turns.find(nodes), -1)
     if bool((relation == relation[:1]).all()):
-        return [Part(vector, False, nodes[0], *_elements(vector.entries, 1))]
+        return [Part(vector, False, nodes[0], *_elements(vector.entries, 1), family)]
     first = vector.entries.index().numpy()
     usable = vector.entries.offset == 0
     return [
-        Part(vector, False, row, place, np.zeros(1, np.int64) if usable else None)
+        Part(vector, False, row, place, np.zeros(1, np.int64) if usable else None, family)
         for row, place in zip(nodes, first, strict=True)
     ]
 
@@ -110,7 +113,9 @@ def _elements(entries: Entries, axis: int) -> tuple[Array, Array | None]:
         rows = torch.zeros(1, dtype=torch.long)
         for each in where:
             rows = (rows[:, None] + each).reshape(-1)
-        usable = entries.offset == 0 and 0 not in (s for n, s in zip(layout.shape, layout.stride(), strict=True) if n > 1)
+        usable = entries.offset == 0 and 0 not in (
+            s for n, s in zip(layout.shape, layout.stride(), strict=True) if n > 1
+        )
         return first.numpy(), rows.sort().values.numpy() if usable else None
     lines = layout.movedim(axis, 0).flatten(1).sort(1).values
     rows = lines - lines[:, :1]

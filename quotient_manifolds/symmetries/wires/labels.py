@@ -22,11 +22,22 @@ class Labels:
             if flow.kind == "dot":
                 self.left[flow.terms[0]], self.right[flow.terms[1]] = True, True
         self._sums = _summed(walk)
-        mixing = (each for each in bundles if self._has(each, "mixed") and self.kind(each) in (VALUE_OUTPUT, GATED))
-        self._attention = tuple(dict.fromkeys(self.name(each, "") for each in mixing))
+        self._attention = self._modules_that_mix(bundles)
 
-    def about(self, bundle: Bundle) -> tuple[str, bool, bool]:
-        return self.kind(bundle), self.turned(bundle), self.positive(bundle)
+    def about(self, bundle: Bundle) -> object:
+        """Return what heads of one pair have in common."""
+        where = tuple((self.parts[key[0]].family, key[1], len(bundle.places[key][0])) for key in self.places(bundle))
+        return bundle.acts, bundle.size, self.kind(bundle), self.turned(bundle), self.positive(bundle), where
+
+    def places(self, bundle: Bundle) -> list[tuple[int, bool]]:
+        """Return the parts of a bundle with their sides, the first side first, and weights before biases."""
+        turned = self.turned(bundle)
+
+        def rank(key: tuple[int, bool]) -> tuple[bool, int, int, int]:
+            part = self.parts[key[0]]
+            return key[1] ^ turned, -part.length, part.family, key[0]
+
+        return sorted(bundle.places, key=rank)
 
     def positive(self, bundle: Bundle) -> bool:
         return self._has(bundle, "positive")
@@ -60,6 +71,26 @@ class Labels:
             around = [each for each in self._attention if (f"{path}.".startswith(f"{each}.") if each else alone)]
             path = max(around, key=len) if around else path
         return f"{path} {kind}".strip()
+
+    def _modules_that_mix(self, bundles: Sequence[Bundle]) -> list[str]:
+        """Return the modules that have values and their output: attention, as a rule, of which no group may be left."""
+        mixing = [each for each in bundles if self._has(each, "mixed") and self.kind(each) in (VALUE_OUTPUT, GATED)]
+        found = {self.about(each): self.name(each, "") for each in mixing}
+        root = self.walk.turns.find(np.arange(self.walk.count))[0]
+        mixed = np.zeros(self.walk.count, bool)
+        mixed[root[self.walk.about("mixed")[: self.walk.count]]] = True
+        for each in bundles:
+            mixed[root[each.nodes]] = False
+        where: dict[int, dict[int, bool]] = {}
+        for number, part in enumerate(self.parts):
+            for each in np.unique(root[part.nodes][mixed[root[part.nodes]]]).tolist():
+                where.setdefault(each, {})[number] = part.reads
+        rest = {
+            tuple(each): _common([self.parts[n].name for n in each])
+            for each in where.values()
+            if len(set(each.values())) == 2
+        }
+        return [*found.values(), *rest.values()]
 
     def _has(self, bundle: Bundle, what: str) -> bool:
         return bool(self.walk.about(what)[bundle.nodes].any())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -103,8 +102,7 @@ def _alike(bundles: Sequence[Bundle], labels: Labels) -> list[list[Bundle]]:
     """Put bundles together that are heads of one pair: they stand in the same parts in the same way."""
     groups: dict[object, list[Bundle]] = {}
     for bundle in sorted(bundles, key=lambda each: each.start):
-        where = frozenset((*key, len(places[0])) for key, places in bundle.places.items())
-        groups.setdefault((bundle.acts, bundle.size, labels.about(bundle), where), []).append(bundle)
+        groups.setdefault(labels.about(bundle), []).append(bundle)
     return [group for group in groups.values() if len({side for _, side in group[0].places}) == 2]
 
 
@@ -122,25 +120,26 @@ def _pair(walk: Walk, parts: list[Part], group: list[Bundle], labels: Labels) ->
     sides: tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]] = ([], [])
     order: Array | None = None  # of channels in each head
     heads: Array | None = None
-    for number, side in sorted(group[0].places, key=lambda key: (key[1] ^ turned, -_length(parts[key[0]]))):
-        part = parts[number]
-        first = part.first[np.array([each.places[number, side] for each in group])].swapaxes(1, 2)  # (heads, g, h)
+    for keys in zip(*(labels.places(each) for each in group), strict=True):
+        own, side = [parts[number] for number, _ in keys], keys[0][1] ^ turned
+        part = own[0]
+        if any(not np.array_equal(part.rows, each.rows) for each in own[1:]):
+            return None
+        first = np.stack(
+            [each.first[np.array(one.places[key])] for each, one, key in zip(own, group, keys, strict=True)]
+        ).swapaxes(1, 2)  # (heads, g, h)
         order = first[:, 0].argsort(1) if order is None else order
         first = np.take_along_axis(first, order[:, None], 2)
         heads = first[:, 0, 0].argsort() if heads is None else heads
         views = _views(walk, part, first[heads])
         if views is None:
             return None
-        sides[side ^ turned].extend((part, view) for view in views)
+        sides[side].extend((part, view) for view in views)
     views_of = sides[::-1] if kind == ADAPTER else sides
     G, H = (Factor(tuple(view for _, view in side)) for side in views_of)
     acts: Group = "GL(1, C)" if group[0].acts == "complex" else "GL+(1)" if labels.positive(group[0]) else "GL(h)"
     name = labels.name(group[0], kind) + " rotary" * (acts == "GL(1, C)")
     return Found(SymmetricPair(name, kind, G, H, acts), [group[i] for i in heads.tolist()], sides)
-
-
-def _length(part: Part) -> int:
-    return 0 if part.rows is None else len(part.rows)
 
 
 def _views(walk: Walk, part: Part, first: Array) -> list[StridedView] | None:

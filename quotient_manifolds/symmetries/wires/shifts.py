@@ -288,6 +288,7 @@ class Shifts:
 
     def tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
         """Evaluate a solution forward, and read off what every source adds."""
+
         def value(expression: dict[int, float]) -> float:
             return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
 
