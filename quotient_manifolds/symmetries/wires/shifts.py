@@ -93,6 +93,14 @@ class Shifts:
     def _soft(self) -> set[int]:
         """Scores to which nothing is done before a softmax over their keys but what adds or multiplies known numbers."""
         good: dict[int, bool] = {}
+        scores: set[int] = set()
+        for flow in self.walk.flows:
+            if flow.kind == "dot":
+                scores.update(flow.outs)
+            elif flow.kind in ("sum", "token"):
+                scores.update(
+                    out for out, each in zip(flow.outs, flow.terms, strict=True) if any(n in scores for n, _ in each)
+                )
         for flow in reversed(self.walk.flows):
             if flow.kind == "soft":
                 for n in flow.outs:
@@ -104,7 +112,7 @@ class Shifts:
                             good.get(n, True)
                             and good.get(out, True)
                             and flow.kind in ("sum", "token")
-                            and len(each) == 1
+                            and sum(m in scores for m, _ in each) == 1
                         )
             elif flow.kind == "through":
                 for each in flow.terms:
@@ -165,8 +173,8 @@ class Shifts:
         elif flow.kind in ("sum", "token", "pool"):
             for out, each in zip(flow.outs, flow.terms, strict=True):
                 self._sum(out, each, flow.kind == "sum")
-                if len(each) == 1 and each[0][0] in self.keys:
-                    self.keys[out] = self.keys[each[0][0]]
+                if scores := [n for n, _ in each if n in self.keys]:  # one, for a sum of two is not `soft`
+                    self.keys[out] = self.keys[scores[0]]
         elif flow.kind == "mix":
             for out, each in zip(flow.outs, flow.terms, strict=True):
                 for n, _ in each[1:]:
@@ -286,9 +294,10 @@ class Shifts:
     def tangents(self) -> Iterator[dict[str, Tensor]]:
         """Evaluate each solution forward, and read off what every source adds."""
         for solution in solutions(self.system):
-            yield self._tangent(solution)
+            yield self.tangent(solution)
 
-    def _tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
+    def tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
+        """Evaluate a solution forward, and read off what every source adds."""
         tangent = zeros(self.walk)
         for entries, change in self.biases(solution):
             entries.add_to(tangent, change)
