@@ -133,6 +133,17 @@ class Scales:
         if names.size:
             self._rows.append((names, np.where(names > 1, factors, 0.0)))
 
+    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
+        """Say for each of several solutions whether it is one: that of the owner of an unknown (-1: none) has this size."""
+        good = np.ones(count, bool)
+        for names, factors in self._rows:
+            own = np.where(factors != 0, owner[names], -1)
+            row, place = np.nonzero(own >= 0)
+            terms, which = np.unique(row * count + own[row, place], return_inverse=True)
+            total = np.bincount(which, factors[row, place] * size[names[row, place]], len(terms))
+            good[terms[np.abs(total) > SMALL] % count] = False
+        return good
+
     def components(self) -> list[Component]:
         """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""
         if not self._rows and not self._named:

@@ -284,9 +284,11 @@ class Shifts:
     def tangents(self) -> Iterator[dict[str, Tensor]]:
         """Evaluate each solution forward, and read off what every source adds."""
         for solution in solutions(self.system):
-            yield self._tangent(solution)
+            yield self.tangent(solution)
 
-    def _tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
+    def tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
+        """Evaluate a solution forward, and read off what every source adds."""
+
         def value(expression: dict[int, float]) -> float:
             return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
 
