@@ -69,7 +69,7 @@ class Shifts:
         self.sources = {
             n: flow.terms
             for flow in walk.flows
-            if flow.kind == "bias" and flow.terms.shared != "other"
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like
             for row in flow.terms.outs
             for n in row
         }
@@ -323,6 +323,9 @@ class Shifts:
                         rest = sum(f * (size[m] if m in size else value(self.expr(m))) for m, f in each if m != n)
                         size[n] = (solution.get(self.claimed[n][1], 0.0) - rest) / factor
         for vector in self.walk.vectors:
+            if vector.like:  # rows that nobody asked for go with those that were
+                places = zip(vector.outs[0], *vector.like, strict=True)
+                size.update((n, sum(size.get(m, 0.0) for m in some) / len(some)) for n, *some in places)
             if not vector.gain and vector.shared != "other" and vector.entries.key not in done:
                 done.add(vector.entries.key)
                 change = torch.tensor([[size.get(n, 0.0) for n in row] for row in vector.outs], dtype=torch.float64)

@@ -68,6 +68,7 @@ class Vector:
     outs: list[list[int]]
     gain: bool
     unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
