@@ -23,6 +23,7 @@ class L(nn.Module):
             setattr(s, k, v)
 
     def forward(s, x):
+        s.raw = x
         x = s.body(s, s.emb(x))
         if s.pool == "mean":
             x = x.mean(1)
@@ -303,6 +304,22 @@ def nets(bias):
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
     add("groupnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.GroupNorm(2, d))
     add("logit shift", lambda s, x: s.b(s.a(x).mean(1)).log_softmax(-1), None, a=li(), b=li(d, 4))
+    tril = torch.ones(5, 5).tril()
+    masks = {
+        "zeroed": lambda s, w: torch.where(tril > 0, w, 0.0).softmax(-1),
+        "times": lambda s, w: (w * tril).softmax(-1),
+        "hidden": lambda s, w: torch.where(tril > 0, w, -torch.inf).softmax(-1),
+        "zeroed by inputs": lambda s, w: torch.where((s.raw[..., 0] > 0)[:, None], w, 0.0).softmax(-1),
+        "hidden by inputs": lambda s, w: w.masked_fill((s.raw[..., 0] > 1)[:, None], -1e38).softmax(-1),
+        "dropped": lambda s, w: w.softmax(-1).masked_fill(tril == 0, 0.0),
+        "dropped by inputs": lambda s, w: w.softmax(-1).masked_fill((s.raw[..., 0] > 1)[:, None], 0.0),
+        "a key's gain": lambda s, w: (w * s.g).softmax(-1),
+        "a bias by place": lambda s, w: (w + s.h).softmax(-1),
+    }
+    for name, f in masks.items():
+        about = {"g": P(5), "h": P(5, 5)}
+        about = {key: about[key] for key in f.__code__.co_names if key in about}
+        add(f"scores {name}", lambda s, x, f=f: x + s.o(f(s, s.q(x) @ s.k(x).mT) @ s.v(x)), **A(), **about)
     return N
 
 
