@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +61,10 @@ class Block:
                 yield skew * m / m[:, None]
 
 
-def find_blocks(walk: Walk) -> list[Block]:
-    """Return the blocks of channels that may mix."""
-    return [*_blocks(walk, walk.turns, mean=False), *_blocks(walk, walk.means, mean=True)]
+def find_blocks(walk: Walk, *, offset: bool = False) -> list[Block]:
+    """Return the blocks of channels that may mix: those without constants that are added to them, or those with."""
+    found = [*_blocks(walk, walk.turns, mean=False), *_blocks(walk, walk.means, mean=True)]
+    return [each for each in found if offset == bool(np.isin(each.classes.find(walk.offsets())[0], each.roots).any())]
 
 
 def _blocks(walk: Walk, classes: Classes, *, mean: bool) -> Iterator[Block]:
@@ -187,17 +188,23 @@ class Direction:
 
 
 def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield a tangent for every direction of a block or of log-scales, but of those that need a shift beside them."""
-    for each in directions(walk):
-        if not each.offsets:
-            yield each.label, each.tangent
+    """Yield a tangent for every direction of every block, and of every solution of the log-scales."""
+    for each in _directions(walk, find_blocks(walk), walk.scales):
+        yield each.label, each.tangent
 
 
-def directions(walk: Walk) -> Iterator[Direction]:
-    """Yield every direction of every block, and every solution of the log-scales."""
+def offset_directions(walk: Walk) -> Iterator[Direction]:
+    """Yield directions that need a shift beside them, for constants that are added to their channels."""
+    if any(flow.kind == "offset" for flow in walk.flows):
+        for each in _directions(walk, find_blocks(walk, offset=True), walk.loose):
+            if each.offsets or each.label != "scale":  # scales that need none are among those without
+                yield each
+
+
+def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator[Direction]:
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
     offsets = [flow for flow in walk.flows if flow.kind == "offset"]
-    for block in find_blocks(walk):
+    for block in blocks:
         linears = [(each, Places(block, each.outs[0]), Places(block, each.ins[0])) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
         vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
@@ -232,7 +239,7 @@ def directions(walk: Walk) -> Iterator[Direction]:
                     c = torch.tensor([flow.about[i] for i in places], dtype=torch.float64)
                     moved.update((flow.outs[i], x) for i, x in zip(places, (part @ c).tolist(), strict=True) if x)
             yield Direction(f"{block.kind} {len(block.roots)}", tangent, moved)
-    for solution in solutions(walk.scales):
+    for solution in solutions(scales):
         tangent = zeros(walk)
         done = set()
         for each in (*walk.linears, *walk.vectors):

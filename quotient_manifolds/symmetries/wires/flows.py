@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import zeros
+from quotient_manifolds.symmetries.wires.blocks import offset_directions, zeros
 from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -21,10 +22,10 @@ Array = np.ndarray
 
 def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield tangents of what is unseen, unreached and shifted."""
-    values = {id(each): each.entries.read(walk.parameters).cpu().numpy() for each in (*walk.linears, *walk.vectors)}
+    values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
     unseen = Unseen(walk, values, unreached)
-    for same in _uses(walk.linears):
+    for same in uses(walk.linears):
         linear = same[0]
         taps, out, width = linear.shape
         K = kernel(np.concatenate([unseen.of(row) for each in same for row in each.outs]))
@@ -48,7 +49,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     tangent = zeros(walk)
                     linear.entries.add_to(tangent, change)
                     yield "unreached", tangent
-    for same in _uses([each for each in walk.vectors if each.gain]):
+    for same in uses([each for each in walk.vectors if each.gain]):
         index, _ = walk.notes["gain index", id(same[0])]
         seen = {
             place
@@ -60,7 +61,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             tangent = zeros(walk)
             tangent[same[0].entries.name].view(-1)[place] = 1.0
             yield "unseen gain", tangent
-    for same in _uses([each for each in walk.vectors if not each.gain]):
+    for same in uses([each for each in walk.vectors if not each.gain]):
         vector = same[0]
         for r, row in enumerate(vector.outs):
             for k in kernel(np.concatenate([unseen.of(each.outs[r]) for each in same])).T:
@@ -69,11 +70,11 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 tangent = zeros(walk)
                 vector.entries.add_to(tangent, change)
                 yield "unseen bias", tangent
-    for tangent in Shifts(walk, values, unseen, unreached).tangents():
+    for tangent in Shifts(walk, values, unseen, unreached, offset_directions(walk)).tangents():
         yield "shift", tangent
 
 
-def _uses(several: list[Any]) -> list[list[Any]]:
+def uses(several: list[Any]) -> list[list[Any]]:
     """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
     found: dict[Any, list[Any]] = {}
     for each in several:

@@ -41,6 +41,15 @@ class Classes:
         self._settle()
         return self._above[nodes], self._weight[nodes], self._dual[nodes]
 
+    def rescale(self, size: Array) -> None:
+        """Give the weights that they have where every channel is multiplied by the exponential of its size."""
+        self._settle()
+        moved = size - np.where(self._dual, -1, 1) * size[self._above]
+        self._weight = self._weight * np.exp(moved)
+        self._cycles = {
+            (node, dual, weight * float(np.exp(2 * size[node]) if dual else 1.0)) for node, dual, weight in self._cycles
+        }
+
     @property
     def cycles(self) -> list[tuple[int, bool, float]]:
         """Return what relates channels to themselves by anything but equality: representative, duality, weight."""
@@ -123,6 +132,12 @@ class Scales:
         self._rows: list[tuple[Array, Array]] = []
         self._named: list[Array] = []
 
+    def copy(self) -> Scales:
+        """Return the same equations, to which others can be added."""
+        made = Scales()
+        made._rows, made._named = [*self._rows], [*self._named]
+        return made
+
     def name(self, unknowns: Array) -> None:
         """Say that there are these unknowns, whatever equations they stand in."""
         self._named.append(np.asarray(unknowns, np.int64))
@@ -132,6 +147,17 @@ class Scales:
         names, factors = np.atleast_2d(names), np.atleast_2d(factors)
         if names.size:
             self._rows.append((names, np.where(names > 1, factors, 0.0)))
+
+    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
+        """Say for each of several solutions whether it is one: that of the owner of an unknown (-1: none) has this size."""
+        good = np.ones(count, bool)
+        for names, factors in self._rows:
+            own = np.where(factors != 0, owner[names], -1)
+            row, place = np.nonzero(own >= 0)
+            terms, which = np.unique(row * count + own[row, place], return_inverse=True)
+            total = np.bincount(which, factors[row, place] * size[names[row, place]], len(terms))
+            good[terms[np.abs(total) > SMALL] % count] = False
+        return good
 
     def components(self) -> list[Component]:
         """Return all solutions in parts that share no unknown; unknowns that are 0 in all of them are left out."""

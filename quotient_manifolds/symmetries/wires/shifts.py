@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import directions, solutions, zeros
+from quotient_manifolds.symmetries.wires.blocks import Direction, solutions, zeros
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -31,7 +33,14 @@ def _expr(*terms: tuple[dict[int, float], float]) -> dict[int, float]:
 class Shifts:
     """Find constants that some parameters add and others take away: one unknown for each total that a source can set."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached) -> None:
+    def __init__(
+        self,
+        walk: Walk,
+        values: dict[int, Array],
+        unseen: Unseen,
+        unreached: Unreached,
+        gauges: Iterable[Direction] = (),
+    ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
         self.at: dict[int, dict[int, float]] = {}
@@ -67,18 +76,30 @@ class Shifts:
                 for n in flow.outs:
                     uses[n] += 2
         self.uses = uses
-        self.gauges = {self.new(): each for each in directions(walk) if each.offsets}
+        self.gauges = {self.new(): each for each in gauges}
         self.sources = {
             n: flow.terms
             for flow in walk.flows
-            if flow.kind == "bias" and flow.terms.shared != "other"
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like
             for row in flow.terms.outs
             for n in row
         }
         for flow in walk.flows:
             self._forward(flow)
-        for out in [n for n in self.at if self.at[n]]:
-            del out
+        self._leave_unseen()
+
+    def _leave_unseen(self) -> None:
+        """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
+        rows = [([self._unknown(n) for n in row], row) for v in self.walk.vectors if not v.gain for row in v.outs]
+        rows += [(totals, linear.outs[0]) for linear, _, totals in self.virtual.values()]
+        for unknowns, row in rows:
+            if all(unknown > 1 for unknown in unknowns) and not self.unseen.all(row):
+                for k in kernel(self.unseen.of(row)).T:
+                    self.system.equal(np.array(unknowns), k)
+
+    def _unknown(self, node: int) -> int:
+        """Return the unknown of a number of a bias, or of the total that it sets, and 0 if there is none."""
+        return self.claimed[node][1] if node in self.claimed else self.free.get(node, 0)
 
     def _soft(self) -> set[int]:
         """Scores to which nothing is done before a softmax over their keys but what adds or multiplies known numbers."""
@@ -185,9 +206,7 @@ class Shifts:
         elif flow.kind == "gain":
             vector = flow.terms
             self._open(vector.ins[0])
-            for a, out, g in zip(
-                vector.ins[0], vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True
-            ):
+            for a, out, g in zip(vector.ins[0], vector.outs[0], self.values[id(vector)], strict=True):
                 self.at[out] = _expr((self.expr(a), g))
         elif flow.kind == "norm":
             if not flow.outs or any(seen(n) for n in flow.outs):
@@ -272,12 +291,10 @@ class Shifts:
             u = c @ U / (c @ c)
             totals = [self.new() for _ in linear.outs[0]]
             self.virtual[id(linear)] = linear, u, totals
-            first = [self.expr(n) for n in linear.ins[0]]
             for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-                other = [_expr((self.expr(n), 1.0), (e, -1.0)) for n, e in zip(row_in, first, strict=True)]
-                there = [i for i, e in enumerate(other) if e]
+                there = [i for i, n in enumerate(row_in) if self.expr(n)]
                 for o, (n, total) in enumerate(zip(row_out, totals, strict=True)):
-                    self.at[n] = _expr(({total: 1.0}, 1.0), *((other[i], float(W[o, i])) for i in there))
+                    self.at[n] = _expr(({total: 1.0}, 1.0), *((self.expr(row_in[i]), float(W[o, i])) for i in there))
             return
         if not moved:
             return
@@ -293,16 +310,28 @@ class Shifts:
     def tangents(self) -> Iterator[dict[str, Tensor]]:
         """Evaluate each solution forward, and read off what every source adds."""
         for solution in solutions(self.system):
-            yield self._tangent(solution)
+            yield self.tangent(solution)
 
-    def _tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
-        def value(expression: dict[int, float]) -> float:
-            return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
-
-        tangent, done = zeros(self.walk), set[Any]()
+    def tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
+        """Evaluate a solution forward, and read off what every source adds."""
+        tangent = zeros(self.walk)
         for key, each in self.gauges.items():
             for name, change in each.tangent.items():
                 tangent[name] += solution.get(key, 0.0) * change
+        for entries, change in self.biases(solution):
+            entries.add_to(tangent, change)
+        for linear, answer in self.answers(solution):
+            u = self.virtual[id(linear)][1]
+            linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, u))[None])
+        return tangent
+
+    def biases(self, solution: dict[int, float]) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what a solution adds to the numbers of vectors (rows, n)."""
+
+        def value(expression: dict[int, float]) -> float:
+            return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
+
+        done = set[Any]()
         size: dict[int, float] = {n: solution.get(key, 0.0) for n, key in self.free.items()}
         for flow in self.walk.flows:
             if flow.kind != "sum":
@@ -313,13 +342,18 @@ class Shifts:
                         rest = sum(f * (size[m] if m in size else value(self.expr(m))) for m, f in each if m != n)
                         size[n] = (solution.get(self.claimed[n][1], 0.0) - rest) / factor
         for vector in self.walk.vectors:
+            if vector.like:  # rows that nobody asked for go with those that were
+                places = zip(vector.outs[0], *vector.like, strict=True)
+                size.update((n, sum(size.get(m, 0.0) for m in some) / len(some)) for n, *some in places)
             if not vector.gain and vector.shared != "other" and vector.entries.key not in done:
                 done.add(vector.entries.key)
                 change = torch.tensor([[size.get(n, 0.0) for n in row] for row in vector.outs], dtype=torch.float64)
-                vector.entries.add_to(tangent, change)
-        for linear, u, totals in self.virtual.values():
-            W = self.values[id(linear)][0]
-            before = np.zeros(W.shape[1]) if linear.table else np.array([value(self.expr(n)) for n in linear.ins[0]])
-            total = np.array([solution.get(key, 0.0) for key in totals]) - W @ before
-            linear.entries.add_to(tangent, torch.from_numpy(np.outer(total, u))[None])
-        return tangent
+                if bool(change.any()):
+                    yield vector.entries, change
+
+    def answers(self, solution: dict[int, float]) -> Iterator[tuple[Linear, Array]]:
+        """Yield what a solution adds to the answers of weights to what their inputs have in common."""
+        for linear, _, totals in self.virtual.values():
+            answer = np.array([solution.get(key, 0.0) for key in totals])
+            if answer.any():
+                yield linear, answer

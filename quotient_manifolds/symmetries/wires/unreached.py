@@ -116,7 +116,7 @@ class Unreached:
             return V, d + V @ np.array([known[n][2] for n in nodes])
         if flow.kind == "gain":
             vector = flow.terms
-            weights = dict(zip(vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True))
+            weights = dict(zip(vector.outs[0], self.values[id(vector)], strict=True))
             before = dict(zip(vector.outs[0], vector.ins[0], strict=True))
             V, d = self.of([before[n] for n in nodes])
             return V / np.array([weights[n] for n in nodes]), d

@@ -16,9 +16,9 @@ Array = np.ndarray
 class Unseen:
     """Hold, by cells of nodes, the functionals that something downstream sees; backward from the ends."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unreached: Unreached) -> None:
+    def __init__(self, walk: Walk, values: dict[int, Array], unreached: Unreached, seen: Array | None = None) -> None:
         self.walk, self.values, self.unreached = walk, values, unreached
-        self.seen = np.zeros(walk.count, bool)
+        self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, tuple[Array, Array]] = {}
         for flow in reversed(walk.flows):
@@ -127,9 +127,13 @@ class Unseen:
                 if F is None or len(F):
                     for W in self.values[id(flow.terms)]:
                         self.add(row_in, W if F is None else F @ W)
+        elif flow.kind == "bias":
+            if flow.terms.like:  # what is seen of any row would be seen of these
+                F = np.concatenate([self.of(row) for row in flow.terms.like])
+                self.add(flow.terms.outs[0], np.linalg.qr(F, mode="r"))
         elif flow.kind == "gain":
             vector: Vector = flow.terms
-            weights = np.array(self.walk.notes["gain index", id(vector)][1])
+            weights = np.array(self.values[id(vector)])
             outs, ins = np.array(vector.outs[0]), np.array(vector.ins[0])
             whole = self.seen[outs] & (weights != 0)
             self.see(ins[whole])

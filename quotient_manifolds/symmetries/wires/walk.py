@@ -25,6 +25,7 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording, ten
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
+MASKED = -1e30  # a score that is smaller has no weight after a softmax
 Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
@@ -51,6 +52,7 @@ class Linear:
     outs: list[list[int]]
     taps: Any = None  # how a convolution moves tokens, None for a plain matrix
     table: bool = False  # an embedding: its input is one of the rows
+    at: int = 0  # which operation
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
     @property
@@ -67,6 +69,7 @@ class Vector:
     outs: list[list[int]]
     gain: bool
     unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
@@ -84,6 +87,9 @@ _ABOUT = (
     ("dead", bool, False),
     ("alone", bool, False),
     ("normed", bool, False),
+    ("positive", bool, False),
+    ("mixed", bool, False),
+    ("gated", bool, False),
     ("history", np.int64, 0),
     ("origin", np.int64, -1),
     ("size", float, 1.0),
@@ -125,6 +131,8 @@ class Walk:
             if self.live(out):
                 self.fix(self.label(out))
         RULES["end"](self, recording.operations[-1])
+        self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
+        self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
 
     # nodes
     def new(self, count: int) -> Array:
@@ -181,6 +189,10 @@ class Walk:
         """Say that these channels mix with none."""
         nodes = np.asarray(nodes, np.int64)
         self._room["alone"][nodes[nodes > FIXED]] = True
+
+    def positive(self, nodes: Any) -> None:
+        """Say that nothing passes these channels but positive scales."""
+        self._room["positive"][np.asarray(nodes, np.int64)] = True
 
     def same(
         self, a: Any, b: Any, weight: Any = 1.0, *, dual: bool = False, scale: bool = True, norm: bool = False
@@ -246,6 +258,11 @@ class Walk:
         _, first, inverse = np.unique(codes, axis=0, return_index=True, return_inverse=True)
         return first[inverse.reshape(-1)]
 
+    def offsets(self) -> Array:
+        """Return the channels to which constants other than 0 are added."""
+        flows = [flow for flow in self.flows if flow.kind == "offset"]
+        return np.array([n for f in flows for n, c in zip(f.outs, f.about, strict=True) if c], np.int64)
+
     # labels
     def nodes(self, label: Tensor) -> Array:
         (label,) = self.thin(label)
@@ -274,7 +291,7 @@ class Walk:
         if not tensor.dtype.is_floating_point:
             return torch.full((), FIXED).expand(tensor.shape)
         if self.codes.constant(tensor):  # what is masked is 0 after a softmax, whatever is added to it
-            return ((tensor != 0) & (tensor > -1e30)).long().cpu()
+            return ((tensor != 0) & (tensor > MASKED)).long().cpu()
         return torch.full((), FIXED).expand(tensor.shape)
 
     def put(self, tensor: Tensor, label: Tensor) -> None:
@@ -459,7 +476,7 @@ class Walk:
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
         self.scales.name(both[both > FIXED])
         place = len(self.linears)
-        made = Linear(entries, ins.tolist(), outs.tolist(), **about)
+        made = Linear(entries, ins.tolist(), outs.tolist(), at=self.at, **about)
         self.linears.append(made)
         self.mark(ins.reshape(-1), "read", place)
         self.mark(outs.reshape(-1), "written", place)
@@ -488,7 +505,7 @@ class Walk:
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
-            if not plain and not any(self.moving(each) for each in inputs) and name not in VIEWS:
+            if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
                 self.settle(operation)
                 return
             (RULES["view"] if name in VIEWS else RULES[name])(self, operation)
