@@ -377,7 +377,7 @@ def nets(bias):
 
 def assigned(x, y, *where):
     z = x.clone()
-    z[:, *where] = y[:, *where]
+    z[(slice(None), *where)] = y[(slice(None), *where)]
     return z
 
 
