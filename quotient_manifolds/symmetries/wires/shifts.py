@@ -33,7 +33,9 @@ def _expr(*terms: tuple[dict[int, float], float]) -> dict[int, float]:
 class Shifts:
     """Find constants that some parameters add and others take away: one unknown for each total that a source can set."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached) -> None:
+    def __init__(
+        self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached, *, apart: bool = True
+    ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
         self.at: dict[int, dict[int, float]] = {}
@@ -75,7 +77,8 @@ class Shifts:
         }
         for flow in walk.flows:
             self._forward(flow)
-        self._leave_unseen()
+        if apart:
+            self._leave_unseen()
 
     def _leave_unseen(self) -> None:
         """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
