@@ -88,7 +88,8 @@ def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
         return {
             place
             for place, part in enumerate(args[0])
-            if part.numel()
+            if part.shape != operation.out.shape  # beside something that is not empty
+            and part.numel()
             and walk.moving(part)
             and walk.notes.get(("single", id(part))) != axis % part.ndim
             and walk.tokens(walk.label(part), axis)

@@ -202,6 +202,22 @@ def nets(bias):
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
 
+    def twice(s, x):
+        for _ in range(2):
+            x = s.n(x + s.b(torch.tanh(s.a(x))))
+        return x
+
+    add("layer twice", lambda s, x: twice(s, s.n(x)), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("layer twice, norm once", lambda s, x: twice(s, s.m(x)), a=li(), b=li(), n=nn.LayerNorm(d), m=nn.LayerNorm(d))
+    add("bias twice", lambda s, x: s.n(x) + torch.tanh(s.a(s.n(x) + s.p) + s.p), a=li(), n=nn.LayerNorm(d), p=P(d))
+    add(
+        "read twice",
+        lambda s, x: (lambda u, v: torch.tanh(s.a(u)) * torch.tanh(2 * s.a(v)))(s.n(x), s.n(x) + s.p),
+        a=li(),
+        n=nn.LayerNorm(d),
+        p=P(d),
+    )
+
     def placed(s, x):
         return s.n(x + s.t(torch.arange(x.shape[1])))
 
