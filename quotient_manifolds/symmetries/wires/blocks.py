@@ -205,7 +205,7 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
     offsets = [flow for flow in walk.flows if flow.kind == "offset"]
     for block in blocks:
-        linears = [(each, Places(block, each.outs[0]), Places(block, each.ins[0])) for each in walk.linears]
+        linears = [(each, Places(block, each.outs[0]), Places(block, each.takes)) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
         vectors = [(each, Places(block, sum(each.outs, []))) for each in walk.vectors if not each.gain]
         vectors = [each for each in vectors if each[1]]
@@ -257,7 +257,7 @@ def _directions(walk: Walk, blocks: Iterable[Block], scales: Scales) -> Iterator
                 each.entries.add_to(tangent, size * values[id(each)])
                 continue
             out = torch.tensor([solution.get(n, 0.0) for n in each.outs[0]], dtype=torch.float64)
-            ins = torch.tensor([solution.get(n, 0.0) for n in each.ins[0]], dtype=torch.float64)
+            ins = torch.tensor([solution.get(n, 0.0) for n in each.takes], dtype=torch.float64)
             each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
         if any(bool(part.any()) for part in tangent.values()):
             moved = {
