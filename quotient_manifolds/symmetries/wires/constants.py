@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,37 +44,24 @@ class Constants:
         """Evaluate constants of a walk; still: numbers of biases from which no shift starts, as others move them."""
         self.walk, self.still = walk, frozenset(still)
         self._seen: Array | None = None
-        self._last: tuple[Any, At] | None = None
+        self._last: At | None = None
 
     def at(self, params: Mapping[str, Tensor]) -> At:
         """Return what is unseen and unreached at these parameters."""
-        if self._last is not None and self._is_last(params):
-            return self._last[1]
+        if self._last is not None and self._last.values.hold(params):
+            return self._last
         values = Values(self.walk, params)
         unreached = Unreached(self.walk, values)
         found = At(values, unreached, Unseen(self.walk, values, unreached, self._seen))
         if self._seen is None:  # full rank is the same all along an orbit: those matrices need not be read again
             self._seen = found.unseen.seen.copy()
-        self._last = self._stamp(params, values), found
+        self._last = found
         return found
 
     def again(self) -> Constants:
         """Forget what was evaluated last, but for what is seen."""
         self._last = None
         return self
-
-    def _stamp(self, params: Mapping[str, Tensor], values: Values) -> Any:
-        if not isinstance(params, dict):
-            return params
-        return {name: (weakref.ref(params[name]), params[name]._version) for name in values.asked}
-
-    def _is_last(self, params: Mapping[str, Tensor]) -> bool:
-        """Say whether none of the numbers that were asked for has changed."""
-        assert self._last is not None
-        known = self._last[0]
-        if not isinstance(params, dict) or not isinstance(known, dict):
-            return known is params
-        return all(params[name] is tensor() and params[name]._version == at for name, (tensor, at) in known.items())
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,34 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quotient_manifolds.replica import private_batch, replica, unchanged
-from quotient_manifolds.symmetries.freedom import gaussian, typical
 from quotient_manifolds.symmetries.outputs import Evaluate, answer, doubled, floating
 from quotient_manifolds.symmetries.wires.record import record
+from quotient_manifolds.symmetries.wires.values import Generic
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer, or of one of several experts
-NOISE = 0.03  # relative to the typical size of a parameter
-
-
-class Generic(Mapping[str, Tensor]):
-    """Give parameters in float64 with a little noise, one at a time and the same every time it is asked.
-
-    So nothing is zero, one or of low rank because it starts there: gains of 1, biases of 0, the B of an adapter.
-    """
-
-    def __init__(self, params: Mapping[str, Tensor]) -> None:
-        self._params = params
-
-    def __getitem__(self, name: str) -> Tensor:
-        w = self._params[name].detach()
-        seed = torch.Generator().manual_seed(sum(name.encode()))
-        return w.double() + NOISE * typical(w) * gaussian(w, seed)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._params)
-
-    def __len__(self) -> int:
-        return len(self._params)
 
 
 class Run:
