@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.wires.channels import Part
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
 
 Views = tuple[list[tuple[Part, StridedView]], list[tuple[Part, StridedView]]]
@@ -27,15 +28,15 @@ def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) ->
     asked = [each for pair, views in pairs if pair.acts == "GL(h)" for each in _candidates(walk, pair, views, added)]
     if not asked:
         return []
-    values = {id(each): each.entries.read(walk.parameters).cpu().numpy() for each in (*walk.linears, *walk.vectors)}
+    values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
-    shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached)
+    shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached, apart=False)
     return asked if _holds(shifts, asked) else [each for each in asked if _holds(shifts, [each])]
 
 
 def _candidates(walk: Walk, pair: SymmetricPair, views: Views, added: dict[int, Vector]) -> Iterator[Translation]:
     for part, view in views[int(pair.kind == QUERY_KEY)]:
-        if not isinstance(part.source, Vector) or len(part.source.outs) > 1:
+        if not isinstance(part.source, Vector) or part.length > 1:
             continue
         if pair.kind == QUERY_KEY:
             yield key_bias(pair, view)

@@ -33,7 +33,9 @@ def _expr(*terms: tuple[dict[int, float], float]) -> dict[int, float]:
 class Shifts:
     """Find constants that some parameters add and others take away: one unknown for each total that a source can set."""
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached) -> None:
+    def __init__(
+        self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached, *, apart: bool = True
+    ) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
         self.at: dict[int, dict[int, float]] = {}
@@ -69,22 +71,33 @@ class Shifts:
         self.sources = {
             n: flow.terms
             for flow in walk.flows
-            if flow.kind == "bias" and flow.terms.shared != "other"
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like
             for row in flow.terms.outs
             for n in row
         }
         for flow in walk.flows:
             self._forward(flow)
-        self._leave_unseen()
+        if apart:
+            self._leave_unseen()
 
     def _leave_unseen(self) -> None:
         """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
-        rows = [([self._unknown(n) for n in row], row) for v in self.walk.vectors if not v.gain for row in v.outs]
-        rows += [(totals, linear.outs[0]) for linear, _, totals in self.virtual.values()]
-        for unknowns, row in rows:
-            if all(unknown > 1 for unknown in unknowns) and not self.unseen.all(row):
-                for k in kernel(self.unseen.of(row)).T:
+        biases = [each for each in self.walk.vectors if not each.gain]
+        several = [
+            ([self._unknown(n) for n in row], [each.outs[place] for each in self._uses(vector, biases)])
+            for vector in biases
+            for place, row in enumerate(vector.outs)
+        ]
+        for linear, _, totals in self.virtual.values():
+            several.append((totals, [each.outs[0] for each in self._uses(linear, self.walk.linears)]))
+        for unknowns, rows in several:
+            if all(unknown > 1 for unknown in unknowns) and not any(self.unseen.all(row) for row in rows):
+                for k in kernel(np.concatenate([self.unseen.of(row) for row in rows])).T:
                     self.system.equal(np.array(unknowns), k)
+
+    def _uses(self, one: Any, several: list[Any]) -> list[Any]:
+        """Return what takes the same entries in the same way, the first use first."""
+        return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
 
     def _unknown(self, node: int) -> int:
         """Return the unknown of a number of a bias, or of the total that it sets, and 0 if there is none."""
@@ -266,15 +279,18 @@ class Shifts:
             self._open(row)
         moved = any(self.expr(n) for row in linear.ins for n in row)
         U, c = np.zeros((0, 0)), np.zeros(0)
+        same = self._uses(linear, self.walk.linears)
         if linear.table:
             U, c = np.ones((1, linear.shape[2])), np.ones(1)
-        elif not linear.shared:
-            U, c = self.unreached.common(linear.ins)
+        elif linear.shared != "other":
+            U, c = self.unreached.common([row for each in same for row in each.ins])
         W = self.values[id(linear)][0]
-        if len(c) and np.abs(c).max() > 1e-9 and not linear.taps and not linear.shared and linear.shape[0] == 1:
-            u = c @ U / (c @ c)
-            totals = [self.new() for _ in linear.outs[0]]
-            self.virtual[id(linear)] = linear, u, totals
+        whole = not linear.taps and linear.shared != "other" and linear.shape[0] == 1
+        if whole and len(c) and np.abs(c).max() > 1e-9:
+            first = same[0]
+            if id(first) not in self.virtual:
+                self.virtual[id(first)] = first, c @ U / (c @ c), [self.new() for _ in first.outs[0]]
+            totals = self.virtual[id(first)][2]
             for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
                 there = [i for i, n in enumerate(row_in) if self.expr(n)]
                 for o, (n, total) in enumerate(zip(row_out, totals, strict=True)):
@@ -323,6 +339,9 @@ class Shifts:
                         rest = sum(f * (size[m] if m in size else value(self.expr(m))) for m, f in each if m != n)
                         size[n] = (solution.get(self.claimed[n][1], 0.0) - rest) / factor
         for vector in self.walk.vectors:
+            if vector.like:  # rows that nobody asked for go with those that were
+                places = zip(vector.outs[0], *vector.like, strict=True)
+                size.update((n, sum(size.get(m, 0.0) for m in some) / len(some)) for n, *some in places)
             if not vector.gain and vector.shared != "other" and vector.entries.key not in done:
                 done.add(vector.entries.key)
                 change = torch.tensor([[size.get(n, 0.0) for n in row] for row in vector.outs], dtype=torch.float64)

@@ -125,6 +125,10 @@ class Unseen:
                 if F is None or len(F):
                     for W in self.values[id(flow.terms)]:
                         self.add(row_in, W if F is None else F @ W)
+        elif flow.kind == "bias":
+            if flow.terms.like:  # what is seen of any row would be seen of these
+                F = np.concatenate([self.of(row) for row in flow.terms.like])
+                self.add(flow.terms.outs[0], np.linalg.qr(F, mode="r"))
         elif flow.kind == "gain":
             vector: Vector = flow.terms
             weights = np.array(self.values[id(vector)])

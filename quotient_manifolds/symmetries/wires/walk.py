@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording, ten
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
+MASKED = -1e30  # a score that is smaller has no weight after a softmax
 Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
@@ -58,6 +60,11 @@ class Linear:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.entries.shape)
 
+    @cached_property
+    def takes(self) -> list[int]:
+        """Return the channels that it reads: of the first kind of token in which there is one."""
+        return moving(np.array(self.ins)).tolist()
+
 
 @dataclass(eq=False)
 class Vector:
@@ -68,6 +75,7 @@ class Vector:
     outs: list[list[int]]
     gain: bool
     unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
@@ -292,7 +300,7 @@ class Walk:
         if not tensor.dtype.is_floating_point:
             return torch.full((), FIXED).expand(tensor.shape)
         if self.codes.constant(tensor):  # what is masked is 0 after a softmax, whatever is added to it
-            return ((tensor != 0) & (tensor > -1e30)).long().cpu()
+            return ((tensor != 0) & (tensor > MASKED)).long().cpu()
         return torch.full((), FIXED).expand(tensor.shape)
 
     def put(self, tensor: Tensor, label: Tensor) -> None:
@@ -471,7 +479,7 @@ class Walk:
             ins, inverse = np.full((1, width), FIXED), torch.zeros((), dtype=torch.long)
         else:
             ins, inverse = self.rows(label, width)
-        self.same(ins[:1], ins[1:])
+        self.same(moving(ins), ins)
         outs = self.new(out * len(ins)).reshape(-1, out)
         self.same(outs[:1], outs[1:])
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
@@ -506,7 +514,7 @@ class Walk:
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
-            if not plain and not any(self.moving(each) for each in inputs) and name not in VIEWS:
+            if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
                 self.settle(operation)
                 return
             (RULES["view"] if name in VIEWS else RULES[name])(self, operation)
@@ -590,6 +598,11 @@ def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
         (operation.args, operation.kwargs),
     )
     return tensors(operation.func(*args, **kwargs))
+
+
+def moving(rows: Array) -> Array:
+    """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
+    return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
 
 
 def named(token: Any) -> int:

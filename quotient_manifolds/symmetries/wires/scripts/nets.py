@@ -23,6 +23,7 @@ class L(nn.Module):
             setattr(s, k, v)
 
     def forward(s, x):
+        s.raw = x
         x = s.body(s, s.emb(x))
         if s.pool == "mean":
             x = x.mean(1)
@@ -200,6 +201,55 @@ def nets(bias):
         a=li(),
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
+
+    def twice(s, x):
+        for _ in range(2):
+            x = s.n(x + s.b(torch.tanh(s.a(x))))
+        return x
+
+    add("layer twice", lambda s, x: twice(s, s.n(x)), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("layer twice, norm once", lambda s, x: twice(s, s.m(x)), a=li(), b=li(), n=nn.LayerNorm(d), m=nn.LayerNorm(d))
+    add("bias twice", lambda s, x: s.n(x) + torch.tanh(s.a(s.n(x) + s.p) + s.p), a=li(), n=nn.LayerNorm(d), p=P(d))
+    add(
+        "read twice",
+        lambda s, x: (lambda u, v: torch.tanh(s.a(u)) * torch.tanh(2 * s.a(v)))(s.n(x), s.n(x) + s.p),
+        a=li(),
+        n=nn.LayerNorm(d),
+        p=P(d),
+    )
+
+    def placed(s, x):
+        return s.n(x + s.t(torch.arange(x.shape[1])))
+
+    add(
+        "short table",
+        lambda s, x: s.b(torch.tanh(s.a(placed(s, x)))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+        t=nn.Embedding(5, d),
+    )
+    add(
+        "short slice",
+        lambda s, x: s.b(torch.tanh(s.a(s.n(x + s.p[: x.shape[1]])))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+        p=P(5, d),
+    )
+    add(
+        "short attn",
+        lambda s, x: (lambda y: y + s.o((s.q(y) @ s.k(y).mT).softmax(-1) @ s.v(y)))(x + s.t(torch.arange(x.shape[1]))),
+        t=nn.Embedding(5, d),
+        **A(),
+    )
+    add(
+        "short rows apart",
+        lambda s, x: torch.tanh(s.a(x + s.p[0])) + torch.tanh(s.b(x) + s.p[1]) + s.p[2 : x.shape[1]].sum(0),
+        a=li(),
+        b=li(),
+        p=P(5, d),
+    )
     add("pos", lambda s, x: s.b(torch.tanh(s.a(x + s.p))), a=li(), b=li(), p=P(5, d))
     add("pos attn", lambda s, x: (lambda y: y + att(s, y))(x + s.p), p=P(5, d), **A())
     add(
@@ -270,7 +320,89 @@ def nets(bias):
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
     add("groupnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.GroupNorm(2, d))
     add("logit shift", lambda s, x: s.b(s.a(x).mean(1)).log_softmax(-1), None, a=li(), b=li(d, 4))
+    tril = torch.ones(5, 5).tril()
+    masks = {
+        "zeroed": lambda s, w: torch.where(tril > 0, w, 0.0).softmax(-1),
+        "times": lambda s, w: (w * tril).softmax(-1),
+        "hidden": lambda s, w: torch.where(tril > 0, w, -torch.inf).softmax(-1),
+        "zeroed by inputs": lambda s, w: torch.where((s.raw[..., 0] > 0)[:, None], w, 0.0).softmax(-1),
+        "hidden by inputs": lambda s, w: w.masked_fill((s.raw[..., 0] > 1)[:, None], -1e38).softmax(-1),
+        "dropped": lambda s, w: w.softmax(-1).masked_fill(tril == 0, 0.0),
+        "dropped by inputs": lambda s, w: w.softmax(-1).masked_fill((s.raw[..., 0] > 1)[:, None], 0.0),
+        "a key's gain": lambda s, w: (w * s.g).softmax(-1),
+        "a bias by place": lambda s, w: (w + s.h).softmax(-1),
+    }
+    for name, f in masks.items():
+        about = {"g": P(5), "h": P(5, 5)}
+        about = {key: about[key] for key in f.__code__.co_names if key in about}
+        add(f"scores {name}", lambda s, x, f=f: x + s.o(f(s, s.q(x) @ s.k(x).mT) @ s.v(x)), **A(), **about)
+    keep = torch.tensor([1.0, 1, 0, 1, 1])[:, None]
+    read = lambda s, x: s.b(torch.tanh(s.a(x)))
+    own = lambda s, x: s.c.expand(len(x), 1, d)
+    zero = lambda x: torch.zeros(len(x), 1, d)
+    add("masked tokens", lambda s, x: read(s, torch.where(keep > 0, x, 0.0)), a=li(), b=li())
+    add(
+        "masked tokens, own",
+        lambda s, x: read(s, torch.cat([own(s, x), torch.where(keep > 0, x, 0.0)], 1)),
+        **dict(a=li(), b=li(), c=P(1, 1, d)),
+    )
+    add("zero token, own", lambda s, x: read(s, torch.cat([zero(x), x, own(s, x)], 1)), a=li(), b=li(), c=P(1, 1, d))
+    add(
+        "masked tokens, tied",
+        lambda s, x: s.a(torch.where(keep > 0, torch.tanh(s.a(torch.where(keep > 0, x, 0.0))), 0.0)),
+        a=li(),
+    )
+    add(
+        "zero key, own",
+        lambda s, x: (
+            x
+            + s.o(
+                (s.q(x) @ torch.cat([s.k(x), zero(x), own(s, x)], 1).mT).softmax(-1)
+                @ torch.cat([s.v(x), zero(x), zero(x)], 1)
+            )
+        ),
+        c=P(1, 1, d),
+        **A(),
+    )
+    add("assigned", lambda s, x: read(s, assigned(x, s.c(x), slice(None), slice(4))), a=li(), b=li(), c=li())
+    add("assigned tokens", lambda s, x: read(s, assigned(x, s.c(x), slice(2))), a=li(), b=li(), c=li())
+    add("assigned one", lambda s, x: read(s, assigned(x, s.c(x), 0)), a=li(), b=li(), c=li())
+    add(
+        "assigned part",
+        lambda s, x: read(s, assigned(x, s.c(x).roll(1, 1), slice(2), slice(4))),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
+    add(
+        "assigned halves",
+        lambda s, x: read(
+            s,
+            assigned(
+                assigned(torch.zeros_like(x), s.c(x), slice(None), slice(4)),
+                s.c(x).roll(1, 1),
+                slice(None),
+                slice(4, 8),
+            ),
+        ),
+        **dict(a=li(), b=li(), c=li()),
+    )
+    add("rot3", lambda s, x: x + s.o((rope3(s.q(x)) @ rope3(s.k(x)).mT).softmax(-1) @ s.v(x)), **A())
     return N
+
+
+def assigned(x, y, *where):
+    z = x.clone()
+    z[(slice(None), *where)] = y[(slice(None), *where)]
+    return z
+
+
+def rope3(x):
+    y = x.clone()
+    a, b = x[..., 0:6:2], x[..., 1:6:2]
+    c, s_ = ang[:, :3].cos(), ang[:, :3].sin()
+    y[..., 0:6:2], y[..., 1:6:2] = a * c - b * s_, b * c + a * s_
+    return y
 
 
 ang = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.3])
@@ -300,7 +432,8 @@ if __name__ == "__main__":
             m = L(body, bias, pool=pool, **mods).eval()
             B = [torch.randn(24, 5, 9) for _ in range(4)]
             try:
-                w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang)
+                short = B[0][:, :3] if name.startswith("short") else None  # what a walk finds holds for longer inputs
+                w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang, walk_batch=short)
             except Exception as e:
                 import traceback
 
