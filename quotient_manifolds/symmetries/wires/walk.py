@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -109,11 +109,15 @@ _ABOUT = (
 class Walk:
     """Hold what the operations of a recording allow."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, values: Mapping[str, Tensor] | None = None) -> None:
+        """Walk through a recording; values: of its parameters, where they are to be others than those that ran."""
         import quotient_manifolds.symmetries.wires.rules  # noqa: F401  fills the table
 
-        self.recording, self.codes = recording, Codes(recording)
-        self.parameters = dict(recording.parameters)
+        self.recording: Any = recording
+        self.codes: Any = Codes(recording)
+        self.parameters = recording.parameters if values is None else values
+        self.ran: dict[str, list[Entries]] = {}
+        """What operations took of each parameter."""
         self.entries = {id(w): Entries.of(name, w) for name, w in recording.parameters.items()}
         self.labels: dict[int, Tensor] = {}
         self.turns, self.means, self.scales = Classes(), Classes(), Scales()
@@ -139,6 +143,12 @@ class Walk:
         RULES["end"](self, recording.operations[-1])
         self.loose = self.scales.copy()  # scales where shifts make up for constants that are added to channels
         self.scales.equal(self.offsets()[:, None], np.ones((len(self.offsets()), 1)))
+
+    def forget(self) -> None:
+        """Let go of activations and numbers: what is left tells where parameters stand and how they are related."""
+        kept = {key: value for key, value in self.notes.items() if key[0] in ("gain index", "source")}
+        self.recording = self.codes = None
+        self.labels, self.notes, self.parameters, self.entries, self.ran = {}, kept, {}, {}, {}
 
     # nodes
     def new(self, count: int) -> Array:
@@ -507,6 +517,8 @@ class Walk:
         if all(id(each) in self.entries for each in inputs if self.live(each)) and self._on_parameters(operation):
             return
         for each in inputs:
+            if id(each) in self.entries:
+                self.ran.setdefault(self.entries[id(each)].name, []).append(self.entries[id(each)])
             if ("pending", id(each)) in self.notes and not self._waits(operation, each):
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if name in VIEWS or name in RULES:
