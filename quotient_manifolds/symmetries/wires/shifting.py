@@ -58,8 +58,14 @@ class Shift(Freedom):
         return {self.family: len(self.pivots)}
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone."""
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone.
+
+        Where nothing else makes up for it, a softmax or norm ignores it: then the control adds noise of any direction.
+        """
         own = params[self.pivots[0][1]]
+        if control and len(self.changed) == 1:
+            own += size * typical(own) * gaussian(own, generator)
+            return
         z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
         self._shift(params, z, control=control)
 
