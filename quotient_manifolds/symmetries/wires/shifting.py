@@ -58,16 +58,16 @@ class Shift(Freedom):
         return {self.family: len(self.pivots)}
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
-        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control it alone.
+        """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
 
-        Where nothing else makes up for it, a softmax or norm ignores it: then the control adds noise of any direction.
+        It alone may shift without being seen, such as a constant of keys that softmax ignores.
         """
         own = params[self.pivots[0][1]]
-        if control and len(self.changed) == 1:
+        if control:
             own += size * typical(own) * gaussian(own, generator)
             return
         z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z, control=control)
+        self._shift(params, z)
 
     def fold(self, params: Params) -> None:
         """Let the others take over all constants, in place."""
@@ -93,18 +93,15 @@ class Shift(Freedom):
         _, name, place = self.pivots[0]
         return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
 
-    def _shift(self, params: Params, z: Array, *, control: bool = False) -> None:
+    def _shift(self, params: Params, z: Array) -> None:
         found = Solved.at(self.constants, params)
         total: Direction = defaultdict(float)
         for pivot, size in zip(self.pivots, z.tolist(), strict=True):
             for unknown, value in found.directions.get(pivot, {}).items():
                 total[unknown] += size * value
-        own = self.pivots[0][1]
         for entries, change in found.shifts.biases(total):
-            if not control or entries.name == own:
-                entries.write(params, entries.read(params) + change.to(params[entries.name].device))
-        answers = [each for each in found.shifts.answers(total) if not control or each[0].entries.name == own]
-        for linear, answer in answers:  # to what its inputs have in common now
+            entries.write(params, entries.read(params) + change.to(params[entries.name].device))
+        for linear, answer in [*found.shifts.answers(total)]:  # to what its inputs have in common now
             u = torch.from_numpy(common(self.constants.at(params), linear))
             W = linear.entries.read(params)
             linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
