@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quotient_manifolds.symmetries.freedom import Freedom, gaussian, typical
 from quotient_manifolds.symmetries.pair import Params
-from quotient_manifolds.symmetries.wires.constants import At, Constants, unreached_basis
+from quotient_manifolds.symmetries.wires.constants import At, Constants, add, unreached_basis
 from quotient_manifolds.symmetries.wires.relations import Component
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.walk import Linear
@@ -39,7 +39,6 @@ class Shift(Freedom):
     pivots: tuple[Owner, ...]
     targets: tuple[float, ...]
     changed: tuple[str, ...]
-    family: str
     kind = "shift"
 
     @property
@@ -55,56 +54,98 @@ class Shift(Freedom):
     @property
     def families(self) -> dict[str, int]:
         """Return the number of constants."""
-        return {self.family: len(self.pivots)}
+        return dict(Counter(FAMILY[kind] for kind, _, _ in self.pivots))
+
+    def beside(self, other: Freedom) -> Freedom | None:
+        """Return both as one, for which equations are solved once."""
+        if not isinstance(other, Shift) or other.constants is not self.constants:
+            return None
+        changed = tuple(dict.fromkeys((*self.changed, *other.changed)))
+        return Shift(self.constants, (*self.pivots, *other.pivots), (*self.targets, *other.targets), changed)
 
     def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
         """Shift by Gaussians of the typical size of the parameter's numbers, in place; as a control add noise to it.
 
         It alone may shift without being seen, such as a constant of keys that softmax ignores.
         """
-        own = params[self.pivots[0][1]]
         if control:
-            own += size * typical(own) * gaussian(own, generator)
-            return
-        z = size * typical(own) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
-        self._shift(params, z)
+            for name, noise in self._noise(params, generator).items():
+                params[name] += size * noise
+        else:
+            self._shift(params, self.pivots, size * self._drawn(params, generator))
+
+    def tangent(self, params: Mapping[str, Tensor], generator: torch.Generator, control: bool = False) -> Params:
+        """Return what a shift changes, to first order."""
+        if control:
+            return {name: torch.zeros_like(params[name]) for name in self.names} | self._noise(params, generator)
+        found = Solved.at(self.constants, params)
+        total = found.total(self.pivots, self._drawn(params, generator))
+        tangent = {name: torch.zeros_like(params[name]) for name in self.names}
+        for entries, change in found.shifts.biases(total):
+            entries.add_to(tangent, change)
+        for linear, answer in found.shifts.answers(total):
+            u = common(self.constants.at(params), linear)
+            linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, u))[None])
+        return tangent
 
     def fold(self, params: Params) -> None:
-        """Let the others take over all constants, in place."""
-        if self.pivots[0][0] == "weight":
-            self._forget(params)
-        for _ in range(SWEEPS):
+        """Let the others take over all constants, in place.
+
+        Those of biases at once; then those of weights one after the other, whose inputs may have nothing in common now.
+        """
+        self._settle(params, [each for each in self.pivots if each[0] == "bias"])
+        for linear in self._weights(params):
+            place = _first(linear)
+            self._settle(params, [each for each in self.pivots if (each[1], each[2] // ROWS) == place])
+
+    def _settle(self, params: Params, pivots: list[Owner]) -> None:
+        """Let others take over these constants, in place."""
+        target = dict(zip(self.pivots, self.targets, strict=True))
+        for _ in range(SWEEPS if pivots else 0):
             found = Solved.at(self.constants, params)
-            held = np.array([found.held(params, pivot) for pivot in self.pivots])
-            held -= self.targets
-            if np.abs(held).max() <= SETTLED * typical(params[self.pivots[0][1]]):
+            held = np.array([found.held(params, pivot) - target[pivot] for pivot in pivots])
+            if not (np.abs(held) > SETTLED * self._sizes(params, pivots)).any():
                 return
-            self._shift(params, -held)
+            self._shift(params, pivots, -held)
 
-    def _forget(self, params: Params) -> None:
-        """Take away what a weight answers to what its inputs no longer have, where others took constants away."""
-        at, linear = self.constants.at(params), self._linear()
-        Q = unreached_basis(at, [linear])
-        W = linear.entries.read(params)
-        basis = torch.from_numpy(Q).to(W.device)
-        linear.entries.write(params, W - (W @ basis) @ basis.mT)
+    def _weights(self, params: Params) -> list[Linear]:
+        """Return the weights of which constants are left, and take away what others answer to what they no longer have.
 
-    def _linear(self) -> Linear:
-        _, name, place = self.pivots[0]
-        return next(each for each in self.constants.walk.linears if _first(each) == (name, place // ROWS))
+        That is what is left where others took away all that the inputs of a weight have in common.
+        """
+        own = {(name, place // ROWS) for kind, name, place in self.pivots if kind == "weight"}
+        if not own:
+            return []
+        found = {first: each for each in reversed(self.constants.walk.linears) if (first := _first(each)) in own}
+        at, changes = self.constants.at(params), []
+        for linear in found.values():
+            basis = torch.from_numpy(unreached_basis(at, [linear]))
+            if basis.shape[1]:
+                W = linear.entries.read(params).cpu()
+                changes.append((linear.entries, -(W @ basis) @ basis.mT))
+        add(params, changes)
+        left = {(name, place // ROWS) for _, name, place in Solved.at(self.constants, params).directions}
+        return [each for first, each in reversed(found.items()) if first in left]
 
-    def _shift(self, params: Params, z: Array) -> None:
+    def _drawn(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Array:
+        return self._sizes(params, self.pivots) * gaussian(torch.empty(len(self.pivots)), generator).numpy()
+
+    def _noise(self, params: Mapping[str, Tensor], generator: torch.Generator) -> Params:
+        own = dict.fromkeys(name for _, name, _ in self.pivots)
+        return {name: typical(params[name]) * gaussian(params[name], generator) for name in own}
+
+    def _sizes(self, params: Mapping[str, Tensor], pivots: Sequence[Owner]) -> Array:
+        """Return the typical size of the parameter of each constant."""
+        size = {name: typical(params[name]) for name in dict.fromkeys(name for _, name, _ in pivots)}
+        return np.array([size[name] for _, name, _ in pivots])
+
+    def _shift(self, params: Params, pivots: Sequence[Owner], z: Array) -> None:
         found = Solved.at(self.constants, params)
-        total: Direction = defaultdict(float)
-        for pivot, size in zip(self.pivots, z.tolist(), strict=True):
-            for unknown, value in found.directions.get(pivot, {}).items():
-                total[unknown] += size * value
-        for entries, change in found.shifts.biases(total):
-            entries.write(params, entries.read(params) + change.to(params[entries.name].device))
+        total = found.total(pivots, z)
+        add(params, found.shifts.biases(total))
         for linear, answer in [*found.shifts.answers(total)]:  # to what its inputs have in common now
-            u = torch.from_numpy(common(self.constants.at(params), linear))
-            W = linear.entries.read(params)
-            linear.entries.write(params, W + torch.outer(torch.from_numpy(answer), u).to(W.device))
+            u = common(self.constants.at(params), linear)
+            add(params, [(linear.entries, torch.from_numpy(np.outer(answer, u)))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +177,14 @@ class Solved:
                 if first in owners:
                     directions[owners[first]] = direction
         return Solved(shifts, directions, factors)
+
+    def total(self, pivots: Sequence[Owner], sizes: Array) -> Direction:
+        """Return the sum of the directions that start at pivots, times their sizes."""
+        found: Direction = defaultdict(float)
+        for pivot, size in zip(pivots, sizes.tolist(), strict=True):
+            for unknown, value in self.directions.get(pivot, {}).items():
+                found[unknown] += size * value
+        return found
 
     def held(self, params: Params, pivot: Owner) -> float:
         """Return the constant that a number or a row of a weight adds."""
@@ -215,21 +264,17 @@ def shifts_of(constants: Constants, params: Mapping[str, Tensor]) -> Iterator[Sh
         groups[owner[:2]].append(owner)
         order[owner[:2]] = min(order.get(owner[:2], min(direction)), min(direction))
     for key in sorted(groups, key=order.__getitem__):
-        record = Shift(constants, tuple(groups[key]), (), (key[1],), FAMILY[key[0]])
-        rng = np.random.default_rng(0)
-        total: Direction = defaultdict(float)
-        for owner in groups[key]:
-            for unknown, value in found.directions[owner].items():
-                total[unknown] += rng.normal() * value
+        sizes = np.random.default_rng(0).normal(size=len(groups[key]))
+        total = found.total(groups[key], sizes)
         changed = [entries.name for entries, change in found.shifts.biases(total) if float(change.abs().max()) > 1e-12]
         answers = [each for each, answer in found.shifts.answers(total) if np.abs(answer).max() > 1e-12]
         changed += [each.entries.name for each in answers]
-        targets = (0.0,) * len(record.pivots)
-        if key[0] == "bias" and answers and len(record.pivots) == answers[0].shape[2]:
+        targets = (0.0,) * len(groups[key])
+        if key[0] == "bias" and answers and len(groups[key]) == answers[0].shape[2]:
             size = constants.walk.notes["source", "size"][np.array(answers[0].ins[0])]
             u = common(constants.at(params), answers[0]) * np.exp(-size)  # where gains are 1
             targets = tuple((u * len(u) ** 0.5 / np.linalg.norm(u)).tolist())
-        yield replace(record, changed=tuple(dict.fromkeys((key[1], *changed))), targets=targets)
+        yield Shift(constants, tuple(groups[key]), targets, tuple(dict.fromkeys((key[1], *changed))))
 
 
 def common(at: At, linear: Linear) -> Array:
