@@ -14,6 +14,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.shifts import Shifts
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 Array = np.ndarray
@@ -21,13 +22,13 @@ Array = np.ndarray
 
 def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield tangents of what is unseen, unreached and shifted."""
-    values = {id(each): each.entries.read(walk.parameters).cpu().numpy() for each in (*walk.linears, *walk.vectors)}
+    values = Values(walk)
     unreached = Unreached(walk, values)
     unseen = Unseen(walk, values, unreached)
     for same in _uses(walk.linears):
         linear = same[0]
         taps, out, width = linear.shape
-        K = kernel(np.concatenate([unseen.of(row) for each in same for row in each.outs]))
+        K = unseen.common([row for each in same for row in each.outs])
         for k in K.T:
             for t in range(taps):
                 for i in range(width):
@@ -63,14 +64,21 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     for same in _uses([each for each in walk.vectors if not each.gain]):
         vector = same[0]
         for r, row in enumerate(vector.outs):
-            for k in kernel(np.concatenate([unseen.of(each.outs[r]) for each in same])).T:
+            for k in unseen.common([each.outs[r] for each in same]).T:
                 change = torch.zeros(len(vector.outs), len(row), dtype=torch.float64)
                 change[r] = torch.from_numpy(k)
                 tangent = zeros(walk)
                 vector.entries.add_to(tangent, change)
                 yield "unseen bias", tangent
-    for tangent in Shifts(walk, values, unseen, unreached).tangents():
-        yield "shift", tangent
+    shifts = Shifts(walk, values, unseen, unreached)
+    names = shifts.unknowns
+    for component in shifts.system.components():
+        coefficients = np.zeros((len(names), component.dimension))
+        coefficients[np.searchsorted(names, component.unknowns)] = component.basis
+        for size in shifts.evaluate(coefficients).T:
+            tangent = zeros(walk)
+            shifts.add_to(tangent, size)
+            yield "shift", tangent
 
 
 def _uses(several: list[Any]) -> list[list[Any]]:

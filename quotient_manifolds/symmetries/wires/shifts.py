@@ -2,304 +2,406 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from quotient_manifolds.symmetries.wires.blocks import solutions, zeros
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
-from quotient_manifolds.symmetries.wires.walk import Flow, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.values import Values
+from quotient_manifolds.symmetries.wires.walk import SUMS, ZERO, Flow, Linear, Vector, Walk
 
 Array = np.ndarray
+SMALL = 1e-13
 
 
-def _expr(*terms: tuple[dict[int, float], float]) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for expression, factor in terms:
-        if factor:
-            for key, value in expression.items():
-                found[key] = found.get(key, 0.0) + factor * value
-    return {key: value for key, value in found.items() if abs(value) > 1e-13}
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Say of nodes that their constants are a sum of those of others: names and factors (nodes, k), less a mean."""
+
+    outs: Array
+    names: Array
+    factors: Array
+    centred: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """Say of nodes that their constants are rows of a weight times those of others, plus those of some more."""
+
+    outs: Array
+    linear: Linear
+    rows: Array
+    names: Array
+    less: Array | None = None  # nodes whose constants are taken away before
+    plus: Array | None = None
 
 
 class Shifts:
-    """Find constants that some parameters add and others take away: one unknown for each total that a source can set."""
+    """Find constants that some parameters add and others take away: one unknown for each total that a source can set.
 
-    def __init__(self, walk: Walk, values: dict[int, Array], unseen: Unseen, unreached: Unreached) -> None:
+    A source is an entry of a vector that is added, or of what a weight makes of a functional that is constant. One that
+    is the first to be added to a sum sets the total, which is then unknown; any other is unknown itself. Unknowns have
+    the names of nodes: of the source, of the sum, or of what the weight writes.
+    """
+
+    def __init__(self, walk: Walk, values: Values, unseen: Unseen, unreached: Unreached) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
-        self.system, self.count = Scales(), 1
-        self.at: dict[int, dict[int, float]] = {}
-        self.claimed: dict[int, tuple[int, int, float]] = {}  # bias node -> (out node, total, factor)
-        self.free: dict[int, int] = {}  # bias node -> its own unknown
-        self.virtual: dict[int, tuple[Linear, Array, list[int]]] = {}
-        self.alike: dict[Any, int] = {}
-        self.keys: dict[int, list[int]] = {}  # score -> the channels of the key
-        self.soft = self._soft()
-        uses: dict[int, int] = defaultdict(int)
+        self.system = Scales()
+        self.unknown = np.zeros(walk.count, np.int64)
+        self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
+        self.definitions: list[Sum | Image] = []
+        self.claims: list[tuple[Array, Array, Array, Array]] = []
+        """Sources, sums that they claim, and names and factors of all their terms."""
+        self.virtual: list[tuple[Linear, Array]] = []
+        """Weights, and by what they change for each unit of what they add."""
+        self._rows: dict[int, scipy.sparse.csr_matrix] = {}
+        self._alike: dict[Any, Array] = {}
+        self._zero = np.zeros(walk.count, bool)
+        self._keys: dict[int, list[int]] = {}  # score -> the channels of the key
+        self._soft, uses = _before_softmax(walk), _uses(walk)
+        self._source = np.zeros(walk.count, bool)
+        """Sources that nothing has taken yet."""
         for flow in walk.flows:
-            if flow.kind in ("sum", "token", "number", "pool", "mix"):
-                for each in flow.terms:
-                    for n, _ in each:
-                        uses[n] += 1
-            elif flow.kind in ("linear", "gain"):
-                for row in flow.terms.ins:
-                    for n in set(row):
-                        uses[n] += 2
-            elif flow.kind in ("norm", "centre"):
-                for n in flow.terms:
-                    uses[n] += 2
-            elif flow.kind in ("through", "max"):
-                for n in flow.terms if flow.kind == "max" else [x for t in flow.terms for x in t]:
-                    uses[n] += 2
-            elif flow.kind == "dot":
-                for n in (*flow.terms[0], *flow.terms[1]):
-                    uses[n] += 2
-            elif flow.kind in ("seen", "soft"):
-                for n in flow.outs:
-                    uses[n] += 2
-        self.uses = uses
-        self.sources = {
-            n: flow.terms
-            for flow in walk.flows
-            if flow.kind == "bias" and flow.terms.shared != "other"
-            for row in flow.terms.outs
-            for n in row
-        }
+            if flow.kind == "bias" and flow.terms.shared != "other":
+                self._source[flow.outs] = True
+        self._single = uses == 1
         for flow in walk.flows:
             self._forward(flow)
-        for out in [n for n in self.at if self.at[n]]:
-            del out
 
-    def _soft(self) -> set[int]:
-        """Scores to which nothing is done before a softmax over their keys but what adds or multiplies known numbers."""
-        good: dict[int, bool] = {}
-        for flow in reversed(self.walk.flows):
-            if flow.kind == "soft":
-                for n in flow.outs:
-                    good[n] = good.get(n, True) and bool(flow.about)
-            elif flow.kind in ("sum", "token", "number"):
-                for out, each in zip(flow.outs, flow.terms, strict=True):
-                    for n, _ in each:
-                        good[n] = (
-                            good.get(n, True)
-                            and good.get(out, True)
-                            and flow.kind in ("sum", "token")
-                            and len(each) == 1
-                        )
-            elif flow.kind == "through":
-                for each in flow.terms:
-                    for n in each:
-                        good[n] = False
-            elif flow.kind in ("seen",):
-                for n in flow.outs:
-                    good[n] = False
-            elif flow.kind in ("pool", "mix"):
-                for each in flow.terms:
-                    for n, _ in each:
-                        good[n] = False
-            elif flow.kind in ("linear", "gain"):
-                for row in flow.terms.ins:
-                    for n in row:
-                        good[n] = False
-            elif flow.kind in ("norm", "centre", "max"):
-                for n in flow.terms:
-                    good[n] = False
-            elif flow.kind == "dot":
-                for n in (*flow.terms[0], *flow.terms[1]):
-                    good[n] = False
-        return {n for n, value in good.items() if value}
+    # unknowns and definitions
+    def _name(self, nodes: Array, unknowns: Array) -> None:
+        self.unknown[nodes] = unknowns
+        self.system.name(unknowns)
 
-    def new(self) -> int:
-        self.count += 1
-        self.system.name([self.count])
-        return self.count
+    def _define(self, definition: Sum | Image) -> None:
+        self.made[definition.outs] = len(self.definitions)
+        self.place[definition.outs] = np.arange(len(definition.outs))
+        self.definitions.append(definition)
 
-    def _own(self, vector: Vector, node: int) -> int:
-        """Return the unknown of a number of a vector: one for all the places where it is used."""
-        if not vector.shared:
-            return self.new()
-        place = next((r, row.index(node)) for r, row in enumerate(vector.outs) if node in row)
-        key = vector.entries.key, place
-        if key not in self.alike:
-            self.alike[key] = self.new()
-        return self.alike[key]
+    def _moves(self, nodes: Any) -> Array:
+        """Say of nodes whether their constants may change."""
+        return (self.unknown[nodes] > 0) | (self.made[nodes] >= 0)
 
-    def expr(self, node: int) -> dict[int, float]:
-        return self.at.get(node, {})
+    def _open(self, nodes: Any) -> None:
+        """Let sources that are used by themselves have unknowns of their own."""
+        names = np.asarray(nodes, np.int64).reshape(-1)
+        names = np.unique(names[self._source[names]])
+        self._source[names] = False
+        self._name(names, names)
+
+    def _sum(self, outs: Array, names: Array, factors: Array, *, centred: bool = False) -> None:
+        moves = (self._moves(names) & (factors != 0)).any(1) | centred
+        if self._moves(names).any():
+            self._define(Sum(outs[moves], names[moves], factors[moves], centred))
+
+    # equations
+    def _constrain(self, names: Array, factors: Array) -> None:
+        some = self._moves(names).any(1)
+        if some.any():
+            self.system.rows(self._combined(names[some], np.broadcast_to(factors, names.shape)[some]))
 
     def zero(self, nodes: Any) -> None:
-        for node in nodes:
-            if self.expr(node):
-                self._constrain(self.expr(node))
+        """Say that constants do not change."""
+        names = np.unique(np.asarray(nodes, np.int64))
+        names = names[~self._zero[names]]
+        self._zero[names] = True
+        self._constrain(names[:, None], np.ones(1))
 
+    def _equal(self, nodes: Any) -> None:
+        """Say that constants change by one number."""
+        names = np.asarray(nodes, np.int64)
+        self._constrain(np.stack([names[1:], np.full(len(names) - 1, names[0])], 1), np.array([1.0, -1.0]))
+
+    def _combined(self, names: Array, factors: Array) -> scipy.sparse.csr_matrix:
+        """Return sums of constants as functionals of the unknowns, a row each."""
+        nodes, place = np.unique(names, return_inverse=True)
+        row = np.repeat(np.arange(len(names)), names.shape[1])
+        shape = (len(names), len(nodes))
+        pick = scipy.sparse.csr_matrix((factors.reshape(-1), (row, place.reshape(-1))), shape=shape)
+        return _tidy(pick @ self.expressions(nodes))
+
+    def expressions(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        """Return what constants of nodes are in terms of the unknowns, (nodes, names of unknowns)."""
+        waiting, needed = [nodes], set[int]()
+        while waiting:
+            inner = waiting.pop()
+            for each in np.unique(self.made[inner[self.unknown[inner] == 0]]).tolist():
+                if each >= 0 and each not in self._rows and each not in needed:
+                    needed.add(each)
+                    waiting += _inputs(self.definitions[each])
+        for each in sorted(needed):
+            self._rows[each] = self._expressed(self.definitions[each])
+        return self._known(nodes)
+
+    def _known(self, nodes: Array) -> scipy.sparse.csr_matrix:
+        width = self.walk.count
+        by = np.where(self.unknown[nodes] > 0, -1, np.where(self.made[nodes] >= 0, self.made[nodes], -2))
+        order = np.argsort(by, kind="stable")
+        parts = []
+        for each in np.unique(by).tolist():
+            some = nodes[order][by[order] == each]
+            if each >= 0:
+                parts.append(self._rows[each][self.place[some]])
+                continue
+            count = len(some) if each == -1 else 0
+            start = np.minimum(np.arange(len(some) + 1), count)
+            parts.append(
+                scipy.sparse.csr_matrix((np.ones(count), self.unknown[some][:count], start), shape=(len(some), width))
+            )
+        back = np.empty(len(nodes), np.int64)
+        back[order] = np.arange(len(nodes))
+        return scipy.sparse.vstack(parts, format="csr")[back]
+
+    def _expressed(self, definition: Sum | Image) -> scipy.sparse.csr_matrix:
+        if isinstance(definition, Sum):
+            found = self._combined(definition.names, definition.factors)
+            if definition.centred:
+                mean = scipy.sparse.csr_matrix(np.full((1, found.shape[0]), 1 / found.shape[0])) @ found
+                found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
+            return found
+        inner = self._known(definition.names)
+        if definition.less is not None:
+            inner = _tidy(inner - self._known(definition.less))
+        columns = np.unique(inner.indices)
+        W = self.values[id(definition.linear)][0][definition.rows]
+        made = scipy.sparse.csr_matrix(W @ inner[:, columns].toarray())
+        shape = (len(W), self.walk.count)
+        found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=shape)
+        return _tidy(found if definition.plus is None else found + self._known(definition.plus))
+
+    # flows
     def _forward(self, flow: Flow) -> None:
-        seen = self.unseen.any
         if flow.kind == "bias":
-            for row in flow.terms.outs:
-                for n in row:
-                    if n in self.sources and (self.uses[n] != 1 or flow.terms.shared):
-                        self.free[n] = self._own(flow.terms, n)
-                        self.at[n] = {self.free[n]: 1.0}
+            self._bias(flow)
         elif flow.kind == "linear":
             self._linear(flow.terms)
-        elif flow.kind in ("sum", "token", "pool"):
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                self._sum(out, each, flow.kind == "sum")
-                if len(each) == 1 and each[0][0] in self.keys:
-                    self.keys[out] = self.keys[each[0][0]]
-        elif flow.kind == "mix":
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                for n, _ in each[1:]:
-                    if seen(out):
-                        self._constrain(_expr((self.expr(n), 1.0), (self.expr(each[0][0]), -1.0)))
-                if each:
-                    self.at[out] = self.expr(each[0][0])
-        elif flow.kind == "number":
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                if seen(out):
-                    self._open(n for n, _ in each)
-                    self.zero(n for n, _ in each)
+        elif flow.kind in SUMS:
+            self._sums(flow)
         elif flow.kind == "gain":
-            vector = flow.terms
-            self._open(vector.ins[0])
-            for a, out, g in zip(
-                vector.ins[0], vector.outs[0], self.walk.notes["gain index", id(vector)][1], strict=True
-            ):
-                self.at[out] = _expr((self.expr(a), g))
+            weights = np.array(self.walk.notes["gain index", id(flow.terms)][1])
+            names = np.array(flow.terms.ins[0])
+            self._open(names)
+            self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
-            if not flow.outs or any(seen(n) for n in flow.outs):
+            if not len(flow.outs) or self.unseen.partly(flow.outs).any():
                 self._open(flow.terms)
-                for a in flow.terms[1:]:
-                    self._constrain(_expr((self.expr(a), 1.0), (self.expr(flow.terms[0]), -1.0)))
+                self._equal(flow.terms)
         elif flow.kind == "centre":
             self._open(flow.terms)
-            n = len(flow.terms)
-            mean = _expr(*((self.expr(a), 1 / n) for a in flow.terms))
-            for a, out in zip(flow.terms, flow.outs, strict=True):
-                self.at[out] = _expr((self.expr(a), 1.0), (mean, -1.0))
+            names = np.array(flow.terms)[:, None]
+            self._sum(flow.outs, names, np.ones(names.shape), centred=True)
         elif flow.kind == "through":
-            for out, ins in zip(flow.outs, flow.terms, strict=True):
-                if seen(out):
-                    self._open(ins)
-                    self.zero(ins)
+            names = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(names)
+            self.zero(names)
         elif flow.kind == "seen":
             self._open(flow.outs)
             self.zero(flow.outs)
         elif flow.kind == "soft":
             self._open(flow.outs)
             for row in flow.terms:
-                several = [self.keys.get(n) for n in row]
-                for keys in several[1:]:
-                    for a, b in zip(several[0] or keys or [], keys or several[0] or [], strict=True):
-                        if several[0] is None or keys is None:
-                            self.zero([a])
-                        elif a != b:
-                            self._constrain(_expr((self.expr(a), 1.0), (self.expr(b), -1.0)))
-                for n in row[1:]:
-                    self._constrain(_expr((self.expr(n), 1.0), (self.expr(row[0]), -1.0)))
+                self._same_keys([self._keys.get(n) for n in row])
+                self._equal(row)
         elif flow.kind == "dot":
-            if seen(flow.outs[0]):
-                self._open([*flow.terms[0], *flow.terms[1]])
-                self.zero(flow.terms[0])
-                if flow.outs[0] in self.soft:  # it ignores what all keys have in common
-                    self.keys[flow.outs[0]] = flow.terms[1]
-                else:
-                    self.zero(flow.terms[1])
+            self._dot(flow)
         elif flow.kind == "max":
-            a, b = flow.terms
-            if seen(flow.outs[0]):
-                self._open([a, b])
-                self._constrain(_expr((self.expr(a), 1.0), (self.expr(b), -1.0)))
-            self.at[flow.outs[0]] = self.expr(a)
+            seen = flow.terms[self.unseen.partly(flow.outs)]
+            self._open(seen)
+            self._constrain(seen, np.array([1.0, -1.0]))
+            self._sum(flow.outs, flow.terms[:, :1], np.ones((len(flow.outs), 1)))
 
-    def _constrain(self, expression: dict[int, float]) -> None:
-        if expression:
-            self.system.equal(np.array(list(expression)), np.array(list(expression.values())))
-
-    def _open(self, nodes: Any) -> None:
-        """A source that is used by itself has an unknown of its own."""
-        for n in nodes:
-            if n in self.sources and n not in self.free and n not in self.claimed:
-                self.free[n] = self.new()
-                self.at[n] = {self.free[n]: 1.0}
-
-    def _sum(self, out: int, terms: list[tuple[int, float]], plain: bool) -> None:
-        sources = [n for n, _ in terms if n in self.sources and n not in self.free and n not in self.claimed]
-        if sources and plain:
-            total = self.new()
-            factor = dict(terms)[sources[0]]
-            self.claimed[sources[0]] = out, total, factor
-            self._open(sources[1:])
-            self.at[out] = {total: 1.0}
+    def _bias(self, flow: Flow) -> None:
+        vector, nodes = flow.terms, flow.outs
+        if vector.shared == "other":
             return
-        self._open(n for n, _ in terms)
-        self.at[out] = _expr(*((self.expr(n), factor) for n, factor in terms))
+        own = nodes if not vector.shared else self._alike.setdefault(vector.entries.key, nodes)
+        several = ~self._single[nodes] | bool(vector.shared)
+        self._source[nodes[several]] = False
+        self._name(nodes[several], own[several])
+
+    def _sums(self, flow: Flow) -> None:
+        names, factors = flow.terms
+        seen = self.unseen.partly(flow.outs)
+        if flow.kind == "number":
+            self._open(names[seen])
+            self.zero(names[seen])
+            return
+        if flow.kind == "mix":
+            for column in names[seen].T[1:]:
+                there = column > ZERO
+                self._constrain(np.stack([column, names[seen][:, 0]], 1)[there], np.array([1.0, -1.0]))
+            self._sum(flow.outs, names[:, :1], np.ones((len(names), 1)))
+            return
+        claims = self._source[names].any(1) & (flow.kind == "sum")
+        first = self._source[names].argmax(1)
+        if claims.any():
+            sources = names[claims, first[claims]]
+            self._source[sources] = False
+            self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
+            self._name(flow.outs[claims], flow.outs[claims])
+        self._open(names)
+        self._sum(flow.outs[~claims], names[~claims], factors[~claims])
+        if self._keys:
+            single = (names > ZERO).sum(1) == 1
+            for out, name in zip(flow.outs[single].tolist(), names[single].max(1).tolist(), strict=True):
+                if name in self._keys:
+                    self._keys[out] = self._keys[name]
+
+    def _dot(self, flow: Flow) -> None:
+        out = int(flow.outs[0])
+        if not self.unseen.any(out):
+            return
+        self._open([*flow.terms[0], *flow.terms[1]])
+        self.zero(flow.terms[0])
+        if self._soft[out]:  # it ignores what all keys have in common
+            self._keys[out] = flow.terms[1]
+        else:
+            self.zero(flow.terms[1])
+
+    def _same_keys(self, several: list[list[int] | None]) -> None:
+        """Say that the keys beside one query change alike."""
+        first = several[0]
+        for keys in several[1:]:
+            if first is None or keys is None:
+                self.zero(first or keys or [])
+            else:
+                self._constrain(np.stack([first, keys], 1), np.array([1.0, -1.0]))
 
     def _linear(self, linear: Linear) -> None:
         for row in linear.ins:
             self._open(row)
-        moved = any(self.expr(n) for row in linear.ins for n in row)
-        U, c = np.zeros((0, 0)), np.zeros(0)
-        if linear.table:
-            U, c = np.ones((1, linear.shape[2])), np.ones(1)
-        elif not linear.shared:
-            U, c = self.unreached.common(linear.ins)
-        W = self.values[id(linear)][0]
-        if len(c) and np.abs(c).max() > 1e-9 and not linear.taps and not linear.shared and linear.shape[0] == 1:
-            u = c @ U / (c @ c)
-            totals = [self.new() for _ in linear.outs[0]]
-            self.virtual[id(linear)] = linear, u, totals
-            first = [self.expr(n) for n in linear.ins[0]]
-            for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-                other = [_expr((self.expr(n), 1.0), (e, -1.0)) for n, e in zip(row_in, first, strict=True)]
-                there = [i for i, e in enumerate(other) if e]
-                for o, (n, total) in enumerate(zip(row_out, totals, strict=True)):
-                    self.at[n] = _expr(({total: 1.0}, 1.0), *((other[i], float(W[o, i])) for i in there))
+        plain = not linear.taps and linear.shape[0] == 1
+        u = self._constant(linear) if plain and not linear.shared else None
+        outs = [np.array(row) for row in linear.outs]
+        if u is not None:
+            self._name(outs[0], outs[0])
+            self.virtual.append((linear, u))
+            for row_in, out in zip(linear.ins[1:], outs[1:], strict=True):
+                names, less = np.array(row_in), np.array(linear.ins[0])
+                if self._moves(names).any() or self._moves(less).any():
+                    self._define(Image(out, linear, np.arange(len(out)), names, less, outs[0]))
+                else:
+                    self._sum(out, outs[0][:, None], np.ones((len(out), 1)))
             return
-        if not moved:
-            return
-        for row_in, row_out in zip(linear.ins, linear.outs, strict=True):
-            if linear.taps or linear.shape[0] > 1:
+        for row_in, out in zip(linear.ins, outs, strict=True):
+            if not plain:
                 self.zero(row_in)
-                continue
-            there = [i for i, n in enumerate(row_in) if self.expr(n)]
-            for o, n in enumerate(row_out):
-                if self.unseen.any(n):
-                    self.at[n] = _expr(*((self.expr(row_in[i]), float(W[o, i])) for i in there))
+            elif self._moves(np.array(row_in)).any():
+                rows = np.flatnonzero(self.unseen.partly(out))
+                self._define(Image(out[rows], linear, rows, np.array(row_in)))
 
-    def tangents(self) -> Iterator[dict[str, Tensor]]:
-        """Evaluate each solution forward, and read off what every source adds."""
-        for solution in solutions(self.system):
-            yield self._tangent(solution)
+    def _constant(self, linear: Linear) -> Array | None:
+        """Return a functional of what goes into a weight that is 1 on every input, or None."""
+        if linear.table:
+            return np.ones(linear.shape[2])
+        U, c = self.unreached.common(linear.ins)
+        return c @ U / (c @ c) if len(c) and np.abs(c).max() > 1e-9 else None
 
-    def _tangent(self, solution: dict[int, float]) -> dict[str, Tensor]:
-        def value(expression: dict[int, float]) -> float:
-            return sum(solution.get(key, 0.0) * factor for key, factor in expression.items())
+    # values
+    @property
+    def unknowns(self) -> Array:
+        """Return the names of all unknowns, ascending."""
+        return np.unique(self.unknown[self.unknown > 0])
 
-        tangent, done = zeros(self.walk), set[Any]()
-        size: dict[int, float] = {n: solution.get(key, 0.0) for n, key in self.free.items()}
-        for flow in self.walk.flows:
-            if flow.kind != "sum":
-                continue
-            for out, each in zip(flow.outs, flow.terms, strict=True):
-                for n, factor in each:
-                    if n in self.claimed and self.claimed[n][0] == out:
-                        rest = sum(f * (size[m] if m in size else value(self.expr(m))) for m, f in each if m != n)
-                        size[n] = (solution.get(self.claimed[n][1], 0.0) - rest) / factor
-        for vector in self.walk.vectors:
-            if not vector.gain and vector.shared != "other" and vector.entries.key not in done:
-                done.add(vector.entries.key)
-                change = torch.tensor([[size.get(n, 0.0) for n in row] for row in vector.outs], dtype=torch.float64)
-                vector.entries.add_to(tangent, change)
-        for linear, u, totals in self.virtual.values():
-            W = self.values[id(linear)][0]
-            before = np.zeros(W.shape[1]) if linear.table else np.array([value(self.expr(n)) for n in linear.ins[0]])
-            total = np.array([solution.get(key, 0.0) for key in totals]) - W @ before
-            linear.entries.add_to(tangent, torch.from_numpy(np.outer(total, u))[None])
-        return tangent
+    def evaluate(self, coefficients: Array) -> Array:
+        """Return what every source adds, (nodes, batch), for values of the unknowns, (unknowns, batch).
+
+        An entry of a vector adds it at its node, and a weight at those nodes that it writes first.
+        """
+        value = np.zeros((self.walk.count, coefficients.shape[1]))
+        named = np.flatnonzero(self.unknown > 0)
+        value[named] = coefficients[np.searchsorted(self.unknowns, self.unknown[named])]
+        for each in self.definitions:
+            value[each.outs] = self._evaluated(each, value)
+        size = np.zeros(value.shape)
+        for vector in self._vectors():
+            size[np.array(vector.outs)] = value[np.array(vector.outs)]
+        for sources, outs, names, factors in self.claims:
+            own = names == sources[:, None]
+            rest = np.einsum("mk,mkb->mb", np.where(own, 0.0, factors), value[names])
+            size[sources] = (value[outs] - rest) / (factors * own).sum(1)[:, None]
+        for linear, _ in self.virtual:
+            outs = np.array(linear.outs[0])
+            size[outs] = value[outs]
+            inner = value[np.array(linear.ins[0])]
+            if not linear.table and inner.any():
+                size[outs] -= self.values[id(linear)][0] @ inner
+        return size
+
+    def _evaluated(self, definition: Sum | Image, value: Array) -> Array:
+        if isinstance(definition, Sum):
+            found = np.einsum("mk,mkb->mb", definition.factors, value[definition.names])
+            return found - found.mean(0) if definition.centred else found
+        inner = value[definition.names] - (0.0 if definition.less is None else value[definition.less])
+        found = 0.0 if definition.plus is None else value[definition.plus]
+        if not inner.any():
+            return found + np.zeros((len(definition.outs), value.shape[1]))
+        return found + self.values[id(definition.linear)][0][definition.rows] @ inner
+
+    def _vectors(self) -> list[Vector]:
+        """Return the vectors that add something, one for all that take the same entries."""
+        found: dict[Any, Vector] = {}
+        for each in self.walk.vectors:
+            if not each.gain and each.shared != "other":
+                found.setdefault(each.entries.key, each)
+        return list(found.values())
+
+    def add_to(self, tangent: dict[str, Tensor], size: Array) -> None:
+        """Add to a tangent what changes where every source adds this, (nodes,)."""
+        for vector in self._vectors():
+            vector.entries.add_to(tangent, torch.from_numpy(size[np.array(vector.outs)]))
+        for linear, u in self.virtual:
+            linear.entries.add_to(tangent, torch.from_numpy(np.outer(size[np.array(linear.outs[0])], u))[None])
+
+
+def _inputs(definition: Sum | Image) -> list[Array]:
+    if isinstance(definition, Sum):
+        return [np.unique(definition.names)]
+    return [each for each in (definition.names, definition.less, definition.plus) if each is not None]
+
+
+def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    matrix.data[np.abs(matrix.data) < SMALL] = 0.0
+    matrix.eliminate_zeros()
+    return matrix
+
+
+def _taken(flow: Flow) -> Array:
+    """Return the nodes that a flow takes, as often as it does."""
+    if flow.kind in SUMS:
+        return flow.terms[0].reshape(-1)
+    if flow.kind in ("linear", "gain"):
+        return np.concatenate([np.unique(row) for row in flow.terms.ins])
+    if flow.kind in ("norm", "centre", "through", "max"):
+        return np.asarray(flow.terms, np.int64).reshape(-1)
+    if flow.kind == "dot":
+        return np.array([*flow.terms[0], *flow.terms[1]])
+    return flow.outs if flow.kind in ("seen", "soft") else np.zeros(0, np.int64)
+
+
+def _uses(walk: Walk) -> Array:
+    """Count by how many sums a node is taken; twice what takes it otherwise."""
+    uses = np.zeros(walk.count, np.int64)
+    for flow in walk.flows:
+        np.add.at(uses, _taken(flow), 1 if flow.kind in SUMS else 2)
+    return uses
+
+
+def _before_softmax(walk: Walk) -> Array:
+    """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
+    good, known = np.ones(walk.count, bool), np.zeros(walk.count, bool)
+    for flow in reversed(walk.flows):
+        names = _taken(flow)
+        known[names] = True
+        if flow.kind in ("sum", "token"):
+            alone = ((flow.terms[0] > ZERO).sum(1) == 1) & good[flow.outs]
+            good[flow.terms[0][~alone]] = False
+        elif flow.kind != "soft" or not flow.about:
+            good[names] = False
+    return good & known

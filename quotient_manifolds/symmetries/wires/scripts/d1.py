@@ -8,6 +8,7 @@ from quotient_manifolds.symmetries.wires.linear_algebra import kernel
 from quotient_manifolds.symmetries.wires.record import record
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
+from quotient_manifolds.symmetries.wires.values import Values
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 name = sys.argv[1]
@@ -17,7 +18,7 @@ with torch.no_grad():
     for p in m.parameters():
         p.data += 0.02 * torch.randn_like(p)
 w = Walk(record(m, {k: v.double() if v.is_floating_point() else v for k, v in b.items()}, call))
-values = {id(e): e.entries.read(w.parameters).numpy() for e in (*w.linears, *w.vectors)}
+values = Values(w)
 R = Unreached(w, values)
 U = Unseen(w, values, R)
 for l in w.linears:
