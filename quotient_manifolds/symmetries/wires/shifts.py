@@ -248,10 +248,9 @@ class Shifts:
         self._open(names)
         self._sum(flow.outs[~claims], names[~claims], factors[~claims])
         if self._keys:
-            single = (names > ZERO).sum(1) == 1
-            for out, name in zip(flow.outs[single].tolist(), names[single].max(1).tolist(), strict=True):
-                if name in self._keys:
-                    self._keys[out] = self._keys[name]
+            for out, row in zip(flow.outs.tolist(), names.tolist(), strict=True):
+                if scores := [name for name in row if name in self._keys]:  # one: a sum of two is not `soft`
+                    self._keys[out] = self._keys[scores[0]]
 
     def _dot(self, flow: Flow) -> None:
         out = int(flow.outs[0])
@@ -395,13 +394,18 @@ def _uses(walk: Walk) -> Array:
 
 def _before_softmax(walk: Walk) -> Array:
     """Say of scores whether nothing is done to them before a softmax over their keys but adding known numbers."""
-    good, known = np.ones(walk.count, bool), np.zeros(walk.count, bool)
+    good, known, score = np.ones(walk.count, bool), np.zeros(walk.count, bool), np.zeros(walk.count, bool)
+    for flow in walk.flows:
+        if flow.kind == "dot":
+            score[flow.outs] = True
+        elif flow.kind in ("sum", "token"):
+            score[flow.outs] |= score[flow.terms[0]].any(1)
     for flow in reversed(walk.flows):
         names = _taken(flow)
         known[names] = True
         if flow.kind in ("sum", "token"):
-            alone = ((flow.terms[0] > ZERO).sum(1) == 1) & good[flow.outs]
-            good[flow.terms[0][~alone]] = False
+            alone = score[flow.terms[0]].sum(1) == 1  # whatever else is added is no score
+            good[flow.terms[0][~(alone & good[flow.outs])]] = False
         elif flow.kind != "soft" or not flow.about:
             good[names] = False
     return good & known

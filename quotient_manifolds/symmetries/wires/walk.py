@@ -390,8 +390,11 @@ class Walk:
     def keep_group(self, tensor: Tensor, out: Tensor) -> None:
         """Carry over which entries of a tensor one softmax normalises together."""
         group = self.notes.get(("group", id(tensor)))
-        if group is not None and group.shape == out.shape:
-            self.notes["group", id(out)] = group
+        if group is None or group.shape != out.shape:
+            return
+        other = self.notes.setdefault(("group", id(out)), group)
+        if other is not group and not torch.equal(other, group):  # of rows and of columns: of nothing together
+            self.notes["group", id(out)] = torch.arange(group.numel()).view(group.shape)
 
     def moved(self, label: Tensor, *key: Any, kind: str = "token") -> Tensor:
         """Return a label of new nodes, for channels whose tokens were moved or dropped."""

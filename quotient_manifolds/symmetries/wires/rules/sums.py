@@ -66,12 +66,6 @@ def total(walk: Walk, out: Tensor, parts: Sequence[tuple[Tensor, float]]) -> Non
         walk.keep_group(tensor, out)
 
 
-def _keep_group(walk: Walk, tensor: Tensor, out: Tensor) -> None:
-    group = walk.notes.get(("group", id(tensor)))
-    if group is not None and group.shape == out.shape:
-        walk.notes["group", id(out)] = group
-
-
 def _turned(walk: Walk, names: Array, factors: Array, nodes: Array) -> Array:
     """Keep x cos + y sin until its other half is there, and say where it is: together they turn a plane."""
     if names.shape[1] != 2:

@@ -126,6 +126,9 @@ def pad(walk: Walk, operation: Operation) -> None:
     source, sizes = operation.args[:2]
     value = operation.args[2] if len(operation.args) > 2 else 0
     label = walk.label(source)
+    if not any(sizes):
+        walk.put(operation.out, label)
+        return
     names = walk.nodes(label)
     fresh = walk.new(len(names))
     table = np.arange(walk.count)

@@ -11,7 +11,7 @@ from quotient_manifolds.symmetries.wires.record import record
 from quotient_manifolds.symmetries.wires.walk import Walk
 
 
-def missing(name, n=40):
+def missing(name, n=400):
     m, b = cases.small_model(name)
     m = m.double().eval()
     for x in m.modules():

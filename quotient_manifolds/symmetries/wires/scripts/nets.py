@@ -180,6 +180,15 @@ def nets(bias):
     add("shared qk", lambda s, x: x + s.o((s.q(x) @ s.q(x).mT).softmax(-1) @ s.v(x)), **A())
     add("temp", lambda s, x: x + s.o((s.t * (s.q(x) @ s.k(x).mT)).softmax(-1) @ s.v(x)), t=P(1), **A())
     add("score bias", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.t).softmax(-1) @ s.v(x)), t=P(5, 5), **A())
+    add(
+        "score by query",
+        lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.r(x).softmax(1)).softmax(1) @ s.v(x)),
+        "cls",
+        r=li(d, 5),
+        **A(),
+    )
+    add("two scores", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.v(x) @ s.k(x).mT).softmax(-1) @ s.v(x)), **A())
+    add("score of key", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.r(x).mT).softmax(-1) @ s.v(x)), r=li(d, 1), **A())
     add("pos", lambda s, x: s.b(torch.tanh(s.a(x + s.p))), a=li(), b=li(), p=P(5, d))
     add("pos attn", lambda s, x: (lambda y: y + att(s, y))(x + s.p), p=P(5, d), **A())
     add(
