@@ -144,6 +144,17 @@ class Scales:
         if names.size:
             self._rows.append((names, np.where(names > 1, factors, 0.0)))
 
+    def obeyed(self, owner: Array, size: Array, count: int) -> Array:
+        """Say for each of several solutions whether it is one: that of the owner of an unknown (-1: none) has this size."""
+        good = np.ones(count, bool)
+        for names, factors in self._rows:
+            own = np.where(factors != 0, owner[names], -1)
+            row, place = np.nonzero(own >= 0)
+            terms, which = np.unique(row * count + own[row, place], return_inverse=True)
+            total = np.bincount(which, factors[row, place] * size[names[row, place]], len(terms))
+            good[terms[np.abs(total) > SMALL] % count] = False
+        return good
+
     def rows(self, matrix: scipy.sparse.csr_matrix) -> None:
         """Say that every row of a matrix, times the unknowns that its columns name, is 0."""
         matrix.eliminate_zeros()

@@ -58,6 +58,8 @@ class Shifts:
         self.definitions: list[Sum | Image] = []
         self.claims: list[tuple[Array, Array, Array, Array]] = []
         """Sources, sums that they claim, and names and factors of all their terms."""
+        self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
+        """The sum that a source claims, and its factor there."""
         self.virtual: list[tuple[Linear, Array]] = []
         """Weights, and by what they change for each unit of what they add."""
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
@@ -244,6 +246,7 @@ class Shifts:
             sources = names[claims, first[claims]]
             self._source[sources] = False
             self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
+            self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
             self._name(flow.outs[claims], flow.outs[claims])
         self._open(names)
         self._sum(flow.outs[~claims], names[~claims], factors[~claims])
@@ -322,9 +325,8 @@ class Shifts:
         for vector in self._vectors():
             size[np.array(vector.outs)] = value[np.array(vector.outs)]
         for sources, outs, names, factors in self.claims:
-            own = names == sources[:, None]
-            rest = np.einsum("mk,mkb->mb", np.where(own, 0.0, factors), value[names])
-            size[sources] = (value[outs] - rest) / (factors * own).sum(1)[:, None]
+            rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
+            size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
         for linear, _ in self.virtual:
             outs = np.array(linear.outs[0])
             size[outs] = value[outs]

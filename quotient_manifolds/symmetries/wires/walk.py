@@ -50,6 +50,7 @@ class Linear:
     outs: list[list[int]]
     taps: Any = None  # how a convolution moves tokens, None for a plain matrix
     table: bool = False  # an embedding: its input is one of the rows
+    at: int = 0  # which operation
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
     @property
@@ -109,6 +110,9 @@ _ABOUT = (
     ("dead", bool, False),
     ("alone", bool, False),
     ("normed", bool, False),
+    ("positive", bool, False),
+    ("mixed", bool, False),
+    ("gated", bool, False),
     ("history", np.int64, 0),
     ("origin", np.int64, -1),
     ("size", float, 1.0),
@@ -206,6 +210,10 @@ class Walk:
         """Say that these channels mix with none."""
         nodes = np.asarray(nodes, np.int64)
         self._room["alone"][nodes[nodes > FIXED]] = True
+
+    def positive(self, nodes: Any) -> None:
+        """Say that nothing passes these channels but positive scales."""
+        self._room["positive"][np.asarray(nodes, np.int64)] = True
 
     def same(
         self, a: Any, b: Any, weight: Any = 1.0, *, dual: bool = False, scale: bool = True, norm: bool = False
@@ -480,7 +488,7 @@ class Walk:
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
         self.scales.name(both[both > FIXED])
         place = len(self.linears)
-        made = Linear(entries, ins.tolist(), outs.tolist(), **about)
+        made = Linear(entries, ins.tolist(), outs.tolist(), at=self.at, **about)
         self.linears.append(made)
         self.mark(ins.reshape(-1), "read", place)
         self.mark(outs.reshape(-1), "written", place)

@@ -29,6 +29,7 @@ def comparison(walk: Walk, operation: Operation) -> None:
         return
     nodes = walk.nodes(walk.label(tensor))
     walk.alone(nodes)
+    walk.positive(nodes)
     walk.flows.append(Flow("seen", nodes.tolist()))
 
 
@@ -73,7 +74,7 @@ def where(walk: Walk, operation: Operation) -> None:
 @rule("masked_fill")
 def masked_fill(walk: Walk, operation: Operation) -> None:
     tensor, mask, value = operation.args[:3]
-    filled = value if isinstance(value, Tensor) else torch.full((), float(value))
+    filled = value if isinstance(value, Tensor) else torch.full((), float(value), dtype=torch.float64)
     walk.notes["kept", walk.at, "value"] = filled
     if not walk.live(filled):
         kept = bool(((filled != 0) & (filled > -1e30)).any())
@@ -88,6 +89,7 @@ def maximum(walk: Walk, operation: Operation) -> None:
     label, names, nodes = walk.combined(walk.label(a).expand(shape), walk.label(b).expand(shape))
     walk.put(operation.out, label)
     walk.alone(np.concatenate([names.reshape(-1), nodes]))
+    walk.positive(nodes)
     stuck = (names == FIXED).any(1)
     walk.fix(nodes[stuck], seen=False)
     for each in names.T:
@@ -123,28 +125,36 @@ def pointwise(walk: Walk, operation: Operation) -> None:
     else:
         walk.alone(np.concatenate([names[:, 0], nodes]))
         walk.equal((nodes, 1.0), (names[:, 0], -degree))
+        if not _passes_signs(operation, degree):
+            walk.positive(nodes)
     walk.through(nodes, names)
 
 
 def _degree(operation: Operation) -> float | None:
     """Return p where f(c t) = c^p f(t) for all c > 0, by values of all sizes and both signs."""
-    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
-    t = torch.cat([t, -t])
-
-    def at(c: float) -> Tensor:
-        args = tree_map_only(Tensor, lambda _: c * t, operation.args)
-        found: Tensor = operation.func(*args, **operation.kwargs)
-        return found
-
     try:
-        one = at(1.0)
+        one = _at(operation, 1.0)
         known = one.isfinite() & (one != 0)
         if not bool(known.any()) or not one.dtype.is_floating_point:
             return None
-        p = float((at(2.0)[known] / one[known]).log2()[0])
+        p = float((_at(operation, 2.0)[known] / one[known]).log2()[0])
         for c in (0.01, 0.5, 2.0, 3.7, 40.0):
-            if not torch.allclose(at(c)[one.isfinite()], c**p * one[one.isfinite()], rtol=1e-9, atol=0):
+            if not torch.allclose(_at(operation, c)[one.isfinite()], c**p * one[one.isfinite()], rtol=1e-9, atol=0):
                 return None
     except (RuntimeError, TypeError):
         return None
     return round(p, 9) if p == p else None
+
+
+def _passes_signs(operation: Operation, degree: float) -> bool:
+    """Say whether f(-t) = (-1)^p f(t), as of a cube or a square: then negative scales pass as well."""
+    one = _at(operation, 1.0)
+    return degree == round(degree) and torch.equal(_at(operation, -1.0), (-1) ** round(degree) * one)
+
+
+def _at(operation: Operation, c: float) -> Tensor:
+    """Return f(c t) for numbers t of all sizes and both signs."""
+    t = torch.tensor([0.013, 0.2, 0.7, 1.0, 1.9, 5.3, 17.0], dtype=torch.float64)
+    args = tree_map_only(Tensor, lambda _: c * torch.cat([t, -t]), operation.args)
+    found: Tensor = operation.func(*args, **operation.kwargs)
+    return found

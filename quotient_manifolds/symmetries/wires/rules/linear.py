@@ -144,6 +144,7 @@ def mix(walk: Walk, operation: Operation, weights: Tensor, tensor: Tensor, out: 
     target = (*out.shape[:-2], out.shape[-1], out.shape[-2]) if turned else out.shape
     made = made.expand(*target[:-2], target[-2], made.shape[-1])
     walk.put(out, made.mT if turned else made)
+    walk.about("mixed")[nodes] = True
     a = names[:, 0]
     marks = column[np.searchsorted(known, a)]
     kinds = walk.kinds_along(label, label.ndim - 2)

@@ -85,6 +85,7 @@ def number_times(walk: Walk, operation: Operation, tensor: Tensor, number: Tenso
     walk.follow(nodes[exact], a[exact])
     other, b = nodes[~exact], a[~exact]
     walk.follow(other, b, key=hashed(code[~exact], named(("column", power))))
+    walk.about("gated")[other] = walk.live(number)
     walk.about("turned")[other] = np.where(walk.about("origin")[b] < 0, b, walk.about("origin")[b])
     walk.about("turn")[other] = walk.about("size")[b]
     walk.about("angle")[other] = code[~exact]
@@ -113,6 +114,7 @@ def product(walk: Walk, operation: Operation, a: Tensor | None, b: Tensor, power
     walk.follow(out[going], a[going], key=hashed(b[going], named(("times", walk.at))))
     walk.alone(b)
     walk.alone(np.concatenate([one[~number], other[~number], nodes[~number]]))
+    walk.about("gated")[nodes] = True
     walk.through(nodes[~number], names[~number])
     walk.through(out, b[:, None])
     walk.passed("number", out, a, keys=b)
