@@ -42,7 +42,7 @@ class Action:
         """
         ends = []
         for size in (STEP, -STEP):
-            moved = {name: params[name].clone() for name in self.names}
+            moved = {**params, **{name: params[name].clone() for name in self.names}}
             self.act(moved, torch.Generator().manual_seed(seed), size, control)
             ends.append(moved)
         return {name: (ends[0][name] - ends[1][name]) / (2 * STEP) for name in self.names}

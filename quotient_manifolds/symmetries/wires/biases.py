@@ -30,7 +30,7 @@ def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) ->
     asked = [each for pair, views in pairs if pair.acts == "GL(h)" for each in _candidates(walk, pair, views, added)]
     if not asked:
         return []
-    values = Values(walk)
+    values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
     shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached)
     return asked if _holds(shifts, asked) else [each for each in asked if _holds(shifts, [each])]
@@ -88,7 +88,7 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
     if not shifts.system.obeyed(np.zeros(len(solution), np.int64), solution, 1)[0]:
         return False
     tangent = zeros(walk)
-    shifts.add_to(tangent, shifts.evaluate(solution[shifts.unknowns][:, None])[:, 0])
+    shifts.add_to(tangent, shifts.evaluate(solution[:, None])[:, 0])
     for name, change in tangent.items():
         expected = after[name] - before[name] if name in before else torch.zeros((), dtype=torch.float64)
         if not torch.allclose(change, expected.expand_as(change), rtol=CLOSE, atol=CLOSE):
@@ -98,7 +98,7 @@ def _holds(shifts: Shifts, several: Sequence[Translation]) -> bool:
 
 def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tensor]) -> Array:
     """Return the unknowns, by name, where biases change and all that can make up for it does, but no weight."""
-    found = np.zeros(shifts.walk.count)
+    found = np.zeros(shifts.count + 1)
     for vector in shifts.walk.vectors:
         if vector.gain or vector.entries.name not in biases:
             continue
@@ -107,11 +107,7 @@ def _solution(shifts: Shifts, biases: dict[str, Tensor], changes: dict[str, Tens
             for each in (biases, changes)
         )
         nodes = np.array(vector.outs)
-        free, claimed = shifts.unknown[nodes], shifts.claimed[nodes]
-        found[free[free > 0]] = all_of_it[free > 0]
-        found[claimed[claimed > 0]] = (one * shifts.factor[nodes])[claimed > 0]
-    for linear, _ in shifts.virtual:
-        came = shifts.expressions(np.array(linear.ins[0])) @ found
-        if not linear.table and came.any():
-            found[linear.outs[0]] = shifts.values[id(linear)][0] @ came
+        size = np.where(shifts.claimed[nodes] > 0, one * shifts.factor[nodes], all_of_it)
+        unknown = shifts.total(nodes)
+        found[unknown[unknown > 0]] = size[unknown > 0]
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,19 @@ class Entries:
         else:
             flat[self.layout.reshape(-1)] += (change / self.scale).to(flat.dtype).reshape(-1)
 
-    def read(self, parameters: dict[str, Tensor]) -> Tensor:
+    def write(self, parameters: dict[str, Tensor], value: Tensor) -> None:
+        """Set the entries to values, in place (clone the tensors first), cast to the parameter's precision."""
+        w = parameters[self.name]
+        flat = w.detach().reshape(-1)
+        stored = ((value - self.offset) / self.scale).to(flat.device, flat.dtype)
+        if self.layout.is_meta:
+            start = self.layout.storage_offset() + flat.storage_offset()
+            flat.as_strided(self.layout.shape, self.layout.stride(), start).copy_(stored)
+        else:
+            flat[self.layout.reshape(-1)] = stored.reshape(-1)
+        parameters[self.name] = flat.view(w.shape)
+
+    def read(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return the values of the entries, in float64."""
         flat = parameters[self.name].detach().reshape(-1)
         if self.layout.is_meta:

@@ -22,10 +22,10 @@ Array = np.ndarray
 
 def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield tangents of what is unseen, unreached and shifted."""
-    values = Values(walk)
+    values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
     unseen = Unseen(walk, values, unreached)
-    for same in _uses(walk.linears):
+    for same in uses(walk.linears):
         linear = same[0]
         taps, out, width = linear.shape
         K = unseen.common([row for each in same for row in each.outs])
@@ -49,7 +49,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                     tangent = zeros(walk)
                     linear.entries.add_to(tangent, change)
                     yield "unreached", tangent
-    for same in _uses([each for each in walk.vectors if each.gain]):
+    for same in uses([each for each in walk.vectors if each.gain]):
         index, _ = walk.notes["gain index", id(same[0])]
         seen = {
             place
@@ -61,7 +61,7 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
             tangent = zeros(walk)
             tangent[same[0].entries.name].view(-1)[place] = 1.0
             yield "unseen gain", tangent
-    for same in _uses([each for each in walk.vectors if not each.gain]):
+    for same in uses([each for each in walk.vectors if not each.gain]):
         vector = same[0]
         for r, row in enumerate(vector.outs):
             for k in unseen.common([each.outs[r] for each in same]).T:
@@ -71,17 +71,16 @@ def flow_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 vector.entries.add_to(tangent, change)
                 yield "unseen bias", tangent
     shifts = Shifts(walk, values, unseen, unreached)
-    names = shifts.unknowns
     for component in shifts.system.components():
-        coefficients = np.zeros((len(names), component.dimension))
-        coefficients[np.searchsorted(names, component.unknowns)] = component.basis
+        coefficients = np.zeros((shifts.count + 1, component.dimension))
+        coefficients[component.unknowns] = component.basis
         for size in shifts.evaluate(coefficients).T:
             tangent = zeros(walk)
             shifts.add_to(tangent, size)
             yield "shift", tangent
 
 
-def _uses(several: list[Any]) -> list[list[Any]]:
+def uses(several: list[Any]) -> list[list[Any]]:
     """Group what takes the same entries in the same way, and leave out what is used in another way, too."""
     found: dict[Any, list[Any]] = {}
     for each in several:

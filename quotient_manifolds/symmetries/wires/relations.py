@@ -43,6 +43,15 @@ class Classes:
         self._settle()
         return self._above[nodes], self._weight[nodes], self._dual[nodes]
 
+    def rescale(self, size: Array) -> None:
+        """Give the weights that they have where every channel is multiplied by the exponential of its size."""
+        self._settle()
+        moved = size - np.where(self._dual, -1, 1) * size[self._above]
+        self._weight = self._weight * np.exp(moved)
+        self._cycles = {
+            (node, dual, weight * float(np.exp(2 * size[node]) if dual else 1.0)) for node, dual, weight in self._cycles
+        }
+
     @property
     def cycles(self) -> list[tuple[int, bool, float]]:
         """Return what relates channels to themselves by anything but equality: representative, duality, weight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.relations import Scales
 from quotient_manifolds.symmetries.wires.unreached import Unreached
 from quotient_manifolds.symmetries.wires.unseen import Unseen
@@ -32,37 +34,46 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """Say of nodes that their constants are rows of a weight times those of others, plus those of some more."""
+    """Say of nodes that their constants are rows of a weight times those of others, plus unknowns."""
 
     outs: Array
     linear: Linear
     rows: Array
     names: Array
-    less: Array | None = None  # nodes whose constants are taken away before
     plus: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Hold a weight that answers to what its inputs have in common, u . x = 1, by unknown numbers."""
+
+    linear: Linear
+    u: Array
+    unknowns: Array
 
 
 class Shifts:
     """Find constants that some parameters add and others take away: one unknown for each total that a source can set.
 
     A source is an entry of a vector that is added, or of what a weight makes of a functional that is constant. One that
-    is the first to be added to a sum sets the total, which is then unknown; any other is unknown itself. Unknowns have
-    the names of nodes: of the source, of the sum, or of what the weight writes.
+    is the first to be added to a sum sets the total, which is then unknown; any other is unknown itself. Unknowns are
+    numbered from 2, in the order in which they are met.
     """
 
     def __init__(self, walk: Walk, values: Values, unseen: Unseen, unreached: Unreached) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
-        self.system = Scales()
+        self.system, self.count = Scales(), 1
         self.unknown = np.zeros(walk.count, np.int64)
+        """The unknown that the constant of a node is; 0 if it is none."""
         self.made, self.place = np.full(walk.count, -1), np.zeros(walk.count, np.int64)
         self.definitions: list[Sum | Image] = []
         self.claims: list[tuple[Array, Array, Array, Array]] = []
         """Sources, sums that they claim, and names and factors of all their terms."""
         self.claimed, self.factor = np.zeros(walk.count, np.int64), np.ones(walk.count)
         """The sum that a source claims, and its factor there."""
-        self.virtual: list[tuple[Linear, Array]] = []
-        """Weights, and by what they change for each unit of what they add."""
+        self.virtual: list[Answer] = []
         self._rows: dict[int, scipy.sparse.csr_matrix] = {}
+        self._width = 2 * walk.count  # more than there are unknowns
         self._alike: dict[Any, Array] = {}
         self._zero = np.zeros(walk.count, bool)
         self._keys: dict[int, list[int]] = {}  # score -> the channels of the key
@@ -75,11 +86,29 @@ class Shifts:
         self._single = uses == 1
         for flow in walk.flows:
             self._forward(flow)
+        self._leave_unseen()
 
     # unknowns and definitions
-    def _name(self, nodes: Array, unknowns: Array) -> None:
-        self.unknown[nodes] = unknowns
-        self.system.name(unknowns)
+    def _new(self, count: int) -> Array:
+        found = np.arange(self.count + 1, self.count + count + 1)
+        self.count += count
+        self.system.name(found)
+        return found
+
+    def total(self, nodes: Any) -> Array:
+        """Return the unknowns of sources, or of the totals that they set; 0 where there is none."""
+        names = np.asarray(nodes, np.int64)
+        return np.where(self.claimed[names] > 0, self.unknown[self.claimed[names]], self.unknown[names])
+
+    def _leave_unseen(self) -> None:
+        """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
+        rows = [(self.total(row), row) for each in self.walk.vectors if not each.gain for row in each.outs]
+        rows += [(each.unknowns, each.linear.outs[0]) for each in self.virtual]
+        for unknowns, row in rows:
+            if (unknowns > 1).all() and not self.unseen.all(row):
+                K = scipy.sparse.csr_matrix(self.unseen.directions(row).T)
+                shape = (K.shape[0], self.count + 1)
+                self.system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
 
     def _define(self, definition: Sum | Image) -> None:
         self.made[definition.outs] = len(self.definitions)
@@ -95,7 +124,7 @@ class Shifts:
         names = np.asarray(nodes, np.int64).reshape(-1)
         names = np.unique(names[self._source[names]])
         self._source[names] = False
-        self._name(names, names)
+        self.unknown[names] = self._new(len(names))
 
     def _sum(self, outs: Array, names: Array, factors: Array, *, centred: bool = False) -> None:
         moves = (self._moves(names) & (factors != 0)).any(1) | centred
@@ -142,7 +171,6 @@ class Shifts:
         return self._known(nodes)
 
     def _known(self, nodes: Array) -> scipy.sparse.csr_matrix:
-        width = self.walk.count
         by = np.where(self.unknown[nodes] > 0, -1, np.where(self.made[nodes] >= 0, self.made[nodes], -2))
         order = np.argsort(by, kind="stable")
         parts = []
@@ -154,7 +182,9 @@ class Shifts:
             count = len(some) if each == -1 else 0
             start = np.minimum(np.arange(len(some) + 1), count)
             parts.append(
-                scipy.sparse.csr_matrix((np.ones(count), self.unknown[some][:count], start), shape=(len(some), width))
+                scipy.sparse.csr_matrix(
+                    (np.ones(count), self.unknown[some][:count], start), shape=(len(some), self._width)
+                )
             )
         back = np.empty(len(nodes), np.int64)
         back[order] = np.arange(len(nodes))
@@ -168,14 +198,16 @@ class Shifts:
                 found = _tidy(found - scipy.sparse.vstack([mean] * found.shape[0]))
             return found
         inner = self._known(definition.names)
-        if definition.less is not None:
-            inner = _tidy(inner - self._known(definition.less))
-        columns = np.unique(inner.indices)
-        W = self.values[id(definition.linear)][0][definition.rows]
-        made = scipy.sparse.csr_matrix(W @ inner[:, columns].toarray())
-        shape = (len(W), self.walk.count)
-        found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=shape)
-        return _tidy(found if definition.plus is None else found + self._known(definition.plus))
+        columns, count = np.unique(inner.indices), len(definition.outs)
+        found = scipy.sparse.csr_matrix((count, self._width))
+        if len(columns):
+            W = self.values[id(definition.linear)][0][definition.rows]
+            made = scipy.sparse.csr_matrix(W @ inner[:, columns].toarray())
+            found = scipy.sparse.csr_matrix((made.data, columns[made.indices], made.indptr), shape=found.shape)
+        if definition.plus is not None:
+            own = np.arange(count)
+            found = found + scipy.sparse.csr_matrix((np.ones(count), (own, definition.plus)), shape=found.shape)
+        return _tidy(found)
 
     # flows
     def _forward(self, flow: Flow) -> None:
@@ -186,8 +218,7 @@ class Shifts:
         elif flow.kind in SUMS:
             self._sums(flow)
         elif flow.kind == "gain":
-            weights = np.array(self.walk.notes["gain index", id(flow.terms)][1])
-            names = np.array(flow.terms.ins[0])
+            names, weights = np.array(flow.terms.ins[0]), self.values[id(flow.terms)]
             self._open(names)
             self._sum(flow.outs, names[:, None], weights[:, None])
         elif flow.kind == "norm":
@@ -222,10 +253,14 @@ class Shifts:
         vector, nodes = flow.terms, flow.outs
         if vector.shared == "other":
             return
-        own = nodes if not vector.shared else self._alike.setdefault(vector.entries.key, nodes)
         several = ~self._single[nodes] | bool(vector.shared)
         self._source[nodes[several]] = False
-        self._name(nodes[several], own[several])
+        if not vector.shared:
+            self.unknown[nodes[several]] = self._new(int(several.sum()))
+            return
+        if vector.entries.key not in self._alike:
+            self._alike[vector.entries.key] = self._new(len(nodes))
+        self.unknown[nodes] = self._alike[vector.entries.key]
 
     def _sums(self, flow: Flow) -> None:
         names, factors = flow.terms
@@ -247,7 +282,7 @@ class Shifts:
             self._source[sources] = False
             self.claims.append((sources, flow.outs[claims], names[claims], factors[claims]))
             self.claimed[sources], self.factor[sources] = flow.outs[claims], factors[claims, first[claims]]
-            self._name(flow.outs[claims], flow.outs[claims])
+            self.unknown[flow.outs[claims]] = self._new(int(claims.sum()))
         self._open(names)
         self._sum(flow.outs[~claims], names[~claims], factors[~claims])
         if self._keys:
@@ -282,14 +317,9 @@ class Shifts:
         u = self._constant(linear) if plain and not linear.shared else None
         outs = [np.array(row) for row in linear.outs]
         if u is not None:
-            self._name(outs[0], outs[0])
-            self.virtual.append((linear, u))
-            for row_in, out in zip(linear.ins[1:], outs[1:], strict=True):
-                names, less = np.array(row_in), np.array(linear.ins[0])
-                if self._moves(names).any() or self._moves(less).any():
-                    self._define(Image(out, linear, np.arange(len(out)), names, less, outs[0]))
-                else:
-                    self._sum(out, outs[0][:, None], np.ones((len(out), 1)))
+            self.virtual.append(Answer(linear, u, self._new(len(outs[0]))))
+            for row_in, out in zip(linear.ins, outs, strict=True):
+                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), self.virtual[-1].unknowns))
             return
         for row_in, out in zip(linear.ins, outs, strict=True):
             if not plain:
@@ -306,44 +336,37 @@ class Shifts:
         return c @ U / (c @ c) if len(c) and np.abs(c).max() > 1e-9 else None
 
     # values
-    @property
-    def unknowns(self) -> Array:
-        """Return the names of all unknowns, ascending."""
-        return np.unique(self.unknown[self.unknown > 0])
-
     def evaluate(self, coefficients: Array) -> Array:
-        """Return what every source adds, (nodes, batch), for values of the unknowns, (unknowns, batch).
+        """Return what every source adds, (nodes, batch), for values of the unknowns, (count + 1, batch), by number.
 
         An entry of a vector adds it at its node, and a weight at those nodes that it writes first.
         """
         value = np.zeros((self.walk.count, coefficients.shape[1]))
         named = np.flatnonzero(self.unknown > 0)
-        value[named] = coefficients[np.searchsorted(self.unknowns, self.unknown[named])]
+        value[named] = coefficients[self.unknown[named]]
         for each in self.definitions:
-            value[each.outs] = self._evaluated(each, value)
+            value[each.outs] = self._evaluated(each, value, coefficients)
         size = np.zeros(value.shape)
         for vector in self._vectors():
             size[np.array(vector.outs)] = value[np.array(vector.outs)]
         for sources, outs, names, factors in self.claims:
             rest = np.einsum("mk,mkb->mb", np.where(names == sources[:, None], 0.0, factors), value[names])
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
-        for linear, _ in self.virtual:
-            outs = np.array(linear.outs[0])
-            size[outs] = value[outs]
-            inner = value[np.array(linear.ins[0])]
-            if not linear.table and inner.any():
-                size[outs] -= self.values[id(linear)][0] @ inner
+        for each in self.virtual:
+            size[each.linear.outs[0]] = coefficients[each.unknowns]
         return size
 
-    def _evaluated(self, definition: Sum | Image, value: Array) -> Array:
+    def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:
         if isinstance(definition, Sum):
             found = np.einsum("mk,mkb->mb", definition.factors, value[definition.names])
             return found - found.mean(0) if definition.centred else found
-        inner = value[definition.names] - (0.0 if definition.less is None else value[definition.less])
-        found = 0.0 if definition.plus is None else value[definition.plus]
-        if not inner.any():
-            return found + np.zeros((len(definition.outs), value.shape[1]))
-        return found + self.values[id(definition.linear)][0][definition.rows] @ inner
+        found = np.zeros((len(definition.outs), value.shape[1]))
+        if definition.plus is not None:
+            found += coefficients[definition.plus]
+        inner = value[definition.names]
+        if inner.any():
+            found += self.values[id(definition.linear)][0][definition.rows] @ inner
+        return found
 
     def _vectors(self) -> list[Vector]:
         """Return the vectors that add something, one for all that take the same entries."""
@@ -355,16 +378,30 @@ class Shifts:
 
     def add_to(self, tangent: dict[str, Tensor], size: Array) -> None:
         """Add to a tangent what changes where every source adds this, (nodes,)."""
+        for entries, change in self.biases(size):
+            entries.add_to(tangent, change)
+        for each, answer in self.answers(size):
+            each.linear.entries.add_to(tangent, torch.from_numpy(np.outer(answer, each.u))[None])
+
+    def biases(self, size: Array) -> Iterator[tuple[Entries, Tensor]]:
+        """Yield what is added to the numbers of vectors (rows, n) where every source adds this."""
         for vector in self._vectors():
-            vector.entries.add_to(tangent, torch.from_numpy(size[np.array(vector.outs)]))
-        for linear, u in self.virtual:
-            linear.entries.add_to(tangent, torch.from_numpy(np.outer(size[np.array(linear.outs[0])], u))[None])
+            change = size[np.array(vector.outs)]
+            if change.any():
+                yield vector.entries, torch.from_numpy(change)
+
+    def answers(self, size: Array) -> Iterator[tuple[Answer, Array]]:
+        """Yield what weights answer more to what their inputs have in common where every source adds this."""
+        for each in self.virtual:
+            answer = size[each.linear.outs[0]]
+            if answer.any():
+                yield each, answer
 
 
 def _inputs(definition: Sum | Image) -> list[Array]:
     if isinstance(definition, Sum):
         return [np.unique(definition.names)]
-    return [each for each in (definition.names, definition.less, definition.plus) if each is not None]
+    return [definition.names]
 
 
 def _tidy(matrix: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:

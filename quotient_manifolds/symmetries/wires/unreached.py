@@ -71,7 +71,7 @@ class Unreached:
         if flow.kind == "gain":
             places = _places(flow.outs, nodes)
             V, d = self.of(np.array(flow.terms.ins[0])[places])
-            return V / np.array(self.walk.notes["gain index", id(flow.terms)][1])[places], d
+            return V / self.values[id(flow.terms)][places], d
         if flow.kind in ("norm", "centre") and len(nodes) > 1:
             if len(nodes) == len(flow.outs) and np.array_equal(np.sort(nodes), np.sort(flow.outs)):
                 return np.ones((1, len(nodes))), np.zeros(1)

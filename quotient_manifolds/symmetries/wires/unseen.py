@@ -46,9 +46,9 @@ class Cell:
 class Unseen:
     """Hold, by cells of nodes, what somebody downstream sees; backward from the ends."""
 
-    def __init__(self, walk: Walk, values: Values, unreached: Unreached) -> None:
+    def __init__(self, walk: Walk, values: Values, unreached: Unreached, seen: Array | None = None) -> None:
         self.walk, self.values, self.unreached = walk, values, unreached
-        self.seen = np.zeros(walk.count, bool)
+        self.seen = np.zeros(walk.count, bool) if seen is None else seen.copy()  # what is known to be seen
         self.cell = np.full(walk.count, -1)
         self.cells: dict[int, Cell] = {}
         for flow in reversed(walk.flows):
@@ -254,7 +254,7 @@ class Unseen:
                     return
 
     def _gain(self, flow: Flow) -> None:
-        weights = np.array(self.walk.notes["gain index", id(flow.terms)][1])
+        weights = self.values[id(flow.terms)]
         outs, ins = flow.outs, np.array(flow.terms.ins[0])
         whole = self.seen[outs] & (weights != 0)
         self.see(ins[whole])

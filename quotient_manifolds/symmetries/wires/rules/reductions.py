@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -85,6 +88,36 @@ def _pool(walk: Walk, label: Tensor, axes: list[int], factor: float) -> Tensor:
     for axis in sorted(axes):
         made = made.unsqueeze(axis)
     return made
+
+
+@rule("avg_pool2d", "avg_pool3d")
+def average_pool(walk: Walk, operation: Operation) -> None:
+    """Means over windows of tokens; zeros beside them are no constant."""
+    tensor, kernel, *rest = operation.args
+    given = dict(zip(("stride", "padding", "ceil_mode", "", "divisor_override"), rest, strict=False)) | operation.kwargs
+    stride, padding, divisor = (given.get(name) for name in ("stride", "padding", "divisor_override"))
+    label = walk.label(tensor)
+    count = int(operation.name[-2])
+    sizes, steps, beside = (_each(some, count) for some in (kernel, stride or kernel, padding or 0))
+    axes = range(label.ndim - len(sizes), label.ndim)
+    if given.get("ceil_mode") or any(not walk.tokens(label, axis) for axis in axes):
+        walk.opaque(operation)
+        return
+    for size, step, pad, axis in zip(sizes, steps, beside, axes, strict=True):
+        if pad:
+            shape = [*label.shape[:axis], pad, *label.shape[axis + 1 :]]
+            zeros = torch.full((), ZERO).expand(shape)
+            label = torch.cat([zeros, label, zeros], axis)
+        label = label.unfold(axis, size, step)
+    windows = list(range(tensor.ndim, label.ndim))
+    thin = _pool(walk, label, windows, 1 / (divisor or math.prod(sizes)))
+    walk.put(operation.out, thin[(..., *[0] * len(windows))].expand(operation.out.shape))
+
+
+def _each(given: Any, count: int) -> list[int]:
+    """Return one number for every axis."""
+    several = [given] if isinstance(given, int) else list(given)
+    return several * (count // len(several))
 
 
 def _over_channels(

@@ -7,6 +7,7 @@ import warnings
 warnings.simplefilter("ignore")
 import torch
 import transformers
+from check import Exact
 
 transformers.logging.set_verbosity_error()
 from torch.utils._pytree import tree_leaves
@@ -69,7 +70,8 @@ def run(name):
     [p.requires_grad_(True) for p in ps.values()]
     G = []
     for s in range(6):
-        o = call(m, full)
+        with Exact():
+            o = call(m, full)
         c = torch.randn(o.shape, generator=torch.Generator().manual_seed(s))
         gr = torch.autograd.grad((o * c).sum(), list(ps.values()), allow_unused=True)
         G.append(torch.cat([(torch.zeros_like(p) if q is None else q).reshape(-1) for p, q in zip(ps.values(), gr)]))

@@ -2,11 +2,29 @@ import time
 import warnings
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 warnings.simplefilter("ignore")
 from quotient_manifolds.symmetries.wires.blocks import gauge_tangents
 from quotient_manifolds.symmetries.wires.record import record
 from quotient_manifolds.symmetries.wires.walk import Walk
+
+
+class Exact(TorchFunctionMode):
+    """Compute in float64 what a model casts to float32, and differentiate what it reads under `no_grad`.
+
+    Rounding hides shifts that are exact; a frozen table that gets no gradient seems to be free, but a symmetry moves it.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch._C._set_grad_enabled:
+            return None
+        if func is torch.Tensor.float:
+            return args[0].double()
+        wide = lambda x: torch.float64 if x is torch.float32 else x
+        return func(*tree_map(wide, args), **tree_map(wide, kwargs or {}))
+
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ with torch.no_grad():
     for p in m.parameters():
         p.data += 0.02 * torch.randn_like(p)
 w = Walk(record(m, {k: v.double() if v.is_floating_point() else v for k, v in b.items()}, call))
-values = Values(w)
+values = Values(w, w.parameters)
 R = Unreached(w, values)
 U = Unseen(w, values, R)
 for l in w.linears:

@@ -189,6 +189,17 @@ def nets(bias):
     )
     add("two scores", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.v(x) @ s.k(x).mT).softmax(-1) @ s.v(x)), **A())
     add("score of key", lambda s, x: x + s.o((s.q(x) @ s.k(x).mT + s.r(x).mT).softmax(-1) @ s.v(x)), r=li(d, 1), **A())
+    pooled = lambda x, **k: F.avg_pool1d(x.mT, 3, 2, **k).mT
+    add("average pool", lambda s, x: s.n(pooled(x + s.p)), None, n=nn.LayerNorm(d), p=P(5, d))
+    add("average padded", lambda s, x: s.n(pooled(x + s.p, padding=1)), None, n=nn.LayerNorm(d), p=P(5, d))
+    add("average whole", lambda s, x: s.n(pooled(x, padding=1, count_include_pad=False)), None, n=nn.LayerNorm(d))
+    add(
+        "half averaged",
+        lambda s, x: s.a(torch.cat([pooled(x[..., :4]), x[:, ::4, 4:]], -1)).tanh(),
+        None,
+        a=li(),
+    )
+    add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
     add("pos", lambda s, x: s.b(torch.tanh(s.a(x + s.p))), a=li(), b=li(), p=P(5, d))
     add("pos attn", lambda s, x: (lambda y: y + att(s, y))(x + s.p), p=P(5, d), **A())
     add(

@@ -1,0 +1,274 @@
+"""Represent groups of matrices that mix channels: what writes to them is turned, and what reads them is turned back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian
+from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.blocks import Block, Places
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.scaling import Scaling
+from quotient_manifolds.symmetries.wires.walk import Walk
+
+DISTINCT = 1e-6  # of the largest eigenvalue: nearer ones have eigenvectors that rounding decides
+FAMILIES = {
+    "orthogonal": "rotation of the residual stream",
+    "centred": "rotation of the residual stream",
+    "mean": "mean of the residual stream",
+    "linear": "change of basis of a stream",
+    "complex": "phase of a plane",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Say where channels of a block stand along an axis: places, and the block's channels there with weight and duality."""
+
+    places: Tensor  # (k,)
+    channels: Tensor  # (k,)
+    weights: Tensor  # (k,)
+    dual: bool
+
+    def element(self, A: Tensor) -> Tensor:
+        """Return what an element A of the group does to the channels that stand here: S A S^-1, or of A^-T."""
+        part = torch.linalg.inv(A).mT if self.dual else A
+        part = part[self.channels][:, self.channels]
+        return self.weights[:, None] * part / self.weights
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Hold entries of a parameter and the copies of the block along its axes: of a bias (rows, n), of a weight (taps, out, in)."""
+
+    entries: Entries
+    out: tuple[Copy, ...]
+    into: tuple[Copy, ...] = ()
+    alone: bool = False  # nothing else moves the other side: lengths and angles along it are the function's own
+
+    def act(self, params: Params, A: Tensor) -> None:
+        """Turn what is written and turn back what is read, in place."""
+        W = self.entries.read(params)
+        B = A.to(W.device)
+        for copy in self.out:
+            axis = -2 if W.ndim == 3 else -1
+            rows = W.index_select(axis, copy.places)
+            turned = copy.element(B) @ (rows if W.ndim == 3 else rows[..., None])
+            W = W.index_copy(axis, copy.places, turned if W.ndim == 3 else turned[..., 0])
+        for copy in self.into:
+            columns = W.index_select(-1, copy.places)
+            W = W.index_copy(-1, copy.places, torch.linalg.solve(copy.element(B), columns, left=False))
+        self.entries.write(params, W)
+
+    def vectors(self, params: Params) -> Iterator[tuple[Tensor, bool]]:
+        """Yield what is written to the block, or reads it, as rows (m, n), of the copies that have all channels in order."""
+        W = self.entries.read(params)
+        W = W if W.ndim == 3 else W[:, :, None]
+        for copy in self.out:
+            rows = W.index_select(1, copy.places) / copy.weights[:, None]
+            yield rows.movedim(1, -1).reshape(-1, len(copy.places))[:, copy.channels.argsort()], copy.dual
+        for copy in self.into:
+            columns = W.index_select(2, copy.places) * copy.weights
+            yield columns.reshape(-1, len(copy.places))[:, copy.channels.argsort()], not copy.dual
+
+
+@dataclass(frozen=True, eq=False)
+class Gauge(Freedom):
+    """Describe a block of channels that mix: (A W, W' A^-1) for all W that write to them and all W' that read them.
+
+    group: "orthogonal" is SO(n), "centred" those that fix the vector of ones, SO(n - 1); "mean" is I + 1 w^T; "linear"
+    is SL(n), "complex" U(1): scales are `Scaling`'s. Where scales make gains other than 1 these are brought to 1 before
+    an element acts, and back after it.
+
+    The one place: rotations go to the eigenvectors of the second moment of all rows whose other side nothing moves, with
+    ascending eigenvalues and a positive sum of cubes; a mean goes where the readers' answer to the mean is orthogonal to
+    their answers to the rest, and as long; SL(n) goes where the second moments of what is written and of what reads are
+    diagonal and proportional.
+    """
+
+    group: str
+    n: int
+    parts: tuple[Part, ...]
+    scalings: tuple[Scaling, ...]
+    weights: Tensor
+    kind = "gauge"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the first parameter that writes, and of the group."""
+        return f"{self.parts[0].entries.name} {FAMILIES[self.group]}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches, each once."""
+        held = (name for scaling in self.scalings for name in scaling.names)
+        return tuple(dict.fromkeys((*(part.entries.name for part in self.parts), *held)))
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the dimension of the group by what it is about."""
+        n = self.n
+        size = {"linear": n**2 - 1, "complex": 1, "orthogonal": n * (n - 1) // 2, "mean": n}
+        return {FAMILIES[self.group]: size.get(self.group, (n - 1) * (n - 2) // 2)}
+
+    def act(self, params: Params, A: Tensor, *, control: bool = False) -> None:
+        """Act with A (n, n) of the group, in place; as a control on one parameter alone."""
+        before = [scaling.to_place(params) for scaling in self.scalings]
+        for part in self.parts[:1] if control else self.parts:
+            part.act(params, A)
+        for scaling, z in zip(self.scalings[::-1], before[::-1], strict=True):
+            scaling.apply(params, -z)
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Act with exp(size X), X a Gaussian element of the Lie algebra with entries of about n^-1/2, in place."""
+        n = self.n
+        X = gaussian(torch.empty(n, n), generator) / n**0.5
+        if self.group == "mean":
+            X = torch.outer(1 / self.weights, X[0])
+        elif self.group == "complex":
+            X = X[0, 0] * torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+        elif self.group == "linear":
+            X = X - torch.eye(n, dtype=torch.float64) * X.trace() / n
+        else:
+            B = self._basis()
+            X = B @ (B.mT @ (X - X.mT) @ B) @ B.mT / 2**0.5
+            X = X * self.weights / self.weights[:, None]
+        self.act(params, torch.linalg.matrix_exp(size * X), control=control)
+
+    def fold(self, params: Params) -> None:
+        """Go to the one place in the orbit, in place; with scales at theirs."""
+        A = self._to_place(params)
+        if A is not None:
+            self.act(params, A)
+
+    def _to_place(self, params: Params) -> Tensor | None:
+        if self.group in ("orthogonal", "centred"):
+            B, S = self._basis(), self.weights
+            moment, rows = self._moment(params, S)
+            V = torch.linalg.eigh(B.mT @ moment @ B).eigenvectors
+            cubes = sum((each @ B @ V).pow(3).sum(0) for each in rows)
+            V = B @ (V * torch.where(torch.as_tensor(cubes) < 0, -1.0, 1.0))
+            R = B @ V.mT + torch.eye(self.n, dtype=V.dtype) - B @ B.mT
+            return R * S / S[:, None]
+        if self.group == "mean":
+            return self._mean(params)
+        if self.group == "linear":
+            return self._balance(params)
+        return None
+
+    def _moment(self, params: Params, S: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the sum of r r^T over rows whose other side nothing moves, in coordinates in which the group turns."""
+        rows = [v / S if dual else v * S for part in self.parts if part.alone for v, dual in part.vectors(params)]
+        moment = torch.zeros(self.n, self.n, dtype=torch.float64)
+        for each in rows:
+            moment += each.mT @ each
+        return moment, rows
+
+    def tells(self, params: Params) -> bool:
+        """Say whether the second moment has eigenvalues that are apart."""
+        if self.group not in ("orthogonal", "centred"):
+            return True
+        B = self._basis()
+        values = torch.linalg.eigvalsh(B.mT @ self._moment(params, self.weights)[0] @ B)
+        return bool((values.diff() > DISTINCT * values[-1]).all()) if len(values) > 1 else True
+
+    def _mean(self, params: Params) -> Tensor | None:
+        """Return I + 1 w^T that makes the answers W' P and W' 1 of the readers orthogonal, and of one length."""
+        one, n = 1 / self.weights, self.n
+        read = [v for part in self.parts for v, dual in part.vectors(params) if dual and part.into]
+        if not read:
+            return None
+        W = torch.cat(read)
+        along = W @ one
+        size = along.square().sum()
+        if not size:
+            return None
+        S = self.weights
+        P = torch.eye(n, dtype=torch.float64) - torch.full((n, n), 1 / n, dtype=torch.float64)
+        rest = (W / S) @ P  # in coordinates in which 1 is the vector of ones
+        v = P @ ((W / S).mT @ along) / size
+        rest = rest - torch.outer(along, v)
+        length = torch.linalg.vector_norm(rest) / n**0.5 or torch.ones(())
+        v = v + (1 - length / size.sqrt()) / n
+        inverse = torch.eye(n, dtype=torch.float64) - torch.outer(one, v * S)
+        return torch.linalg.inv(inverse)
+
+    def _balance(self, params: Params) -> Tensor | None:
+        """Return A that makes A M A^T and A^-T N A^-1 diagonal and proportional, for second moments M, N of the two sides."""
+        sides: dict[bool, Tensor] = {}
+        for part in self.parts:
+            for v, dual in part.vectors(params) if part.alone else ():
+                sides[dual] = sides.get(dual, torch.zeros(self.n, self.n, dtype=torch.float64)) + v.mT @ v
+        if len(sides) < 2:
+            return None
+        L = torch.linalg.cholesky(sides[False])
+        values, V = torch.linalg.eigh(L.mT @ sides[True] @ L)
+        A = values[:, None].pow(0.25) * torch.linalg.solve_triangular(L, V.mT, upper=False, left=False)
+        return A / torch.linalg.det(A).abs().pow(1 / self.n)
+
+    def _basis(self) -> Tensor:
+        """Return an orthonormal basis (n, m) of all vectors, or of those orthogonal to the ones: a reflection."""
+        eye = torch.eye(self.n, dtype=torch.float64)
+        if self.group != "centred":
+            return eye
+        w = torch.full((self.n,), self.n**-0.5, dtype=torch.float64)
+        w[0] += 1.0
+        return (eye - 2 * torch.outer(w, w) / (w @ w))[:, 1:]
+
+
+def gauges(walk: Walk, blocks: Iterable[Block], scalings: Sequence[Scaling], held: Collection[int]) -> Iterator[Gauge]:
+    """Yield blocks as records.
+
+    scalings: those that are folded before; the blocks' weights are those at the point where they are. held: nodes of
+    channels that pairs mix, whose directions tell nothing.
+    """
+    blocks = list(blocks)
+    mixed = {*held}
+    for block in blocks:
+        if block.kind != "mean":
+            root = block.classes.find(np.arange(walk.count))[0]
+            mixed.update(np.flatnonzero(np.isin(root, block.roots)).tolist())
+    for block in blocks:
+        parts = [*_weights(walk, block, mixed), *_biases(walk, block)]
+        if any(part.into for part in parts) or len(parts) > 1 and block.kind != "mean":
+            names = {part.entries.name for part in parts}
+            met = tuple(each for each in scalings if not names.isdisjoint(each.names))
+            yield Gauge(block.kind, len(block.roots), tuple(parts), met, block.weights)
+
+
+def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]:
+    done = set()
+    for each in walk.linears:
+        if each.entries.key in done or each.shared == "other":
+            continue
+        out, into = Places(block, each.outs[0]), Places(block, each.ins[0])
+        if out or into:
+            done.add(each.entries.key)
+            other = () if out and into else each.ins[0] if out else each.outs[0]
+            alone = bool(other) and mixed.isdisjoint(other)
+            yield Part(each.entries, _copies(out), _copies(into), alone)
+
+
+def _biases(walk: Walk, block: Block) -> Iterator[Part]:
+    done = set()
+    for each in walk.vectors:
+        if each.gain or each.entries.key in done or each.shared == "other":
+            continue
+        for row, nodes in enumerate(each.outs):
+            if places := Places(block, nodes):
+                done.add(each.entries.key)
+                (line,) = each.entries.apply(lambda layout, row=row: layout[row : row + 1])
+                yield Part(line, _copies(places))
+
+
+def _copies(places: Places) -> tuple[Copy, ...]:
+    found = []
+    for copy in places.copies.values():
+        where, channels = (torch.tensor([each[k] for each in copy]) for k in (0, 1))
+        found.append(Copy(where, channels, torch.tensor([each[2] for each in copy], dtype=torch.float64), copy[0][3]))
+    return tuple(found)

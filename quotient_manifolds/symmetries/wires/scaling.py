@@ -1,0 +1,275 @@
+"""Represent the scales of channels: positive factors that what writes to channels takes and what reads them gives back."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import torch
+
+from quotient_manifolds.symmetries.freedom import Freedom, gaussian
+from quotient_manifolds.symmetries.pair import Params
+from quotient_manifolds.symmetries.wires.entries import Entries
+from quotient_manifolds.symmetries.wires.relations import Component
+from quotient_manifolds.symmetries.wires.walk import Linear, Vector, Walk
+
+Array = np.ndarray
+Sparse = scipy.sparse.csr_matrix
+SWEEPS = 100
+SETTLED = 1e-13  # of log-scales: what is left when lengths agree
+NULL = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWeight:
+    """Hold a weight (taps, out, in) and by which combination of log-scales its rows grow and its columns shrink."""
+
+    entries: Entries
+    rows: Sparse  # (out, dimensions)
+    columns: Sparse  # (in, dimensions)
+
+    def apply(self, params: Params, z: Array) -> None:
+        """Multiply rows and divide columns, in place."""
+        W = self.entries.read(params)
+        rows, columns = (torch.from_numpy(np.exp(each)).to(W.device) for each in (self.rows @ z, -(self.columns @ z)))
+        self.entries.write(params, W * rows[:, None] * columns)
+
+    def lengths(self, params: Params) -> tuple[Array, Sparse]:
+        """Return the logarithms of the lengths of rows and columns that are scaled, and how log-scales change them."""
+        W = self.entries.read(params).cpu().numpy()
+        rows, columns = (np.flatnonzero(np.diff(each.indptr)) for each in (self.rows, self.columns))
+        found = np.concatenate([np.sqrt((W[:, rows] ** 2).sum((0, 2))), np.sqrt((W[:, :, columns] ** 2).sum((0, 1)))])
+        return _log(found), scipy.sparse.vstack([self.rows[rows], -self.columns[columns]]).tocsr()
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledVector:
+    """Hold numbers that are added to channels, or multiply them (a gain), and by which log-scales each of them grows."""
+
+    entries: Entries  # one axis
+    exponents: Sparse  # (numbers, dimensions)
+    gain: bool
+
+    def apply(self, params: Params, z: Array) -> None:
+        """Multiply each number, in place."""
+        v = self.entries.read(params)
+        self.entries.write(params, v * torch.from_numpy(np.exp(self.exponents @ z)).to(v.device))
+
+    def lengths(self, params: Params) -> tuple[Array, Sparse]:
+        """Return the logarithms of the sizes of gains, and how log-scales change them."""
+        return _log(np.abs(self.entries.read(params).cpu().numpy())), self.exponents
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling(Freedom):
+    """Describe scales: exp(B z) multiplies gains and what writes to channels, and divides what reads them.
+
+    The one place is where the gains that z changes are of size 1, as nearly as least squares of their logarithms can
+    bring them; where no gain tells, rows that are written and columns that are read are equally long, again by least
+    squares of logarithms.
+    components: how the log-scales of channels follow from z; those of different components change no number in common.
+    """
+
+    weights: tuple[ScaledWeight, ...]
+    vectors: tuple[ScaledVector, ...]
+    components: tuple[Component, ...]
+    family: str
+    kind = "scale"
+
+    @property
+    def name(self) -> str:
+        """Return the name of the first parameter that is scaled, and what it is about."""
+        return f"{self.names[0]} {self.family}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the parameters that a move touches, gains first, each once."""
+        vectors = sorted(self.vectors, key=lambda each: not each.gain)
+        return tuple(dict.fromkeys(each.entries.name for each in (*vectors, *self.weights)))
+
+    @property
+    def dimension(self) -> int:
+        """Return the number of log-scales."""
+        return sum(each.basis.shape[1] for each in self.components)
+
+    @property
+    def blocks(self) -> list[list[int]]:
+        """Return the log-scales that belong together, component by component."""
+        ends = np.cumsum([0, *(each.basis.shape[1] for each in self.components)]).tolist()
+        return [[*range(start, stop)] for start, stop in itertools.pairwise(ends)]
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Return the number of log-scales by what they are about."""
+        return {self.family: self.dimension}
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Return the parameters all of whose numbers are 1 at the one place: gains that nothing else ties."""
+        gains = [each for each in self.vectors if each.gain]
+        alone = [each for each in gains if _is_square(each.exponents) and len(gains) == 1]
+        return tuple(each.entries.name for each in alone if each.entries.offset == 0)
+
+    def apply(self, params: Params, z: Array, *, control: bool = False) -> None:
+        """Scale by exp(B z), in place; as a control the first of what changes alone."""
+        parts: Sequence[ScaledVector | ScaledWeight] = (*self.vectors, *self.weights)
+        for each in parts[:1] if control else parts:
+            each.apply(params, z)
+
+    def fold(self, params: Params) -> None:
+        """Go to the one place in the orbit, in place."""
+        self.to_place(params)
+
+    def to_place(self, params: Params) -> Array:
+        """Go to the one place in the orbit, in place, and return the log-scales that lead there."""
+        total = np.zeros(self.dimension)
+        gains = [each.lengths(params) for each in self.vectors if each.gain]
+        told = np.zeros((0, self.dimension))
+        if gains:
+            sizes, matrix = np.concatenate([g for g, _ in gains]), scipy.sparse.vstack([B for _, B in gains]).tocsc()
+            total += self._solve(matrix, sizes, None)
+            self.apply(params, total)
+            told = matrix
+        free = [_null_space(told[:, block]) if len(gains) else np.eye(len(block)) for block in self.blocks]
+        if any(each.size for each in free):
+            for _ in range(SWEEPS):
+                found = [each.lengths(params) for each in self.weights]
+                sizes = np.concatenate([g for g, _ in found])
+                z = self._solve(scipy.sparse.vstack([B for _, B in found]).tocsc(), sizes, free)
+                self.apply(params, z)
+                total += z
+                if np.abs(z).max() < SETTLED:
+                    break
+        return total
+
+    def move(self, params: Params, generator: torch.Generator, size: float, control: bool = False) -> None:
+        """Scale by exp(size z), z Gaussian, in place."""
+        z = gaussian(torch.empty(self.dimension), generator).numpy()
+        self.apply(params, size * z, control=control)
+
+    def _solve(self, matrix: Any, sizes: Array, free: list[Array] | None) -> Array:
+        """Return the shortest z with the least |sizes + matrix z|, block by block, in the directions that are free."""
+        z = np.zeros(self.dimension)
+        for place, block in enumerate(self.blocks):
+            part = matrix[:, block]
+            rows = np.unique(part.indices)
+            dense = part[rows].toarray()
+            basis = np.eye(len(block)) if free is None else free[place]
+            if basis.size and dense.size:
+                z[block] = -basis @ scipy.linalg.lstsq(dense @ basis, sizes[rows], cond=NULL)[0]
+        return z
+
+
+def scalings(walk: Walk, components: Iterable[Component]) -> Iterator[Scaling]:
+    """Yield the scales of a walk: the components that change the same parameters together.
+
+    components: solutions of the equations of log-scales, those that pairs have left.
+    """
+    groups: dict[tuple[str, ...], list[Component]] = defaultdict(list)
+    touched = _Touched(walk)
+    for each in components:
+        names = touched.parameters(each)
+        if names:
+            groups[names].append(each)
+    for several in groups.values():
+        yield _scaling(walk, several, touched)
+
+
+class _Touched:
+    """Tell which weights and vectors the log-scale of a node changes."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.weights = _distinct(walk.linears)
+        self.vectors = _distinct(walk.vectors)
+        self.of: dict[int, set[int]] = defaultdict(set)
+        self.parts: list[Linear | Vector] = [*self.weights, *self.vectors]
+        for place, each in enumerate(self.parts):
+            for node in self.nodes(each):
+                self.of[node].add(place)
+
+    @staticmethod
+    def nodes(part: Linear | Vector) -> set[int]:
+        if isinstance(part, Linear):
+            return {*part.ins[0], *part.outs[0]}
+        if part.gain:
+            return set(part.unknowns[0])
+        return {node for row in part.outs for node in row}
+
+    def parameters(self, component: Component) -> tuple[str, ...]:
+        places = {place for node in component.unknowns.tolist() for place in self.of.get(node, ())}
+        return tuple(sorted({self.parts[place].entries.name for place in places}))
+
+
+def _distinct(parts: Iterable[Any]) -> list[Any]:
+    """Return one of those that use the same entries in the same way; they change together."""
+    found: dict[Any, Any] = {}
+    for each in parts:
+        found.setdefault((each.entries.key, getattr(each, "gain", None)), each)
+    return list(found.values())
+
+
+def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> Scaling:
+    start = 0
+    names, places, values = [], [], []
+    for each in components:
+        rows, columns = np.nonzero(each.basis)
+        names.append(each.unknowns[rows])
+        places.append(start + columns)
+        values.append(each.basis[rows, columns])
+        start += each.basis.shape[1]
+    order = np.unique(np.concatenate(names))
+    rows = np.searchsorted(order, np.concatenate(names))
+    B = scipy.sparse.csr_matrix((np.concatenate(values), (rows, np.concatenate(places))), shape=(len(order) + 1, start))
+
+    def exponents(nodes: Sequence[int]) -> Sparse:
+        row = np.searchsorted(order, nodes)
+        known = (row < len(order)) & (order[np.minimum(row, len(order) - 1)] == np.asarray(nodes))
+        return B[np.where(known, row, len(order))]
+
+    unknowns = set(order.tolist())
+    weights, vectors = [], []
+    for each in touched.weights:
+        if not unknowns.isdisjoint(touched.nodes(each)):
+            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.ins[0])))
+    for each in touched.vectors:
+        if unknowns.isdisjoint(touched.nodes(each)):
+            continue
+        if each.gain:
+            index, _ = walk.notes["gain index", id(each)]
+            place, first = np.unique(index, return_index=True)
+            entries = Entries(each.entries.name, torch.from_numpy(place), each.entries.scale, each.entries.offset)
+            vectors.append(ScaledVector(entries, exponents(np.asarray(each.unknowns[0])[first]), True))
+        else:
+            (line,) = each.entries.apply(lambda layout: layout.reshape(-1))
+            nodes = [node for row in each.outs for node in row]
+            vectors.append(ScaledVector(line, exponents(nodes), False))
+    vectors = [each for each in vectors if each.exponents.nnz]
+    weights = [each for each in weights if each.rows.nnz or each.columns.nnz]
+    return Scaling(tuple(weights), tuple(vectors), tuple(components), _family(weights, vectors))
+
+
+def _family(weights: Sequence[ScaledWeight], vectors: Sequence[ScaledVector]) -> str:
+    gains = [each for each in vectors if each.gain]
+    if not gains:
+        return "neuron scale"
+    return "norm gain" if weights else "gain against gain"
+
+
+def _log(sizes: Array) -> Array:
+    """Return logarithms, and 0 for what is 0 and has no length to change."""
+    return np.where(sizes > 0, np.log(np.where(sizes > 0, sizes, 1.0)), 0.0)
+
+
+def _null_space(matrix: Any) -> Array:
+    dense = matrix[np.unique(matrix.indices)].toarray()
+    return scipy.linalg.null_space(dense, rcond=NULL) if dense.size else np.eye(matrix.shape[1])
+
+
+def _is_square(exponents: Sparse) -> bool:
+    return bool(exponents.shape[0] == len(np.unique(exponents.indices)) == exponents.nnz)
