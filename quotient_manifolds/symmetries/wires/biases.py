@@ -38,7 +38,7 @@ def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) ->
 
 def _candidates(walk: Walk, pair: SymmetricPair, views: Views, added: dict[int, Vector]) -> Iterator[Translation]:
     for part, view in views[int(pair.kind == QUERY_KEY)]:
-        if not isinstance(part.source, Vector) or len(part.source.outs) > 1:
+        if not isinstance(part.source, Vector) or part.length > 1:
             continue
         if pair.kind == QUERY_KEY:
             yield key_bias(pair, view)

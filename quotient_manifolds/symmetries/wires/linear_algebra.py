@@ -58,6 +58,8 @@ def invertible(matrix: Array, scale: float = 0.0) -> bool:
 
 def span(matrix: Array) -> Array:
     """Return an orthonormal basis of what the columns span."""
+    if not matrix.size:
+        return matrix
     Q, R, _ = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
     return Q[:, : _rank(R)]
 

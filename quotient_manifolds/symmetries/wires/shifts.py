@@ -81,7 +81,7 @@ class Shifts:
         self._source = np.zeros(walk.count, bool)
         """Sources that nothing has taken yet."""
         for flow in walk.flows:
-            if flow.kind == "bias" and flow.terms.shared != "other":
+            if flow.kind == "bias" and flow.terms.shared != "other" and not flow.terms.like:
                 self._source[flow.outs] = True
         self._single = uses == 1
         for flow in walk.flows:
@@ -251,7 +251,7 @@ class Shifts:
 
     def _bias(self, flow: Flow) -> None:
         vector, nodes = flow.terms, flow.outs
-        if vector.shared == "other":
+        if vector.shared == "other" or vector.like:
             return
         several = ~self._single[nodes] | bool(vector.shared)
         self._source[nodes[several]] = False
@@ -354,6 +354,9 @@ class Shifts:
             size[sources] = (value[outs] - rest) / self.factor[sources][:, None]
         for each in self.virtual:
             size[each.linear.outs[0]] = coefficients[each.unknowns]
+        for vector in self.walk.vectors:
+            if vector.like:  # rows that nobody asked for go with those that were
+                size[vector.outs[0]] = size[np.array(vector.like)].mean(0)
         return size
 
     def _evaluated(self, definition: Sum | Image, value: Array, coefficients: Array) -> Array:

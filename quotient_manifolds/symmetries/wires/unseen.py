@@ -202,6 +202,9 @@ class Unseen:
         elif flow.kind == "linear" and not flow.terms.table:
             for row_in, row_out in zip(flow.terms.ins, flow.terms.outs, strict=True):
                 self._linear(flow.terms, row_in, row_out)
+        elif flow.kind == "bias":
+            if flow.terms.like:  # what is seen of any row would be seen of these
+                self.leave(flow.terms.outs[0], self.common(flow.terms.like))
         elif flow.kind == "gain":
             self._gain(flow)
         elif flow.kind == "norm":

@@ -25,6 +25,7 @@ from quotient_manifolds.symmetries.wires.record import Operation, Recording, ten
 from quotient_manifolds.symmetries.wires.relations import Classes, Scales
 
 ZERO, FIXED = 0, 1
+MASKED = -1e30  # a score that is smaller has no weight after a softmax
 Array = np.ndarray
 Rule = Callable[["Walk", Operation], None]
 RULES: dict[str, Rule] = {}
@@ -67,6 +68,7 @@ class Vector:
     outs: list[list[int]]
     gain: bool
     unknowns: list[list[int]] = field(default_factory=list)  # log-scales of the numbers of a gain
+    like: list[list[int]] = field(default_factory=list)  # of rows of a table that nobody asked for: those that were
     shared: str = ""  # "alike": the same entries are used elsewhere in the same way, "other": in another way
 
 
@@ -307,7 +309,7 @@ class Walk:
         if not tensor.dtype.is_floating_point:
             return torch.full((), FIXED).expand(tensor.shape)
         if self.codes.constant(tensor):  # what is masked is 0 after a softmax, whatever is added to it
-            return ((tensor != 0) & (tensor > -1e30)).long().cpu()
+            return ((tensor != 0) & (tensor > MASKED)).long().cpu()
         return torch.full((), FIXED).expand(tensor.shape)
 
     def put(self, tensor: Tensor, label: Tensor) -> None:
@@ -515,7 +517,7 @@ class Walk:
                 RULES["resolve"](self, Operation(operation.func, (each,), {}, None))
         if name in VIEWS or name in RULES:
             plain = [each for each in inputs if id(each) in self.entries]
-            if not plain and not any(self.moving(each) for each in inputs) and name not in VIEWS:
+            if not plain and not any(self.moving(each) for each in inputs) and name not in (*VIEWS, "_to_copy"):
                 self.settle(operation)
                 return
             (RULES["view"] if name in VIEWS else RULES[name])(self, operation)

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
+    MASKED,
     ZERO,
     Array,
     Flow,
@@ -65,10 +66,17 @@ def where(walk: Walk, operation: Operation) -> None:
     either = (x != y) & (names > FIXED).all(1)
     walk.flows.append(Flow("max", nodes[either], names[either]))
     partly = bool((((names == ZERO).any(1)) & (names.max(1) > FIXED)).any()) if len(names) else False
+    zeros = [(names[:, i] == ZERO) & (not _hides(walk, each)) for i, each in enumerate((a, b))]
+    partly = bool(((zeros[0] | zeros[1]) & (names.max(1) > FIXED)).any()) if len(names) else False
     one = np.where(x > FIXED, x, y)
     walk.passed("number" if partly else "sum", nodes[~either], one[~either], keys=key[~either])
     walk.keep_group(a, operation.out)
     walk.keep_group(b, operation.out)
+
+
+def _hides(walk: Walk, tensor: Tensor) -> bool:
+    """Say whether scores that are replaced by a constant have no weight after a softmax."""
+    return walk.codes.constant(tensor) and bool((tensor <= MASKED).all())
 
 
 @rule("masked_fill")
@@ -77,7 +85,7 @@ def masked_fill(walk: Walk, operation: Operation) -> None:
     filled = value if isinstance(value, Tensor) else torch.full((), float(value), dtype=torch.float64)
     walk.notes["kept", walk.at, "value"] = filled
     if not walk.live(filled):
-        kept = bool(((filled != 0) & (filled > -1e30)).any())
+        kept = bool(((filled != 0) & (filled > MASKED)).any())
         walk.put(filled, torch.full((), FIXED if kept else ZERO).expand(filled.shape))
     where(walk, Operation(operation.func, (mask, filled, tensor), {}, operation.out))
 

@@ -11,6 +11,7 @@ from quotient_manifolds.symmetries.wires.rules.products import mul
 from quotient_manifolds.symmetries.wires.rules.sums import add
 from quotient_manifolds.symmetries.wires.walk import (
     FIXED,
+    MASKED,
     ZERO,
     Flow,
     Walk,
@@ -128,6 +129,8 @@ def softmax(walk: Walk, operation: Operation) -> None:
     tensor, axis = operation.args[:2]
     axis = axis[0] if isinstance(axis, (list, tuple)) else axis
     label = walk.label(tensor)
+    if bool((label == ZERO).any()):  # a score that is known is one, unless it is masked
+        label = torch.where((label == ZERO) & (tensor > MASKED).to(label.device), FIXED, label)
     group = walk.notes.get(("group", id(tensor)))
     if walk.tokens(label, axis, masked=True):
         nodes = walk.nodes(label)

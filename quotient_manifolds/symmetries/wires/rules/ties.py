@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from quotient_manifolds.symmetries.wires.record import Operation
 from quotient_manifolds.symmetries.wires.rules.sums import settle_planes
 from quotient_manifolds.symmetries.wires.walk import (
+    Flow,
+    Vector,
     Walk,
     rule,
 )
@@ -17,7 +23,39 @@ from quotient_manifolds.symmetries.wires.walk import (
 def end(walk: Walk, operation: Operation) -> None:
     """Settle what waited for something else, and what parameters that are used twice have in common."""
     settle_planes(walk)
+    _spare_rows(walk)
     _ties(walk)
+
+
+def _spare_rows(walk: Walk) -> None:
+    """Rows of a table that nobody asks for change as those do that somebody asks for: longer inputs will ask for them."""
+    uses: dict[str, list[Any]] = {}
+    for each in (*walk.linears, *walk.vectors):
+        uses.setdefault(each.entries.name, []).append(each)
+    for name, several in uses.items():
+        width = walk.parameters[name].shape[-1] if walk.parameters[name].ndim > 1 else 0
+        if not all(isinstance(each, Vector) and not each.gain and each.entries.shape[-1] == width for each in several):
+            continue
+        index, columns = torch.cat([each.entries.index() for each in several]), torch.arange(width)
+        asked = index[:, 0] // width
+        spare = sorted(set(range(walk.parameters[name].numel() // width)) - set(asked.tolist()))
+        factors = {(each.entries.scale, each.entries.offset) for each in several}
+        if spare and len(factors) == 1 and torch.equal(index, asked[:, None] * width + columns):
+            _add_spare(walk, several, torch.tensor(spare)[:, None] * width + columns)
+
+
+def _add_spare(walk: Walk, several: list[Vector], index: Tensor) -> None:
+    """Add rows like others, if these are all alike."""
+    rows = [row for each in several for row in each.outs]
+    root, weight, dual = walk.turns.find(np.array(rows))
+    if not bool(((root == root[0]) & (weight == weight[0]) & (dual == dual[0])).all()):
+        return
+    nodes = walk.new(index.shape[1])
+    walk.same(rows[0], nodes)
+    entries = replace(several[0].entries, layout=index)
+    made = Vector(entries, [], [nodes.tolist()] * len(index), gain=False, like=rows)
+    walk.vectors.append(made)
+    walk.flows.insert(0, Flow("bias", nodes.tolist(), made))  # backward it comes last, when all is known of the others
 
 
 def _ties(walk: Walk) -> None:

@@ -23,6 +23,7 @@ class L(nn.Module):
             setattr(s, k, v)
 
     def forward(s, x):
+        s.raw = x
         x = s.body(s, s.emb(x))
         if s.pool == "mean":
             x = x.mean(1)
@@ -200,6 +201,39 @@ def nets(bias):
         a=li(),
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
+
+    def placed(s, x):
+        return s.n(x + s.t(torch.arange(x.shape[1])))
+
+    add(
+        "short table",
+        lambda s, x: s.b(torch.tanh(s.a(placed(s, x)))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+        t=nn.Embedding(5, d),
+    )
+    add(
+        "short slice",
+        lambda s, x: s.b(torch.tanh(s.a(s.n(x + s.p[: x.shape[1]])))),
+        a=li(),
+        b=li(),
+        n=nn.LayerNorm(d),
+        p=P(5, d),
+    )
+    add(
+        "short attn",
+        lambda s, x: (lambda y: y + s.o((s.q(y) @ s.k(y).mT).softmax(-1) @ s.v(y)))(x + s.t(torch.arange(x.shape[1]))),
+        t=nn.Embedding(5, d),
+        **A(),
+    )
+    add(
+        "short rows apart",
+        lambda s, x: torch.tanh(s.a(x + s.p[0])) + torch.tanh(s.b(x) + s.p[1]) + s.p[2 : x.shape[1]].sum(0),
+        a=li(),
+        b=li(),
+        p=P(5, d),
+    )
     add("pos", lambda s, x: s.b(torch.tanh(s.a(x + s.p))), a=li(), b=li(), p=P(5, d))
     add("pos attn", lambda s, x: (lambda y: y + att(s, y))(x + s.p), p=P(5, d), **A())
     add(
@@ -270,6 +304,22 @@ def nets(bias):
     add("batchnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.BatchNorm1d(d))
     add("groupnorm", lambda s, x: s.b(torch.tanh(s.n(s.a(x).mT).mT)), a=li(), b=li(), n=nn.GroupNorm(2, d))
     add("logit shift", lambda s, x: s.b(s.a(x).mean(1)).log_softmax(-1), None, a=li(), b=li(d, 4))
+    tril = torch.ones(5, 5).tril()
+    masks = {
+        "zeroed": lambda s, w: torch.where(tril > 0, w, 0.0).softmax(-1),
+        "times": lambda s, w: (w * tril).softmax(-1),
+        "hidden": lambda s, w: torch.where(tril > 0, w, -torch.inf).softmax(-1),
+        "zeroed by inputs": lambda s, w: torch.where((s.raw[..., 0] > 0)[:, None], w, 0.0).softmax(-1),
+        "hidden by inputs": lambda s, w: w.masked_fill((s.raw[..., 0] > 1)[:, None], -1e38).softmax(-1),
+        "dropped": lambda s, w: w.softmax(-1).masked_fill(tril == 0, 0.0),
+        "dropped by inputs": lambda s, w: w.softmax(-1).masked_fill((s.raw[..., 0] > 1)[:, None], 0.0),
+        "a key's gain": lambda s, w: (w * s.g).softmax(-1),
+        "a bias by place": lambda s, w: (w + s.h).softmax(-1),
+    }
+    for name, f in masks.items():
+        about = {"g": P(5), "h": P(5, 5)}
+        about = {key: about[key] for key in f.__code__.co_names if key in about}
+        add(f"scores {name}", lambda s, x, f=f: x + s.o(f(s, s.q(x) @ s.k(x).mT) @ s.v(x)), **A(), **about)
     return N
 
 
@@ -300,7 +350,8 @@ if __name__ == "__main__":
             m = L(body, bias, pool=pool, **mods).eval()
             B = [torch.randn(24, 5, 9) for _ in range(4)]
             try:
-                w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang)
+                short = B[0][:, :3] if name.startswith("short") else None  # what a walk finds holds for longer inputs
+                w, g, J = check(f"{name}{'' if bias else ' -b'}", m, f, B, tang, walk_batch=short)
             except Exception as e:
                 import traceback
 
