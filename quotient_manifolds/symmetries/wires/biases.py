@@ -32,7 +32,7 @@ def translations_of(walk: Walk, pairs: Sequence[tuple[SymmetricPair, Views]]) ->
         return []
     values = Values(walk, walk.parameters)
     unreached = Unreached(walk, values)
-    shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached)
+    shifts = Shifts(walk, values, Unseen(walk, values, unreached), unreached, apart=False)
     return asked if _holds(shifts, asked) else [each for each in asked if _holds(shifts, [each])]
 
 

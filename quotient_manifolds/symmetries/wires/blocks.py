@@ -181,7 +181,7 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield a tangent for every direction of every block, and of every solution of the log-scales."""
     values = {id(each): each.entries.read(walk.parameters) for each in (*walk.linears, *walk.vectors)}
     for block in find_blocks(walk):
-        linears = [(each, Places(block, each.outs[0]), Places(block, each.ins[0])) for each in walk.linears]
+        linears = [(each, Places(block, each.outs[0]), Places(block, each.takes)) for each in walk.linears]
         linears = [each for each in linears if each[1] or each[2]]
         vectors = [(each, [Places(block, row) for row in each.outs]) for each in walk.vectors if not each.gain]
         vectors = [each for each in vectors if any(each[1])]
@@ -227,7 +227,7 @@ def gauge_tangents(walk: Walk) -> Iterator[tuple[str, dict[str, Tensor]]]:
                 each.entries.add_to(tangent, size * values[id(each)])
                 continue
             out = torch.tensor([solution.get(n, 0.0) for n in each.outs[0]], dtype=torch.float64)
-            ins = torch.tensor([solution.get(n, 0.0) for n in each.ins[0]], dtype=torch.float64)
+            ins = torch.tensor([solution.get(n, 0.0) for n in each.takes], dtype=torch.float64)
             each.entries.add_to(tangent, values[id(each)] * (out[:, None] - ins))
         if any(bool(part.any()) for part in tangent.values()):
             yield "scale", tangent

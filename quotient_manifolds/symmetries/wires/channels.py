@@ -12,7 +12,7 @@ import torch
 from quotient_manifolds.symmetries.wires.blocks import Block, find_blocks
 from quotient_manifolds.symmetries.wires.entries import Entries
 from quotient_manifolds.symmetries.wires.relations import Component
-from quotient_manifolds.symmetries.wires.walk import FIXED, Array, Linear, Vector, Walk
+from quotient_manifolds.symmetries.wires.walk import FIXED, Array, Linear, Vector, Walk, moving
 
 MOST = 64  # dimensions of a component of scales that is taken apart
 SMALL = 1e-9
@@ -80,7 +80,7 @@ def parts_of(walk: Walk) -> list[Part]:
                 about = each.entries.name, axis, each.at, each.shape
                 family = families.setdefault(about, len(families))
                 where = _elements(each.entries, axis)
-                found.append(Part(each, axis == 2, _first_moving(rows), *where, family))
+                found.append(Part(each, axis == 2, moving(np.array(rows)), *where, family))
     return found
 
 
@@ -96,12 +96,6 @@ def _vector_parts(walk: Walk, vector: Vector, family: int) -> list[Part]:
         Part(vector, False, row, place, np.zeros(1, np.int64) if usable else None, family)
         for row, place in zip(nodes, first, strict=True)
     ]
-
-
-def _first_moving(rows: list[list[int]]) -> Array:
-    """Return for each channel the first node that is one, over kinds of tokens."""
-    nodes = np.array(rows)
-    return nodes[(nodes > FIXED).argmax(0), np.arange(nodes.shape[1])]
 
 
 def _elements(entries: Entries, axis: int) -> tuple[Array, Array | None]:

@@ -246,10 +246,10 @@ def _weights(walk: Walk, block: Block, mixed: Collection[int]) -> Iterator[Part]
     for each in walk.linears:
         if each.entries.key in done or each.shared == "other":
             continue
-        out, into = Places(block, each.outs[0]), Places(block, each.ins[0])
+        out, into = Places(block, each.outs[0]), Places(block, each.takes)
         if out or into:
             done.add(each.entries.key)
-            other = () if out and into else each.ins[0] if out else each.outs[0]
+            other = () if out and into else each.takes if out else each.outs[0]
             alone = bool(other) and mixed.isdisjoint(other)
             yield Part(each.entries, _copies(out), _copies(into), alone)
 

@@ -196,7 +196,7 @@ class _Touched:
     @staticmethod
     def nodes(part: Linear | Vector) -> set[int]:
         if isinstance(part, Linear):
-            return {*part.ins[0], *part.outs[0]}
+            return {*part.takes, *part.outs[0]}
         if part.gain:
             return set(part.unknowns[0])
         return {node for row in part.outs for node in row}
@@ -236,7 +236,7 @@ def _scaling(walk: Walk, components: Sequence[Component], touched: _Touched) -> 
     weights, vectors = [], []
     for each in touched.weights:
         if not unknowns.isdisjoint(touched.nodes(each)):
-            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.ins[0])))
+            weights.append(ScaledWeight(each.entries, exponents(each.outs[0]), exponents(each.takes)))
     for each in touched.vectors:
         if unknowns.isdisjoint(touched.nodes(each)):
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class Shifts:
     numbered from 2, in the order in which they are met.
     """
 
-    def __init__(self, walk: Walk, values: Values, unseen: Unseen, unreached: Unreached) -> None:
+    def __init__(self, walk: Walk, values: Values, unseen: Unseen, unreached: Unreached, *, apart: bool = True) -> None:
         self.walk, self.values, self.unseen, self.unreached = walk, values, unseen, unreached
         self.system, self.count = Scales(), 1
         self.unknown = np.zeros(walk.count, np.int64)
@@ -86,7 +86,8 @@ class Shifts:
         self._single = uses == 1
         for flow in walk.flows:
             self._forward(flow)
-        self._leave_unseen()
+        if apart:
+            self._leave_unseen()
 
     # unknowns and definitions
     def _new(self, count: int) -> Array:
@@ -102,11 +103,17 @@ class Shifts:
 
     def _leave_unseen(self) -> None:
         """Leave to what is unseen what nobody sees of a bias, or of the constant of a weight."""
-        rows = [(self.total(row), row) for each in self.walk.vectors if not each.gain for row in each.outs]
-        rows += [(each.unknowns, each.linear.outs[0]) for each in self.virtual]
-        for unknowns, row in rows:
-            if (unknowns > 1).all() and not self.unseen.all(row):
-                K = scipy.sparse.csr_matrix(self.unseen.directions(row).T)
+        biases = [each for each in self.walk.vectors if not each.gain]
+        several = [
+            (self.total(row), [each.outs[place] for each in _same(vector, biases)])
+            for vector in biases
+            for place, row in enumerate(vector.outs)
+        ]
+        for each in self.virtual:
+            several.append((each.unknowns, [use.outs[0] for use in _same(each.linear, self.walk.linears)]))
+        for unknowns, rows in several:
+            if (unknowns > 1).all() and not any(self.unseen.all(row) for row in rows):
+                K = scipy.sparse.csr_matrix(self.unseen.common(rows).T)
                 shape = (K.shape[0], self.count + 1)
                 self.system.rows(scipy.sparse.csr_matrix((K.data, unknowns[K.indices], K.indptr), shape=shape))
 
@@ -314,12 +321,11 @@ class Shifts:
         for row in linear.ins:
             self._open(row)
         plain = not linear.taps and linear.shape[0] == 1
-        u = self._constant(linear) if plain and not linear.shared else None
         outs = [np.array(row) for row in linear.outs]
-        if u is not None:
-            self.virtual.append(Answer(linear, u, self._new(len(outs[0]))))
+        answer = self._answer(linear) if plain and linear.shared != "other" else None
+        if answer is not None:
             for row_in, out in zip(linear.ins, outs, strict=True):
-                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), self.virtual[-1].unknowns))
+                self._define(Image(out, linear, np.arange(len(out)), np.array(row_in), answer.unknowns))
             return
         for row_in, out in zip(linear.ins, outs, strict=True):
             if not plain:
@@ -328,12 +334,21 @@ class Shifts:
                 rows = np.flatnonzero(self.unseen.partly(out))
                 self._define(Image(out[rows], linear, rows, np.array(row_in)))
 
-    def _constant(self, linear: Linear) -> Array | None:
-        """Return a functional of what goes into a weight that is 1 on every input, or None."""
+    def _answer(self, linear: Linear) -> Answer | None:
+        """Return what a weight answers, at all of its uses, to a functional that is 1 on every input, or None."""
+        same = _same(linear, self.walk.linears)
+        for each in self.virtual:
+            if each.linear is same[0]:
+                return each
         if linear.table:
-            return np.ones(linear.shape[2])
-        U, c = self.unreached.common(linear.ins)
-        return c @ U / (c @ c) if len(c) and np.abs(c).max() > 1e-9 else None
+            u = np.ones(linear.shape[2])
+        else:
+            U, c = self.unreached.common([row for each in same for row in each.ins])
+            if not len(c) or not np.abs(c).max() > 1e-9:
+                return None
+            u = c @ U / (c @ c)
+        self.virtual.append(Answer(same[0], u, self._new(linear.shape[1])))
+        return self.virtual[-1]
 
     # values
     def evaluate(self, coefficients: Array) -> Array:
@@ -399,6 +414,11 @@ class Shifts:
             answer = size[each.linear.outs[0]]
             if answer.any():
                 yield each, answer
+
+
+def _same(one: Any, several: Sequence[Any]) -> list[Any]:
+    """Return what takes the same entries in the same way, the first use first."""
+    return [each for each in several if each.entries.key == one.entries.key] if one.shared == "alike" else [one]
 
 
 def _inputs(definition: Sum | Image) -> list[Array]:

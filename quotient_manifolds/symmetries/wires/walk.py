@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,11 @@ class Linear:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.entries.shape)
+
+    @cached_property
+    def takes(self) -> list[int]:
+        """Return the channels that it reads: of the first kind of token in which there is one."""
+        return moving(np.array(self.ins)).tolist()
 
 
 @dataclass(eq=False)
@@ -484,7 +490,7 @@ class Walk:
             ins, inverse = np.full((1, width), FIXED), torch.zeros((), dtype=torch.long)
         else:
             ins, inverse = self.rows(label, width)
-        self.same(ins[:1], ins[1:])
+        self.same(moving(ins), ins)
         outs = self.new(out * len(ins)).reshape(-1, out)
         self.same(outs[:1], outs[1:])
         both = np.concatenate([ins.reshape(-1), outs.reshape(-1)])
@@ -601,6 +607,11 @@ def on_labels(walk: Walk, operation: Operation) -> list[Tensor]:
         (operation.args, operation.kwargs),
     )
     return tensors(operation.func(*args, **kwargs))
+
+
+def moving(rows: Array) -> Array:
+    """Return for each channel of rows of nodes (k, n) the first node that may change: in some rows it may be zero."""
+    return rows[(rows > FIXED).argmax(0), np.arange(rows.shape[1])]
 
 
 def named(token: Any) -> int:

@@ -19,6 +19,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     Walk,
     flat,
     hashed,
+    moving,
     named,
     rule,
     segments,
@@ -119,8 +120,8 @@ def contract(walk: Walk, operation: Operation, a: Tensor, b: Tensor, out: Tensor
 def _dot(walk: Walk, q: Array, k: Array, place: int) -> Tensor:
     for rows in (q, k):
         walk.mark(rows.reshape(-1), "dot", walk.at, place)
-        walk.same(rows[:1], rows[1:])
-    walk.same(q[0], k[0], dual=True, scale=False)
+        walk.same(moving(rows), rows)
+    walk.same(moving(q), moving(k), dual=True, scale=False)
     scores = walk.new(len(q) * len(k))
     walk.same(scores[0], scores[1:])
     walk.alone(scores)

@@ -15,6 +15,7 @@ from quotient_manifolds.symmetries.wires.walk import (
     Flow,
     Vector,
     Walk,
+    moving,
     rule,
 )
 
@@ -88,11 +89,11 @@ def _tie(walk: Walk, one: Any, other: Any) -> None:
         if one.entries.key == other.entries.key:
             for a, b in ((one.ins, other.ins), (one.outs, other.outs)):
                 if a and b:
-                    walk.same(a[0], b[0])
+                    walk.same(moving(np.array(a)), moving(np.array(b)))
             return
         if not hasattr(one, "gain"):
             if replace(other.entries, layout=other.entries.layout.transpose(1, 2)).key == one.entries.key:
-                for a, b in ((one.ins[0], other.outs[0]), (one.outs[0], other.ins[0])):
+                for a, b in ((one.takes, other.outs[0]), (one.outs[0], other.takes)):
                     walk.same(a, b, dual=True)
                 return
     for each in (one, other):

@@ -88,14 +88,25 @@ def _parts_of_tokens(walk: Walk, operation: Operation) -> set[int]:
         return {
             place
             for place, part in enumerate(args[0])
-            if part.numel()
+            if part.shape != operation.out.shape  # beside something that is not empty
+            and part.numel()
             and walk.moving(part)
             and walk.notes.get(("single", id(part))) != axis % part.ndim
             and walk.tokens(walk.label(part), axis)
         }
-    if name in ("slice_scatter", "select_scatter"):
+    if name in ("slice_scatter", "select_scatter") and _assigns_tokens(walk, operation):
         return {place for place, part in enumerate(operation.inputs) if walk.moving(part)}
     return set()
+
+
+def _assigns_tokens(walk: Walk, operation: Operation) -> bool:
+    """Say whether what is assigned stands at some of the tokens, and not at some of the channels or at all of both."""
+    base, part = operation.args[:2]
+    axis = operation.args[2] if len(operation.args) > 2 else operation.kwargs.get("dim", 0)
+    if part.ndim == base.ndim and part.shape[axis] == base.shape[axis]:
+        return False
+    told = [t for t in (base, part) if t.ndim == base.ndim and t.shape[axis] > 1 and walk.moving(t)]
+    return not told or any(walk.tokens(walk.label(t), axis) for t in told)
 
 
 @rule("_to_copy", "copy_")

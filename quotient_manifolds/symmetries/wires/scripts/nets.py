@@ -202,6 +202,22 @@ def nets(bias):
     )
     add("average of channels", lambda s, x: s.a(F.avg_pool1d(x, 2)).tanh(), None, a=li(4, d))
 
+    def twice(s, x):
+        for _ in range(2):
+            x = s.n(x + s.b(torch.tanh(s.a(x))))
+        return x
+
+    add("layer twice", lambda s, x: twice(s, s.n(x)), a=li(), b=li(), n=nn.LayerNorm(d))
+    add("layer twice, norm once", lambda s, x: twice(s, s.m(x)), a=li(), b=li(), n=nn.LayerNorm(d), m=nn.LayerNorm(d))
+    add("bias twice", lambda s, x: s.n(x) + torch.tanh(s.a(s.n(x) + s.p) + s.p), a=li(), n=nn.LayerNorm(d), p=P(d))
+    add(
+        "read twice",
+        lambda s, x: (lambda u, v: torch.tanh(s.a(u)) * torch.tanh(2 * s.a(v)))(s.n(x), s.n(x) + s.p),
+        a=li(),
+        n=nn.LayerNorm(d),
+        p=P(d),
+    )
+
     def placed(s, x):
         return s.n(x + s.t(torch.arange(x.shape[1])))
 
@@ -320,7 +336,73 @@ def nets(bias):
         about = {"g": P(5), "h": P(5, 5)}
         about = {key: about[key] for key in f.__code__.co_names if key in about}
         add(f"scores {name}", lambda s, x, f=f: x + s.o(f(s, s.q(x) @ s.k(x).mT) @ s.v(x)), **A(), **about)
+    keep = torch.tensor([1.0, 1, 0, 1, 1])[:, None]
+    read = lambda s, x: s.b(torch.tanh(s.a(x)))
+    own = lambda s, x: s.c.expand(len(x), 1, d)
+    zero = lambda x: torch.zeros(len(x), 1, d)
+    add("masked tokens", lambda s, x: read(s, torch.where(keep > 0, x, 0.0)), a=li(), b=li())
+    add(
+        "masked tokens, own",
+        lambda s, x: read(s, torch.cat([own(s, x), torch.where(keep > 0, x, 0.0)], 1)),
+        **dict(a=li(), b=li(), c=P(1, 1, d)),
+    )
+    add("zero token, own", lambda s, x: read(s, torch.cat([zero(x), x, own(s, x)], 1)), a=li(), b=li(), c=P(1, 1, d))
+    add(
+        "masked tokens, tied",
+        lambda s, x: s.a(torch.where(keep > 0, torch.tanh(s.a(torch.where(keep > 0, x, 0.0))), 0.0)),
+        a=li(),
+    )
+    add(
+        "zero key, own",
+        lambda s, x: (
+            x
+            + s.o(
+                (s.q(x) @ torch.cat([s.k(x), zero(x), own(s, x)], 1).mT).softmax(-1)
+                @ torch.cat([s.v(x), zero(x), zero(x)], 1)
+            )
+        ),
+        c=P(1, 1, d),
+        **A(),
+    )
+    add("assigned", lambda s, x: read(s, assigned(x, s.c(x), slice(None), slice(4))), a=li(), b=li(), c=li())
+    add("assigned tokens", lambda s, x: read(s, assigned(x, s.c(x), slice(2))), a=li(), b=li(), c=li())
+    add("assigned one", lambda s, x: read(s, assigned(x, s.c(x), 0)), a=li(), b=li(), c=li())
+    add(
+        "assigned part",
+        lambda s, x: read(s, assigned(x, s.c(x).roll(1, 1), slice(2), slice(4))),
+        a=li(),
+        b=li(),
+        c=li(),
+    )
+    add(
+        "assigned halves",
+        lambda s, x: read(
+            s,
+            assigned(
+                assigned(torch.zeros_like(x), s.c(x), slice(None), slice(4)),
+                s.c(x).roll(1, 1),
+                slice(None),
+                slice(4, 8),
+            ),
+        ),
+        **dict(a=li(), b=li(), c=li()),
+    )
+    add("rot3", lambda s, x: x + s.o((rope3(s.q(x)) @ rope3(s.k(x)).mT).softmax(-1) @ s.v(x)), **A())
     return N
+
+
+def assigned(x, y, *where):
+    z = x.clone()
+    z[(slice(None), *where)] = y[(slice(None), *where)]
+    return z
+
+
+def rope3(x):
+    y = x.clone()
+    a, b = x[..., 0:6:2], x[..., 1:6:2]
+    c, s_ = ang[:, :3].cos(), ang[:, :3].sin()
+    y[..., 0:6:2], y[..., 1:6:2] = a * c - b * s_, b * c + a * s_
+    return y
 
 
 ang = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.3])
